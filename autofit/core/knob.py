@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from autofit.core.plan import KnobValue, same_value
 
+_COLUMNS = ("expected", "growth", "warm_up_s", "ceiling", "frees_bytes")  # what a knob says of each value
+
 
 class Trade(BaseModel):
     """How a knob trades time for memory, and how an estimate words it.
@@ -36,6 +38,7 @@ class Knob(BaseModel):
         growth: expected memory per sample of each value relative to the default; () if only a probe can tell.
         warm_up_s: least plausible warm-up cost of each value in seconds, such as the time to compile; () if it is none.
         ceiling: largest plausible throughput of each value relative to the default, to see if its warm-up can pay.
+        frees_bytes: bytes of memory of no batch, such as optimizer states, that each value is expected to free.
         same_memory: values with the memory per sample of the default, which an estimate of memory does not trace.
         one_pass: values that do not admit accumulation: each optimizer step must be one forward and backward pass.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
@@ -52,6 +55,7 @@ class Knob(BaseModel):
     growth: tuple[float, ...] = ()
     warm_up_s: tuple[float, ...] = ()
     ceiling: tuple[float, ...] = ()
+    frees_bytes: tuple[int, ...] = ()
     same_memory: tuple[KnobValue, ...] = ()
     one_pass: tuple[KnobValue, ...] = ()
     trades_memory: Trade | None = None
@@ -60,7 +64,7 @@ class Knob(BaseModel):
     def _check(self) -> "Knob":
         if not any(same_value(value, self.default) for value in self.values):
             raise ValueError(f"knob {self.name}: the default {self.default!r} is not one of {self.values!r}")
-        for expected in (self.expected, self.growth, self.warm_up_s, self.ceiling):
+        for expected in (getattr(self, column) for column in _COLUMNS):
             if expected and len(expected) != len(self.values):
                 raise ValueError(f"knob {self.name}: {len(expected)} expectations for {len(self.values)} values")
         counts = sorted(value for value in self.values if type(value) is int)
@@ -72,17 +76,9 @@ class Knob(BaseModel):
         """Returns the knob restricted to these values. The default should be among them."""
         kept = [place for place, value in enumerate(self.values) if any(same_value(value, one) for one in values)]
 
-        def of(column: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(column[place] for place in kept) if column else ()
-
+        columns = {name: getattr(self, name) for name in ("values", *_COLUMNS)}
         return self.model_copy(
-            update={
-                "values": tuple(self.values[place] for place in kept),
-                "expected": of(self.expected),
-                "growth": of(self.growth),
-                "warm_up_s": of(self.warm_up_s),
-                "ceiling": of(self.ceiling),
-            }
+            update={name: tuple(column[place] for place in kept) if column else () for name, column in columns.items()}
         )
 
     def admits(self, value: KnobValue) -> bool:

@@ -212,11 +212,17 @@ class Feasibility:
         if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
             return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
         allowed = limit * (GUESS_RATIO if _is_loose(estimate) else 1)
-        above = not estimate.worst_case and estimate.value_bytes > allowed
+        needed = estimate.value_bytes - (0 if estimate.is_bounded else self._freed_bytes(plan))
+        above = not estimate.worst_case and needed > allowed
         if self._cautious and above and not (self.is_estimated(plan) and self.is_likely(plan)):
             how = "estimated" if estimate.is_bounded else "guessed"
-            return f"is {how} to need {format_bytes(estimate.value_bytes)}, above {against}"
+            return f"is {how} to need {format_bytes(needed)}, above {against}"
         return None
+
+    def _freed_bytes(self, plan: Plan) -> int:
+        """Returns the bytes that a plan is expected to need less than the plan from which its peak is guessed."""
+        place = self.plans.place(plan)
+        return 0 if place is None else int(self._model.freed_bytes[place])
 
     def _probability(self, plan: Plan) -> float:
         if (place := self.plans.place(plan)) is not None:

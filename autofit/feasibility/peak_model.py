@@ -20,7 +20,7 @@ from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.statistics import below
-from autofit.feasibility.plan_features import Array, PlanList, expected_of
+from autofit.feasibility.plan_features import Array, PlanList, expected_of, freed_of
 from autofit.feasibility.surrogate import Belief, Covariances, Kernel, Scales, Surrogate
 from autofit.feasibility.tried_sizes import TriedSizes, was_refused
 
@@ -67,6 +67,7 @@ class PeakModel:
 
     Attributes:
         tried: outcomes of the plans that were tried.
+        freed_bytes: static memory that each plan is expected to need less than the baseline, [plans].
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class PeakModel:
         )  # fmt: skip
         self._sizes, self._size_places = np.unique(plans.sizes, return_inverse=True)
         self._changes, covered = expected_of(knobs, self._points, "growth")
+        self.freed_bytes = freed_of(knobs, self._points)
         ratios = [GROWTH_RATIO if known else 1.0 for known in covered]
         self._with_estimates = Covariances(Kernel(knobs, ESTIMATED, ratios), self._points)
         self._without = Covariances(Kernel(knobs, PROPORTIONAL, ratios), self._points)
@@ -136,7 +138,7 @@ class PeakModel:
             places: plans of combinations of which none was tried or has an estimate with a bound.
         """
         belief, sizes = self._posterior(), self._size_places[places]
-        room = math.log(max(self._memory_bytes - self._static_bytes, 1.0))
+        room = np.log(np.maximum(self._memory_bytes - self._static_of(places), 1.0))
         fits = np.asarray(_BELOW((room - belief.mean[places]) / belief.deviation[places]), dtype=np.float64)
         each, first = np.unique(sizes, return_index=True)
         most = np.ones(len(self._sizes))
@@ -165,7 +167,7 @@ class PeakModel:
 
     def _posterior_probability(self, place: int) -> float:
         belief = self._posterior()
-        room = math.log(max(self._memory_bytes - self._static_bytes, 1.0))
+        room = math.log(max(self._memory_bytes - float(self._static_of(place)), 1.0))
         return below((room - belief.mean[place]) / belief.deviation[place])
 
     def _posterior(self) -> Belief:
@@ -183,8 +185,11 @@ class PeakModel:
     def _believe(self) -> Belief:
         """Returns the posterior of the log of the growing bytes, for every plan."""
         baseline = self._baseline_peaks()
-        measured = [o.measurement.memory for o in self.tried.outcomes.values() if o.measurement is not None]
-        self._static_bytes = 0.98 * min((memory.static_bytes or 0 for memory in measured), default=0)
+        measured = [
+            (o.measurement.memory.static_bytes or 0) + self.freed_bytes[place]
+            for place, o in self.tried.outcomes.items() if o.measurement is not None
+        ]  # fmt: skip
+        self._static_bytes = 0.98 * min(measured, default=0.0)
         if baseline is None:
             model, level = self._without, PROPORTIONAL_LEVEL
             grows = POWER * self._points.octaves * math.log(2)
@@ -209,18 +214,20 @@ class PeakModel:
         if baseline_is_estimated:  # an estimate of a single change informs all plans with that change
             untried = (place for place in self._single_changes if place not in self.tried.outcomes)
             observed |= {
-                place: (self._log(e.value_bytes), NOISE) for place in untried if (e := self._with_bounds(place))
+                place: (self._log(e.value_bytes, place), NOISE) for place in untried if (e := self._with_bounds(place))
             }
         return observed
 
     def _refused(self, observed: dict[int, tuple[float, float]], belief: Belief) -> dict[int, tuple[float, float]]:
         """Returns observations for the plans that were refused though they were expected to fit."""
-        least = math.log(max(OVER * self._memory_bytes - self._static_bytes, 1.0))
-        return {
-            place: (least, max(ONE_SIDED, SURPRISE * short if outcome.status.does_not_fit else 0.0))
-            for place, outcome in self.tried.outcomes.items()
-            if place not in observed and was_refused(outcome) and (short := least - float(belief.mean[place])) > 0
-        }
+        found = {}
+        for place, outcome in self.tried.outcomes.items():
+            if place in observed or not was_refused(outcome):
+                continue
+            least = math.log(max(OVER * self._memory_bytes - float(self._static_of(place)), 1.0))
+            if (short := least - float(belief.mean[place])) > 0:
+                found[place] = (least, max(ONE_SIDED, SURPRISE * short if outcome.status.does_not_fit else 0.0))
+        return found
 
     def _fitted(
         self, model: Covariances, level: float, expected: Array, observed: dict[int, tuple[float, float]]
@@ -235,12 +242,12 @@ class PeakModel:
         """Returns the log of the growing bytes of a plan that was tried, with its standard deviation, or None."""
         measurement = self.tried.outcomes[place].measurement
         if measurement is not None:
-            log = self._log(measurement.memory.judged_bytes)
+            log = self._log(measurement.memory.judged_bytes, place)
             known = baseline_is_estimated and self.tried.combination(place) == self.tried.combination(0)
             fixed = not known and self.tried.peak_may_be_fixed(place)
             return (log - FIXED_PEAK_LOG, FIXED_PEAK_LOG) if fixed else (log, NOISE)
         estimate = None if self.tried.outcomes[place].status.does_not_fit else self._with_bounds(place)
-        return None if estimate is None else (self._log(estimate.value_bytes), NOISE)
+        return None if estimate is None else (self._log(estimate.value_bytes, place), NOISE)
 
     def _baseline_peaks(self) -> dict[int, int] | None:
         """Returns the peaks of the baseline's combination by size, where all of them are estimated with bounds."""
@@ -255,8 +262,14 @@ class PeakModel:
     def _logs(self, peaks: dict[int, int]) -> Array:
         return np.array([self._log(peaks[int(size)]) for size in self._sizes])[self._size_places]
 
-    def _log(self, peak: float) -> float:
-        return math.log(max(peak - self._static_bytes, MIN_GROWING_RATIO * self._static_bytes, 1.0))
+    def _log(self, peak: float, place: int = 0) -> float:
+        """Returns the log of what a peak holds beyond the static memory of a plan, the baseline by default."""
+        static = float(self._static_of(place))
+        return math.log(max(peak - static, MIN_GROWING_RATIO * static, 1.0))
+
+    def _static_of(self, places: int | NDArray[np.int64]) -> Array:
+        """Returns the static memory of plans, given by their places."""
+        return np.maximum(self._static_bytes - self.freed_bytes[places], 0.0)
 
 
 def is_two_sided(estimate: Estimate) -> bool:

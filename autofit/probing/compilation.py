@@ -14,9 +14,10 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.units import format_duration
 from autofit.probing.watchdog import Overdue, Watchdog
 
-COMPILE_SHARE, COMPILE_S = 0.2, 300.0
-"""Maximum time to compile one plan: this share of the remaining time, and never more than this many seconds. A probe
-may take half of the remaining time, so that a plan that was compiled just in time can still be timed."""
+COMPILE_SHARE, ONLY_SHARE, COMPILE_S = 0.2, 0.4, 300.0
+"""Maximum time to compile one plan: the first share of the remaining time, or the second as long as no plan is known
+that could be the answer, and never more than this many seconds. A probe may take half of the remaining time, so that a
+plan that was compiled just in time can still be timed."""
 MOST_COMPILED = 256
 """Maximum number of recompilations that torch.compile keeps: one per plan, and no search tries more plans than this."""
 _CAUSES = 2
@@ -64,10 +65,12 @@ class Compiler:
         watch: ends a compilation that exceeds its share of the remaining time. It cannot end a single library call.
         on_host: whether kernels are compiled in this process, one at a time, so that an interrupt leaves nothing
             running. For an accelerator, torch starts processes of its own.
+        share: maximum share of the remaining time.
     """
 
     watch: Watchdog
     on_host: bool
+    share: float = COMPILE_SHARE
     _graphs_before: int = field(default_factory=_graphs)
 
     def compile(self, first_steps: Callable[[], float]) -> float | Outcome:
@@ -77,13 +80,14 @@ class Compiler:
             first_steps: runs them and returns their duration in seconds.
         """
         clock = self.watch.clock
-        allowed_s, began = min(clock.patience_s(COMPILE_SHARE), COMPILE_S), perf_counter()
+        allowed_s, began = min(clock.patience_s(self.share), COMPILE_S), perf_counter()
         try:
             with self._alone():
-                return self.watch.allowed(first_steps, COMPILE_SHARE, COMPILE_S)
+                return self.watch.allowed(first_steps, self.share, COMPILE_S)
         except Overdue:
             took_s = perf_counter() - began
-        return Outcome(status=Status.NOT_COMPILED, reason=_overdue(took_s, allowed_s, clock.limit_s), phase="compiling")
+        reason = _overdue(took_s, allowed_s, clock.limit_s, self.share)
+        return Outcome(status=Status.NOT_COMPILED, reason=reason, phase="compiling")
 
     def notes(self) -> tuple[str, ...]:
         """Returns what the user should know about the code of this plan, which must have started cold."""
@@ -102,14 +106,14 @@ class Compiler:
             yield
 
 
-def _overdue(took_s: float, allowed_s: float, limit_s: float | None) -> str:
+def _overdue(took_s: float, allowed_s: float, limit_s: float | None, share: float) -> str:
     """Returns why a compilation was ended, and what it would cost to wait."""
     reason = f"compiling was not finished after {format_duration(took_s)}"
     if limit_s is None or allowed_s >= COMPILE_S:
         return f"{reason}, the most that autofit waits for one plan"
-    needed_s = limit_s + allowed_s / COMPILE_SHARE
+    needed_s = limit_s + allowed_s / share
     return (
-        f"{reason}, the limit for one plan ({COMPILE_SHARE:.0%} of the time left). A time budget of "
+        f"{reason}, the limit for one plan ({share:.0%} of the time left). A time budget of "
         f"{format_duration(needed_s)} allows twice as long"
     )
 

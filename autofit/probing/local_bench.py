@@ -17,7 +17,7 @@ from autofit.core.errors import DevicePoisoned, Untraceable
 from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.space import SpaceFacts
+from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.guard import Backstop, Guard, leave_surely
@@ -160,7 +160,7 @@ class LocalBench:
                 beat=self._beat,
             )
             outcome = self._run(probe)
-            if outcome.measured and probe.worst_s is not None:
+            if outcome.measured and probe.worst_s is not None and not SearchSpace(self.briefing.space).unpinned(plan):
                 self._fastest_s = min(self._fastest_s, probe.worst_s)
             poisoned = outcome.status is Status.POISONED
         finally:

@@ -15,7 +15,7 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
-from autofit.probing.compilation import Compiler, noted, start_cold
+from autofit.probing.compilation import COMPILE_SHARE, ONLY_SHARE, Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, needs_growing, run_growing
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection
@@ -53,7 +53,7 @@ class Probe:
         budget_bytes: maximum peak of the plan.
         enforce: whether the device limits this process to the budget while steps run.
         cold: whether the code that torch.compile has made is discarded first. A block of a race always runs warm.
-        fastest_s: seconds per sample on the worst batch of the fastest plan so far.
+        fastest_s: seconds per sample on the worst batch of the fastest plan so far that could be the answer.
         watch: measures the remaining time, and ends a compilation that takes too long. A proof that begins late runs
             only the steps that it needs.
         beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" after each step.
@@ -167,7 +167,8 @@ class Probe:
             start_cold()
             batches.insert(0, worst)
         self._enter("compiling")
-        self._compiler = Compiler(self.watch, self.device.is_host)
+        share = ONLY_SHARE if math.isinf(self.fastest_s) else COMPILE_SHARE
+        self._compiler = Compiler(self.watch, self.device.is_host, share)
         return self._compiler.compile(lambda: sum(self._run_step(step, [batch]).seconds for batch in batches))
 
     def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:

@@ -110,7 +110,7 @@ def question_of(briefing: Briefing, objective: Objective, searcher: str | None) 
     memory read of a knob.
     """
     facts = briefing.space
-    estimates_only = {"__all__": {"same_memory", "trades_memory"}}
+    estimates_only = {"__all__": {"same_memory", "trades_memory", "frees_bytes"}}
     space = facts.model_dump(
         mode="json", exclude={"refused": True, "batch_limit": True, "strategies": True, "knobs": estimates_only}
     )

@@ -57,8 +57,8 @@ class Bf16Parameters(Strategy):
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob if bf16 is at hand, torchao is installed and can make the updates, and weights matter."""
         reason, origin = self._refusal(facts)
-        if reason is not None:
-            return self.refuse(reason, origin)
+        if reason is not None or facts.optimizer is None:
+            return self.refuse(reason or "inference has no updates", origin)
         knob = Knob(
             name=KNOB,
             values=(False, True),
@@ -67,6 +67,7 @@ class Bf16Parameters(Strategy):
             expected=(1.0, 0.95),
             growth=(1.0, 1.0),  # weights do not grow with the batch
             warm_up_s=(0.0, LEAST_WARM_UP_S),
+            frees_bytes=(0, _freed_bytes(facts.optimizer, facts.model)),
         )
         return Offer((knob,))
 
@@ -130,9 +131,14 @@ def _lack(optimizer: Optimizer, model: nn.Module, device_type: str, capabilities
     return reason or (None if _weights(optimizer, model) else "no linear layer or convolution has a weight of its own")
 
 
+def _freed_bytes(optimizer: Optimizer, model: nn.Module) -> int:
+    """Returns the bytes that weights in bfloat16 need less: half of each weight and of its gradient."""
+    return sum(weight.nbytes for _, weight in _weights(optimizer, model))
+
+
 def _lack_of_effect(optimizer: Optimizer, model: nn.Module, budget: int | None) -> str | None:
     """Returns why smaller weights cannot matter, or None."""
-    freed = sum(weight.nbytes for _, weight in _weights(optimizer, model))  # half of the weight and of its gradient
+    freed = _freed_bytes(optimizer, model)
     if budget is None or freed >= SMALLEST_SHARE * budget:
         return None
     return (

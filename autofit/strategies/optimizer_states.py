@@ -72,6 +72,7 @@ class OptimizerStates(Strategy):
             expected=(1.0, *(0.95 for _ in found)),
             growth=(1.0, *(1.0 for _ in found)),  # states do not grow with the batch
             warm_up_s=(0.0, *warm_up_s),
+            frees_bytes=(0, *(_freed_bytes(LIBRARIES[value], facts.optimizer) for value in found)),
         )
         return Offer((knob,), refused)
 
@@ -131,11 +132,16 @@ def _lack(value: str, facts: Facts, optimizer: Optimizer) -> str | None:
     return reason or _lack_of_effect(library, facts.memory_budget_bytes, optimizer)
 
 
+def _freed_bytes(library: LowBitAdam, optimizer: Optimizer) -> int:
+    """Returns the bytes that 8-bit states need less than float32 states."""
+    sizes = (p.numel() for _, p in grouped_parameters(optimizer) if p.requires_grad and library.quantizes(p))
+    return FREED_BYTES * sum(sizes)
+
+
 def _lack_of_effect(library: LowBitAdam, budget: int | None, optimizer: Optimizer) -> str | None:
     """Returns why smaller states cannot matter, or None."""
-    sizes = [p.numel() for _, p in grouped_parameters(optimizer) if p.requires_grad and library.quantizes(p)]
-    freed = FREED_BYTES * sum(sizes)
-    if not sizes:
+    freed = _freed_bytes(library, optimizer)
+    if not freed:
         return f"{library.library} quantizes no states here: it leaves those of small parameters in float32"
     if budget is not None and freed < SMALLEST_SHARE * budget:
         return (

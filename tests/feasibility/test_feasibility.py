@@ -6,12 +6,14 @@ import pytest
 
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.feasibility import Feasibility
 from autofit.feasibility.feasibility import CAREFUL, LIKELY, UNKNOWN
+from scripts.bench.search.simulated import space_of
 from tests.fakes import MIB, Estimates, FakeBench, Fixed
 from tests.feasibility.judge import FULL, at, linear
 
@@ -263,6 +265,19 @@ def test_under_caution_a_value_above_the_budget_refuses_a_plan(estimate: dict[st
     assert careless is None
     assert (careful or "").startswith(reason)
     assert (careful is None) is not bool(reason)
+
+
+@pytest.mark.parametrize(("freed", "refused"), [(0, True), (200, False)])
+def test_a_guess_counts_what_the_values_of_a_plan_free(freed: int, refused: bool) -> None:
+    bench = linear(budget_bytes=1500)
+    saving = Knob(name="states", values=("float32", "low"), default="float32", frees_bytes=(0, freed))
+    bench.space = space_of([saving], (4, 64), 4)
+    ours = feasibility(bench, Fixed(Estimate(value_bytes=2400, basis="from another plan")), cautious=True)
+    reason = ours.refusal(at(bench, 64, states="low"))
+    assert (reason is not None) is refused
+    assert ours.refusal(at(bench, 64)) is not None
+    sure = feasibility(bench, Fixed(Estimate(value_bytes=2400, lower_bytes=2300)), cautious=True)
+    assert sure.refusal(at(bench, 64, states="low")) is not None
 
 
 def test_under_caution_the_observed_error_of_estimates_admits_a_plan_that_is_estimated_above_the_budget() -> None:

@@ -3,8 +3,10 @@
 import pytest
 
 from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from scripts.bench.search.simulated import Effect, space_of
 from tests.fakes import MIB, FakeBench
 from tests.feasibility.judge import Judge, at, linear
 
@@ -35,6 +37,22 @@ def test_wide_bounds_are_corrected_by_what_ran() -> None:
     before = judge.likely(at(bench, fits))
     judge.run(bench.space.baseline)
     assert judge.likely(at(bench, fits)) > max(before, 0.9)
+
+
+def test_a_value_that_frees_static_memory_makes_a_plan_likelier_to_fit_and_says_nothing_of_others() -> None:
+    def likely(freed_mib: int) -> tuple[float, float]:
+        bench = linear(static_mib=1000)
+        saving = Knob(name="states", values=("float32", "low"), default="float32", frees_bytes=(0, freed_mib * MIB))
+        bench.space = space_of([saving], (4, 8, 16), 4)
+        bench.effects = {("states", "low"): Effect(fixed_mib=-freed_mib)}
+        bench.budget_bytes = bench.peak_bytes(at(bench, 8)) - 100 * MIB
+        judge = Judge(bench)
+        judge.run(at(bench, 4))
+        return judge.likely(at(bench, 8, states="low")), judge.likely(at(bench, 8))
+
+    (without, plain), (saved, same) = likely(0), likely(400)
+    assert saved > 0.8 > without
+    assert plain == pytest.approx(same, abs=0.01)
 
 
 def with_room(room: float) -> tuple[FakeBench, Plan]:

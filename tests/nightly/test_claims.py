@@ -143,7 +143,7 @@ def test_the_host_waits_for_what_others_are_checking(room: SharedRoom, monkeypat
             if len(waited) == 3:
                 claim.close()  # as if the other machine had died
 
-        monkeypatch.setattr(night.time, "sleep", wait)
+        monkeypatch.setattr("autofit.nightly.night.time.sleep", wait)
         result = room.night(share=True, host="jobs.yaml")
     assert waited[:3] == [night.WAIT_S] * 3
     assert [record.job for record in result.records] == ["bert", "gpt"]

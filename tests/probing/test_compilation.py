@@ -1,5 +1,6 @@
 """Each plan is compiled as if it were the only one."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import devices
 from autofit.core.briefing import Options
-from autofit.core.budget import Clock
+from autofit.core.budget import SHARES, Clock
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.probing import compilation
-from autofit.probing.compilation import MOST_COMPILED, shapes_of_a_training, start_cold
+from autofit.probing.compilation import COMPILE_SHARE, MOST_COMPILED, ONLY_SHARE, shapes_of_a_training, start_cold
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.workload import Workload
@@ -135,11 +136,33 @@ def test_a_compilation_that_takes_too_long_ends_as_an_outcome(monkeypatch: pytes
 
 
 def test_a_missed_deadline_says_what_it_would_cost_to_wait() -> None:
-    text = compilation._overdue(9.04, 9.0, 60.0)
+    text = compilation._overdue(9.04, 9.0, 60.0, COMPILE_SHARE)
     assert text == (
         "compiling was not finished after 9.04 s, the limit for one plan (20% of the time left). A time budget of "
         "1 min 45 s allows twice as long"
     )
+
+
+@with_compiler
+@pytest.mark.parametrize(("known", "share"), [(False, ONLY_SHARE), (True, COMPILE_SHARE)])
+def test_more_time_is_given_as_long_as_no_plan_could_be_the_answer(
+    known: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        raise RuntimeError("no kernel for this")
+
+    given = list[float]()
+
+    def noted(self: Watchdog, work: Callable[[], Any], share: float = 1.0, most_s: float = math.inf) -> Any:
+        given.append(share)
+        return work()
+
+    with compiling(failing) as bench:
+        if known:
+            assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
+        monkeypatch.setattr(Watchdog, "allowed", noted)
+        bench.evaluate(compiled_plan(bench), Purpose.PROBE)
+    assert given == [SHARES[Purpose.PROBE], share]
 
 
 @with_compiler
