@@ -107,3 +107,42 @@ def test_what_theory_says_of_a_knob_is_expected() -> None:
     found = believed({plan(8): 100.0})
     assert found[plan(8, blocks=4)][0] == pytest.approx(math.log(80.0), abs=0.01)
     assert found[plan(8, blocks=4)][1] < found[plan(8, "bf16")][1]
+
+
+OPTIMIZER = Knob(name="optimizer", values=("default", "fused"), default="default")
+COMPILE = Knob(name="compile", values=("off", "default"), default="off")
+
+
+def unsure(joint: float) -> float:
+    """Returns the deviation of a plan with three changes, after single changes and two pairs of them.
+
+    Args:
+        joint: log of the effect that the pairs have beyond that of their changes.
+    """
+    knobs = (PRECISION, OPTIMIZER, COMPILE)
+    plans = [
+        Plan(values={"micro_batch_size": size, "precision": p, "optimizer": o, "compile": c})
+        for p in PRECISION.values for o in OPTIMIZER.values for c in COMPILE.values for size in SIZES
+    ]  # fmt: skip
+    base = Plan(values={"micro_batch_size": 32, "precision": "fp32", "optimizer": "default", "compile": "off"})
+    changes = {"precision": ("bf16", 0.5), "optimizer": ("fused", 0.1), "compile": ("default", 0.2)}
+    scores = {}
+    for names in ((), *((name,) for name in changes), ("precision", "optimizer"), ("precision", "compile")):
+        each = [plans.index(base.replace(**{name: changes[name][0] for name in names}))]
+        scores[each[0]] = 100 * math.exp(sum(changes[name][1] for name in names) + joint * (len(names) == 2))
+    memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
+    measurement = Measurement(step_times_s=(0.1, 0.1, 0.1), samples_per_step=OWN, memory=memory)
+    belief = Throughput(knobs, points_of(knobs, plans, OWN)).believe(scores, dict.fromkeys(scores, measurement))
+    return float(belief.deviation[plans.index(base.replace(precision="bf16", optimizer="fused", compile="default"))])
+
+
+def test_where_effects_have_turned_out_to_be_independent_a_combination_of_them_is_known_better() -> None:
+    assert unsure(joint=-0.3) > 1.5 * unsure(joint=0.0)
+
+
+def test_a_combination_of_independent_effects_is_known_better_since_small_departures_are_considered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = unsure(joint=0.0)
+    monkeypatch.setattr(throughput, "DEPARTURES", (1.0,))
+    assert usual < 0.85 * unsure(joint=0.0)
