@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from autofit.feasibility.plan_features import Array, Points
 
 MIN_GAIN = 0.002
-"""Expected gain that is worth a probe, as a log ratio. Scored by scripts/bench/search. On spaces of 2,000 and 20,000
-plans (devices 101 to 106, with exact estimates and with traces), 0.003, 0.004 and 0.006 need a median of 16, 15 and 14
-probes, with a mean regret of 0.34 %, 0.44 % and 0.53 %; 0.003 is worse on recorded tables. A value that grows with the
-square of the probes beyond 12 saves up to a fifth of them, and doubles the mean regret without memory estimates."""
+"""Expected gain that is worth a probe, as a log ratio. A value that grows with the probes of a large space was scored
+(scripts/bench/search --large): with its square beyond 12, up to a fifth of the probes is saved, and the mean
+regret doubles without memory estimates."""
 SMALL_RATIO, MAX_SLOWDOWN = 8, 2.0
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there. It is settled if the plan is estimated to be slower by `MAX_SLOWDOWN`."""

@@ -139,7 +139,7 @@ def test_a_value_that_always_fails_is_found_by_few_failures(monkeypatch: pytest.
 def regret(looks: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Returns the regret of a search where several changes that save memory meet, with so many looks at the end."""
     monkeypatch.setattr(guided, "MAX_HOPES", looks)
-    (case,) = cases.cases("short_memory_2k", [101])
+    (case,) = cases.cases("short_memory_2k", [103])
     return runs.scored(case, runs.rehearse(case, case.bench(), "guided", "traced", seed=0)).regret
 
 
