@@ -103,6 +103,17 @@ def test_few_changes_pay_where_nothing_pays() -> None:
     assert len(bench.best().combination.changes_from(own)) <= 1
 
 
+def test_a_large_space_is_a_case_for_each_device() -> None:
+    found = cases.cases("plain_2k", [0, 101, 102])
+    assert [case.name for case in found] == ["plain_2k"] * 3
+    best = [
+        large_space("plain_2k", seed).samples_per_s(case.fastest)
+        for seed, case in zip((0, 101, 102), found, strict=True)
+    ]
+    assert [case.best for case in found] == pytest.approx(best)
+    assert len(set(best)) == 3
+
+
 @pytest.mark.slow
 def test_a_large_space_is_a_case_of_the_bench() -> None:
     (case,) = cases.cases("plain_20k")

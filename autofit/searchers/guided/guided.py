@@ -4,7 +4,8 @@ After each trial the throughput of every plan is estimated anew from all trials 
 one size informs another, and two changes that are faster alone are expected to be faster together. Memory is judged by
 `autofit.feasibility`. The plan with the highest expected gain per second of probing is run if it is likely to fit.
 Where memory can be estimated before a plan runs, a plan that may fit is looked at first, and declined if the look makes
-it unlikely. Elsewhere, if only a larger size would gain and may not fit, a smaller size of its combination runs first.
+it unlikely. When nothing else is left, so are a few plans that the model holds for unlikely to fit. Elsewhere, if only
+a larger size would gain and may not fit, a smaller size of its combination runs first.
 
 The expected gain is the mean improvement over the best known plan beyond half the tie margin, where a loss counts as
 zero (Jones, Schonlau and Welch, 1998). When no plan is worth a probe any more, the search ends (`stopping.py`).
@@ -28,7 +29,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
-from autofit.searchers.guided.exclusions import Exclusion, exclusions
+from autofit.searchers.guided.exclusions import Exclusion, chances_to_run, exclusions
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.payback import Payback
@@ -40,6 +41,8 @@ MAX_DEVIATIONS_AHEAD = 3.0
 """A plan that must beat its estimate by this many deviations has an expected gain below 0.0004 deviations."""
 MAX_RISKS = 2
 """Maximum number of plans that run at the end though they are unlikely to fit."""
+MAX_HOPES = 8
+"""Maximum number of plans that are looked at when nothing else is worth a probe, though they are unlikely to fit."""
 MAX_STEPS = 8
 """Maximum number of plans that run to show how the memory of their combination grows."""
 MAX_REACH = 8
@@ -65,7 +68,7 @@ class Guided(Searcher):
         self._handed_out: set[int] = set()
         self._worthy: NDArray[np.int64] | None = None
         self._belief: Belief | None = None  # valid until something is learned
-        self._steps = 0
+        self._steps = self._hopes = 0
         self._risks: set[int] = set()
         self._looked: set[int] = set()
         self._declined: set[int] = set()
@@ -188,6 +191,7 @@ class Guided(Searcher):
         hopeful[list(self._outcomes)] = False
         gains = np.zeros(len(ahead))
         gains[hopeful] = expected_gains(ahead[hopeful], belief.deviation[hopeful])
+        gains *= chances_to_run(self._points, self._outcomes, self._scores)
         return gains - self._payback.costs(self._measurements())
 
     def _fastest(self, belief: Belief) -> float:
@@ -226,8 +230,11 @@ class Guided(Searcher):
         candidates = Candidates(gains, seconds, self._outcomes, self._looked, self._feasibility)
         return self._chosen(*candidates.proposals(may_step))
 
-    def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal) -> int | None:
-        """Returns the plan to run, of the best that is likely to fit, the best step, and the best that is a risk."""
+    def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal, hope: Proposal) -> int | None:
+        """Returns the plan to run, of the best that is likely to fit, the best step, the best risk and the best hope.
+
+        A hope is looked at before it runs.
+        """
         if step.rate > sure.rate:
             self._steps += 1
             return step.place
@@ -235,6 +242,9 @@ class Guided(Searcher):
         if sure.place is None and risk.place is not None and may_risk:
             self._risks.add(risk.place)
             return risk.place
+        if sure.place is None and hope.place is not None and self._hopes < MAX_HOPES:
+            self._hopes += 1
+            return hope.place
         return sure.place
 
     def _unsettled(self, belief: Belief, too_long: NDArray[np.bool_]) -> int | None:

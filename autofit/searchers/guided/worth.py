@@ -20,6 +20,10 @@ WORTH_A_LOOK = 0.1
 RISKY_PROBABILITY, RISKY_GAIN = 0.3, 0.02
 """A plan that is unlikely to fit may run at the end, if it fits with at least this probability and promises at least
 `RISKY_GAIN`."""
+LEAST_HOPE = 0.001
+"""Least probability of fitting of a plan that is looked at once nothing else is worth a probe, if it promises at least
+`RISKY_GAIN`. Such a probability comes from plans that share a part with it, and is often too low where several changes
+that save memory meet."""
 STEP_GAIN, STEP_PROBABILITY = 0.02, 0.15
 """Expected gain of a larger size that justifies a step towards it, and the lower bound on the probability that it fits,
 as used for the worth of the step."""
@@ -81,8 +85,10 @@ class Candidates:
     looked: Collection[int]
     feasibility: Feasibility
 
-    def proposals(self, may_step: bool) -> tuple[Proposal, Proposal, Proposal]:
-        """Returns the best plan that is likely to fit, the best step towards a larger one, and the best risk.
+    def proposals(self, may_step: bool) -> tuple[Proposal, Proposal, Proposal, Proposal]:
+        """Returns the best plan that is likely to fit, the best step towards a larger one, the best risk and hope.
+
+        A hope is a plan that is unlikely to fit by the model alone, and can be estimated before it runs.
 
         Args:
             may_step: whether a step is wanted.
@@ -90,22 +96,25 @@ class Candidates:
         rates, required = self.gains / self.seconds, self.feasibility.required_probability
         worthy = np.flatnonzero(self.gains >= MIN_GAIN)
         order = worthy[np.argsort(-rates[worthy], kind="stable")]
-        sure = step = risk = Proposal()
+        sure = step = risk = hope = Proposal()
         begin, count = 0, FIRST
         while begin < len(order) and rates[order[begin]] >= (1 - EQUAL_RATIO) * sure.rate:
             places = order[begin : begin + count]
             begin, count = begin + count, 2 * count
             fits, gains = self.feasibility.probabilities(places), self.gains[places]
-            likely = fits >= np.where(self._wait_for_a_look(places), WORTH_A_LOOK, required)
+            waiting = self._wait_for_a_look(places)
+            likely = fits >= np.where(waiting, WORTH_A_LOOK, required)
             worth, promises = fits * rates[places], fits * gains
             chosen = likely & (promises >= MIN_GAIN)
             sure = sure.or_best(worth[chosen], places[chosen])
             risky = (fits >= RISKY_PROBABILITY) & (fits < required) & (promises >= RISKY_GAIN)
             risk = risk.or_best(worth[risky], places[risky])
+            hoped = waiting & ~likely & (fits >= LEAST_HOPE) & (gains >= RISKY_GAIN)
+            hope = hope.or_best(worth[hoped], places[hoped])
             if may_step:
                 targets = ~likely & (gains >= STEP_GAIN)
                 step = self._step(step, places[targets], fits[targets], sure.rate)
-        return sure, step, risk
+        return sure, step, risk, hope
 
     def _wait_for_a_look(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns which plans are to be looked at before they are judged."""

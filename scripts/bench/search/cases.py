@@ -1,6 +1,6 @@
 """Cases: tables under a limit, recorded or synthetic, and large spaces, on which searches are scored."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,15 +64,18 @@ class Case:
         return TableBench(self.table) if self.device is None else self.device
 
 
-def cases(name: str) -> list[Case]:
+def cases(name: str, devices: Sequence[int] = (0,)) -> list[Case]:
     """Returns the cases of a table.
 
-    There is one for a trap or a large space, and two for a recorded table: under its own limit and a smaller one.
+    There is one for a trap, one for each device of a large space, and two for a recorded table: under its own limit and
+    a smaller one.
+
+    Args:
+        name: the table.
+        devices: seeds that determine the costs of the devices of a large space.
     """
     if name in LARGE:
-        device = large_space(name)
-        peaks_of_all = large.peaks_of(device)
-        return [Case(name, LARGE[name].__doc__ or "", large.table_of(name, device), peaks_of_all, Objective(), device)]
+        return [_large(name, large_space(name, seed)) for seed in devices]
     if name in TRAPS:
         made = synthetic(name)
         return [Case(name, made.about, made.table, peaks_of(made.full), Objective())]
@@ -82,6 +85,11 @@ def cases(name: str) -> list[Case]:
     tight = round(TIGHT_RATIO * peaks.get(table.space.baseline.key, 0))
     limits = {name: table, f"{name}-tight": limited(table, tight)} if 0 < tight < table.budget.memory_bytes else {}
     return [Case(key, table.name, found, peaks, table.objective) for key, found in (limits or {name: table}).items()]
+
+
+def _large(name: str, device: LargeBench) -> Case:
+    about, table = LARGE[name].__doc__ or "", large.table_of(name, device)
+    return Case(name, about, table, large.peaks_of(device), Objective(), device)
 
 
 def names() -> list[str]:

@@ -2,7 +2,9 @@
 
 Each run is a whole search, with screening, race and proof, on a recorded table (`autofit.replay`). The tables are those
 in `tests/data/tables`, the synthetic ones in `traps.py` and, with `--large`, spaces of 2,000 to 200,000 plans
-(`large_spaces.py`). The scores of a searcher are:
+(`large_spaces.py`). A searcher is developed on devices from 101 on (`--device`), and scored on device 0.
+
+The scores of a searcher are:
 
 * regret: how much slower the returned plan is than the best plan that fits. The part that is missing even in the best
   plan that ran is "overlooked"; the rest is lost in the final.
@@ -62,15 +64,15 @@ Scores = dict[tuple[str, str, str], list[Result]]
 
 def play(name: str, given: argparse.Namespace) -> Scores:
     """Returns the results of all searches on one table."""
-    found: Scores = {}
-    for case in cases(name):
+    found: Scores = defaultdict(list)
+    for case in cases(name, given.device):
         bench = case.bench()
         for searcher in given.searcher:
             for estimator in given.estimator:
-                found[searcher, estimator, case.name] = [
+                found[searcher, estimator, case.name] += [
                     scored(case, _ran(case, bench, searcher, estimator, seed, given)) for seed in range(given.seeds)
                 ]
-    return found
+    return dict(found)
 
 
 def _ran(
@@ -225,7 +227,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", action="store_true", help="add the result of each search to the JSON file")
     parser.add_argument("--jobs", type=int, default=1, help="number of tables to run in parallel")
     parser.add_argument("--large", action="store_true", help="use only the large spaces; they take long")
+    parser.add_argument(
+        "--device",
+        metavar="SEED",
+        type=int,
+        action="append",
+        help="device of each large space, by the seed of its costs; may be repeated; 0 unless given",
+    )
     given = parser.parse_args()
+    given.device = given.device or [0]
     given.only = given.only or (list(LARGE) if given.large else names())
     for option, known in (("only", [*names(), *LARGE]), ("searcher", list(SEARCHERS)), ("estimator", list(ESTIMATORS))):
         chosen = getattr(given, option) or known

@@ -1,5 +1,7 @@
 """Which plans a failure condemns: those with the one value that must be at fault, or with all that may be."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
-from autofit.searchers.guided.exclusions import exclusions
+from autofit.searchers.guided.exclusions import MAX_AT_FAULT, chances_to_run, exclusions
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")
 FORMAT = Knob(name="format", values=("default", "channels_last"), default="default")
@@ -74,3 +76,55 @@ def test_the_reason_names_what_is_suspect() -> None:
 def test_what_does_not_fit_condemns_nothing() -> None:
     outcomes = {place("bf16", "default"): Outcome(status=Status.OUT_OF_MEMORY, reason="full")}
     assert exclusions(KNOBS, POINTS, outcomes, [place("fp32", "default")]) == []
+
+
+MANY = tuple(Knob(name=name, values=("off", "a", "b"), default="off") for name in "stuv")
+ALL = [
+    Plan(values={"micro_batch_size": 8, "accumulation_steps": 1, **dict(zip("stuv", values, strict=True))})
+    for values in product(("off", "a", "b"), repeat=4)
+]
+EVERY = points_of(MANY, ALL, 8)
+
+
+def at(**changes: str) -> int:
+    return ALL.index(ALL[0].replace(**changes))
+
+
+def chance(dead: list[dict[str, str]], alive: list[dict[str, str]], **changes: str) -> float:
+    """Returns the probability that a plan runs."""
+    outcomes = {at(**each): FAILED for each in dead}
+    return float(chances_to_run(EVERY, outcomes, [at(), *(at(**each) for each in alive)])[at(**changes)])
+
+
+def test_each_possible_cause_of_a_failure_is_equally_likely() -> None:
+    dead = [{"s": "a", "t": "a", "u": "a"}]
+    assert chance(dead, [], v="a") == 1.0
+    assert chance(dead, [], s="b") == 1.0
+    assert chance(dead, [], s="a") == pytest.approx(2 / 3)
+    assert chance(dead, [], s="a", t="a") == pytest.approx(1 / 3)
+    assert chance(dead, [], s="a", t="a", u="a") == pytest.approx(0.0)
+
+
+def test_a_value_that_ran_elsewhere_is_no_cause() -> None:
+    assert chance([{"s": "a", "t": "a"}], [{"s": "a", "v": "b"}], s="a") == 1.0
+    assert chance([{"s": "a", "t": "a"}], [{"s": "a", "v": "b"}], t="a", v="a") == 0.0
+
+
+def test_a_value_that_two_failures_share_is_the_cause_and_others_are_cleared() -> None:
+    dead = [{"s": "a", "t": "a"}, {"s": "a", "u": "b"}]
+    assert chance(dead, [], s="a", v="a") == 0.0
+    assert chance(dead, [], t="a") == chance(dead, [], u="b") == 1.0
+
+
+def test_failures_without_a_common_value_have_a_cause_each() -> None:
+    dead = [{"s": "a"}, {"t": "a", "u": "a"}]
+    assert chance(dead, [], s="a") == 0.0
+    assert chance(dead, [], t="a") == chance(dead, [], u="a") == pytest.approx(0.5)
+    assert chance(dead, [], t="a", u="a") == pytest.approx(0.0)
+
+
+def test_more_causes_than_the_limit_explain_nothing() -> None:
+    dead = [{name: "a"} for name in "stuv"]
+    assert len(dead) > MAX_AT_FAULT
+    assert chance(dead, [], s="a") == 1.0
+    assert any(one.mask[at(s="a")] for one in exclusions(MANY, EVERY, {at(**each): FAILED for each in dead}, [at()]))

@@ -10,10 +10,14 @@ import pytest
 
 from autofit import estimators
 from autofit.core.knob import Knob
+from autofit.core.outcome import Status
 from autofit.core.space import Conflict, SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility import Feasibility
+from autofit.searchers.guided import guided
 from autofit.searchers.guided.guided import Guided
+from scripts.bench.search import cases, runs
+from scripts.bench.search.large_spaces import large_space
 from scripts.bench.search.simulated import Effect
 from tests.fakes import MIB, FakeBench, problem_of, space_of, tell
 
@@ -113,3 +117,35 @@ def test_the_probabilities_of_many_plans_are_those_of_each(told: int) -> None:
     assert given.only_modelled(places).sum() > 0
     each = [given.probability(given.plans.plans[int(place)]) for place in places]
     assert given.probabilities(places) == pytest.approx(each, rel=1e-12)
+
+
+def rejected(name: str, device: int) -> list[set[object]]:
+    """Returns the values of the plans that were rejected in a search of a large space with traces."""
+    (case,) = cases.cases(name, [device])
+    ran = runs.rehearse(case, case.bench(), "guided", "traced", seed=0)
+    assert ran.findings is not None
+    return [set(plan.values.items()) for plan, _, outcome in ran.runs if outcome.status is Status.REJECTED]
+
+
+@pytest.mark.slow
+def test_a_value_that_always_fails_is_found_by_few_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rejected("nothing_pays_20k", 102)
+    assert large_space("nothing_pays_20k", 102).failing == {("attention", "cudnn")}
+    assert 1 <= len(found) <= 2
+    monkeypatch.setattr(guided, "chances_to_run", lambda points, outcomes, alive: np.ones(len(points.octaves)))
+    assert len(rejected("nothing_pays_20k", 102)) > 2
+
+
+def regret(looks: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Returns the regret of a search where several changes that save memory meet, with so many looks at the end."""
+    monkeypatch.setattr(guided, "MAX_HOPES", looks)
+    (case,) = cases.cases("short_memory_2k", [103])
+    return runs.scored(case, runs.rehearse(case, case.bench(), "guided", "traced", seed=0)).regret
+
+
+@pytest.mark.slow
+def test_a_plan_that_the_model_holds_for_too_large_is_looked_at_before_the_search_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert regret(guided.MAX_HOPES, monkeypatch) < 0.01
+    assert regret(0, monkeypatch) > 0.02

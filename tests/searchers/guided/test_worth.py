@@ -13,7 +13,15 @@ from autofit.feasibility import Feasibility
 from autofit.replay import TableEstimator
 from autofit.search.phases import run
 from autofit.searchers.guided.stopping import MIN_GAIN
-from autofit.searchers.guided.worth import EQUAL_RATIO, Candidates, Proposal, expected_gains
+from autofit.searchers.guided.worth import (
+    EQUAL_RATIO,
+    LEAST_HOPE,
+    RISKY_GAIN,
+    WORTH_A_LOOK,
+    Candidates,
+    Proposal,
+    expected_gains,
+)
 from tests.fakes import FakeBench, random_bench, small_bench, tuning_of
 
 
@@ -63,7 +71,7 @@ def test_the_best_plan_is_the_one_with_the_most_gain_per_second_by_its_probabili
     given = candidates(small_bench())
     fits = np.array([given.feasibility.probability(plan) for plan in given.feasibility.plans.plans])
     worth = np.where(fits >= given.feasibility.required_probability, fits * given.gains / given.seconds, 0.0)
-    sure, step, risk = given.proposals(may_step=True)
+    sure, step, risk, _ = given.proposals(may_step=True)
     assert sure.place == int(worth.argmax())
     assert sure.rate == pytest.approx(worth.max())
     assert step.place is None or given.feasibility.is_likely(given.feasibility.plans.plans[step.place])
@@ -87,7 +95,7 @@ def test_a_gain_is_worth_a_probe_by_the_probability_that_the_plan_fits(
     monkeypatch.setattr(Feasibility, "probabilities", lambda self, places: np.full(len(places), probability))
     gains = np.zeros(len(given.gains))
     gains[12] = gain
-    sure, _, _ = candidates(small_bench(), gains=gains).proposals(may_step=False)
+    sure, _, _, _ = candidates(small_bench(), gains=gains).proposals(may_step=False)
     assert (sure.place == 12) is worth
 
 
@@ -101,13 +109,36 @@ def test_a_step_is_the_largest_likely_size_below_a_plan_that_is_not_likely_to_fi
     ]  # fmt: skip
     gains = np.zeros(len(plans.plans))
     gains[unlikely] = 0.3
-    _, step, _ = candidates(bench, gains=gains, feasibility=given.feasibility).proposals(may_step=True)
+    _, step, _, _ = candidates(bench, gains=gains, feasibility=given.feasibility).proposals(may_step=True)
     assert step.place is not None
     target = plans.plans[step.place + 1]
     assert target.combination == plans.plans[step.place].combination
     assert not given.feasibility.is_likely(target)
     assert given.feasibility.is_likely(plans.plans[step.place])
     assert candidates(bench, gains=gains, feasibility=given.feasibility).proposals(may_step=False)[1] == Proposal()
+
+
+@pytest.mark.parametrize(
+    ("gain", "probability", "looked", "hoped"),
+    [
+        (RISKY_GAIN, 0.05, False, True),
+        (RISKY_GAIN, LEAST_HOPE, False, True),
+        (RISKY_GAIN, 0.9 * LEAST_HOPE, False, False),
+        (0.9 * RISKY_GAIN, 0.05, False, False),
+        (RISKY_GAIN, 0.05, True, False),  # a look has said that it is unlikely
+        (RISKY_GAIN, WORTH_A_LOOK, False, False),  # likely enough to be looked at in its turn
+    ],
+)
+def test_a_plan_that_promises_much_may_be_looked_at_though_the_model_holds_it_for_unlikely(
+    gain: float, probability: float, looked: bool, hoped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = candidates(small_bench())
+    monkeypatch.setattr(Feasibility, "probabilities", lambda self, places: np.full(len(places), probability))
+    monkeypatch.setattr(Feasibility, "baseline_is_estimated", True)
+    gains = np.zeros(len(given.gains))
+    gains[12] = gain
+    *_, hope = candidates(small_bench(), gains=gains, looked=[12] if looked else []).proposals(may_step=False)
+    assert (hope.place == 12) is hoped
 
 
 @pytest.mark.parametrize("estimated", [False, True])
