@@ -208,5 +208,7 @@ def _usage(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     prepare = [f"step = fit.prepare({given})"]
     if len(prepare[0]) + len(_INDENT) > width:
         prepare = ["step = fit.prepare(", f"    {given})"]
+    if load and not inference:  # a plan file has no functions
+        load += ["# with the loss_fn or step_fn of tune"]
     code = [*load, *prepare, "for batch in step.loader:", f"    {result} = step(batch)", *evaluation]
     return ["How to use it", *(_INDENT + line for line in code)]

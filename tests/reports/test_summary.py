@@ -212,9 +212,10 @@ def test_the_facts_name_budget_device_cost_and_what_was_left_out() -> None:
 
 
 def test_the_last_lines_are_code_that_applies_the_plan() -> None:
-    assert summarize(record(), plan_file="a.yaml").splitlines()[-5:] == [
+    assert summarize(record(), plan_file="a.yaml").splitlines()[-6:] == [
         "How to use it",
         '  fit = autofit.load("a.yaml")',
+        "  # with the loss_fn or step_fn of tune",
         "  step = fit.prepare(model, loader, optimizer)",
         "  for batch in step.loader:",
         "      loss = step(batch)",
