@@ -5,21 +5,18 @@ what it saves is not monotonic (reference/strategy_tuners.md 4.2), so a few valu
 
 torch 2.11 and 2.13 also recompute random numbers, and draw others than in the forward pass: gradients are then wrong,
 without an error (pytorch issue 190758; tests/strategies/test_activation_budget.py measures it). So the step must draw
-none. This is checked in a rehearsal before the knob is offered, and again in each graph that is compiled.
+none. The modules are checked before the knob is offered, and each graph when it is compiled.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.modules.dropout import _DropoutNd
 
-from autofit.core.errors import Untraceable
 from autofit.strategies.base import Facts
 from autofit.workloads.random_operators import draws
 
@@ -38,44 +35,30 @@ def refusal(facts: Facts) -> str:
         )
     if inductor is not None and inductor.joint_custom_pre_pass is not None:
         return OWN_PASS
-    if facts.rehearse is None:
-        return "the user's step could not be inspected for random numbers"
-    seen = _Draws()
-
-    @contextmanager
-    def watch(model: nn.Module) -> Iterator[None]:
-        with seen:
-            yield
-
-    try:
-        facts.rehearse(watch)
-    except Untraceable as error:
-        return f"the user's step cannot be inspected for random numbers: {error.reason} ({error.where})"
-    return seen.drawn and random_numbers(seen.drawn)
+    drawing = _drawing_module(facts.model)
+    return drawing and random_numbers(drawing)
 
 
-def random_numbers(operator: str) -> str:
-    """Returns the reason for a step that draws random numbers with `operator`."""
+def _drawing_module(model: nn.Module) -> str:
+    """Returns a module that draws random numbers by its attributes, such as a dropout; "" if there is none.
+
+    Numbers that are drawn elsewhere are found when the graph is compiled.
+    """
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        rates = [key for key, value in vars(module).items() if "drop" in key and type(value) is float and value > 0]
+        if rates or (isinstance(module, _DropoutNd) and module.p > 0):
+            return f"{type(module).__name__} {name}".rstrip()
+    return ""
+
+
+def random_numbers(origin: str) -> str:
+    """Returns the reason for a step in which a module or an operator draws random numbers."""
     return (
-        f"the step draws random numbers ({operator}); torch.compile would draw others when it recomputes them, and the "
+        f"the step draws random numbers ({origin}); torch.compile would draw others when it recomputes them, and the "
         "gradient would be wrong"
     )
-
-
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no type for it
-    """Notes the first operator that draws random numbers, in `drawn`; "" if there is none."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn = ""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Runs an operator."""
-        if not self.drawn and draws(func, args, kwargs or {}):
-            self.drawn = str(func)
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, slots=True)

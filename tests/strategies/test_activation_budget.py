@@ -3,7 +3,6 @@
 import copy
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch._functorch.config as functorch
 import torch.nn.functional as F
 from torch import nn
 
-from autofit.core.errors import SpaceError, Untraceable
+from autofit.core.errors import SpaceError
 from autofit.core.outcome import Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.failures.classify import classify
@@ -20,13 +19,10 @@ from autofit.failures.evidence import collect
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.activation_budget import WithinBudget, refusal
-from autofit.strategies.base import Facts, Watch
+from autofit.strategies.base import Facts
 from autofit.strategies.compilation import BLOCKS, BUDGET, GRAPHS, MODEL, OFF, SHARES, TUNED, WHOLE, Compilation
-from autofit.tracing.rehearsal import rehearse
-from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
-from autofit.workloads.workload import Workload
 
 RULE = LossRule("step_fn", lambda model, batch: model(batch[0]).square().sum(), False, "")
 ROWS, WIDTH = 64, 32
@@ -63,7 +59,6 @@ def facts(model: nn.Module, **changes: Any) -> Facts:
         "numerics": "exact",
         "training": True,
         "micro_batch_size": ROWS,
-        "rehearse": partial(rehearse, Workload(model, [batch()]), RULE, Counted(batch(), ROWS)),
     }
     return Facts(**known | changes)
 
@@ -164,17 +159,26 @@ def test_what_draws_nothing_has_the_knob() -> None:
     assert knob.growth[2] < knob.growth[1] < knob.growth[0] == 1
 
 
-def _untraceable(watch: Watch) -> None:
-    raise Untraceable("it reads values", "model.py:3")
+class Dropping(nn.Module):
+    """Drops by a rate of its own, as the attention of transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_dropout = 0.1
+        self.linear = nn.Linear(4, 4)
+
+
+def test_a_dropout_that_drops_nothing_or_is_switched_off_draws_nothing() -> None:
+    assert refusal(facts(stack(dropout=0.0))) == ""
+    assert refusal(facts(stack(dropout=0.1).eval())) == ""
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda: facts(stack(), training=False), "inference has no backward pass"),
-        (lambda: facts(stack(), rehearse=None), "could not be inspected"),
-        (lambda: facts(stack(), rehearse=_untraceable), "for random numbers: it reads values (model.py:3)"),
-        (lambda: facts(stack(dropout=0.1)), "the step draws random numbers (aten."),
+        (lambda: facts(stack(dropout=0.1)), "the step draws random numbers (Block 0)"),
+        (lambda: facts(Dropping()), "the step draws random numbers (Dropping)"),
     ],
 )
 def test_others_keep_the_reason(make: Callable[[], Facts], reason: str) -> None:
