@@ -128,7 +128,7 @@ class LocalBench:
                 verdicts=verdicts,
                 evaluates=workload.evaluation is not None,
             )
-        self._heap, self._fastest_s, self._rates = FrozenHeap(), math.inf, dict[str, float]()
+        self._heap, self._fastest_s, self._rates = FrozenHeap(on_host=device.is_host), math.inf, dict[str, float]()
 
     def _surveyed(self, survey: Survey, earlier: EarlierGates) -> tuple[SpaceFacts, GateVerdicts | None]:
         survey.earlier = earlier.found

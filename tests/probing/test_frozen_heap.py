@@ -1,9 +1,11 @@
 """The heap is frozen while a bench is open."""
 
 import gc
+import weakref
 
 import pytest
 
+from autofit.probing.frozen_heap import FrozenHeap
 from tests.probing import targets
 from tests.probing.benches import bench_of
 
@@ -26,3 +28,20 @@ def test_a_heap_that_the_user_has_frozen_stays_so() -> None:
         assert 0 < gc.get_freeze_count() <= count
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_garbage_is_collected_first_where_it_takes_memory_from_plans(on_host: bool) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gc.collect()
+    gone: list[bool] = []
+    weakref.finalize(Cycle(), gone.append, True)
+    heap = FrozenHeap(on_host=on_host)
+    heap.freeze()
+    assert bool(gone) is not on_host
+    heap.unfreeze()
+    gc.collect()
+    assert gone
