@@ -11,6 +11,7 @@ from autofit.core.printable import ascii_json, printable
 from autofit.core.units import parse_duration
 from autofit.files import write_atomically
 from autofit.nightly.first_jobs_file import first_jobs_file
+from autofit.nightly.job import is_file, split
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -28,6 +29,9 @@ def execute(given: argparse.Namespace) -> int:
     content = first_jobs_file(given.target, folder=folder, name=given.name, given=chosen)
     if not to_stdout:
         _write(Path(given.output), content, force=given.force)
+    where, _ = split(given.target)
+    if not to_stdout and is_file(where) and not Path(where).expanduser().exists():
+        print(f"autofit: {printable(where)} does not exist: the job will fail until it does", file=sys.stderr)
     if given.json:
         done = {"output": given.output, "text": content}
         print(ascii_json(json.dumps(done, indent=2)))

@@ -257,6 +257,11 @@ class JobsFile(BaseModel):
         return Place.of(self.history).shown
 
     @property
+    def local_study(self) -> Path:
+        """File for the studies of a night in which the storage of the history is not available."""
+        return self.folder / _ASIDE_FOLDER / "study.db"
+
+    @property
     def aside(self) -> Path:
         """File that keeps the records of a night while the storage of the history is not available."""
         return self.folder / _ASIDE_FOLDER / f"{self.path.name}.aside.jsonl"

@@ -118,8 +118,9 @@ class _Night:
         self._order = scheduled(jobs, history, now, unfinished, options.only)
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
+        study = str(jobs.local_study) if history.away else jobs.history
         self._context = NightContext(
-            self._id, self._clock, jobs.folder, jobs.history, open_bench, options.today, options.say, claims.shared
+            self._id, self._clock, jobs.folder, study, open_bench, options.today, options.say, claims.shared
         )
         self._records = [each.record_of(self._id) for each in self._order if each.done]
         self._unchecked: dict[str, str] = {}

@@ -1,9 +1,12 @@
-"""An Airflow DAG that checks the training plans in use every night. Copy it to the folder of your DAGs."""
+"""An Airflow DAG that checks the training plans in use every night. Copy it to the folder of your DAGs.
+
+Needs Airflow 3, or the package apache-airflow-providers-standard for Airflow 2.
+"""
 
 from datetime import UTC, datetime, timedelta
 
 from airflow import DAG
-from airflow.operators.bash import BashOperator
+from airflow.providers.standard.operators.bash import BashOperator
 
 with DAG(
     "autofit_nightly",

@@ -32,6 +32,13 @@ def test_a_file_in_another_folder_names_the_workload_from_there(run: Run, tmp_pa
     assert job.memory == 0.5
 
 
+def test_a_workload_that_does_not_exist_yet_is_named(run: Run) -> None:
+    said = "autofit: train.py does not exist: the job will fail until it does\n"
+    assert said in run("nightly", "init", "train.py:make", "-o", "jobs.yaml")[2]
+    Path("train.py").touch()
+    assert said not in run("nightly", "init", "train.py:make", "-o", "jobs.yaml", "--force")[2]
+
+
 def test_it_can_be_printed(run: Run) -> None:
     code, out, err = run("nightly", "init", "train.py", "-o", "-")
     assert (code, err) == (0, "")

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,25 @@ def test_github_actions() -> None:
     assert len(later) == 1, "the summary must be shown after a regression too"
 
 
+@pytest.mark.skipif(find_spec("check_jsonschema") is None, reason="check-jsonschema is not installed")
+def test_github_actions_has_the_schema_of_a_workflow() -> None:
+    words = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(RECIPES / "github-actions.yml")]
+    checked = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.skipif(find_spec("kubernetes_validate") is None, reason="kubernetes-validate is not installed")
+def test_kubernetes_has_the_schema_of_a_cron_job() -> None:
+    words = [Path(sys.executable).with_name("kubernetes-validate"), RECIPES / "cronjob.yaml"]
+    checked = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "passed for resource cronjob/autofit-nightly" in checked.stdout + checked.stderr
+
+
 def test_airflow() -> None:
     tree = ast.parse(text("airflow_dag.py"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"datetime", "airflow", "airflow.operators.bash"}
+    assert imported == {"datetime", "airflow", "airflow.providers.standard.operators.bash"}
     arguments = {keyword.arg for node in ast.walk(tree) if isinstance(node, ast.Call) for keyword in node.keywords}
     assert {"schedule", "catchup", "max_active_runs", "retries", "execution_timeout"} <= arguments
 
