@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import autofit
-from autofit.core.errors import BudgetSpent, WorkloadError
+from autofit.core.errors import BudgetSpent, NothingFits, WorkloadError
 from autofit.core.outcome import Status
 from autofit.core.trial import Trial
 from autofit.search.event import Event
@@ -45,7 +45,7 @@ def measure(name: str, seconds: float, *, pinned: bool) -> dict[str, Any]:
     began_s = time.monotonic()
     try:
         found = str(autofit.tune(**arguments, **limits, progress=False, listeners=[note]).plan)
-    except (BudgetSpent, WorkloadError):  # an answer too: in this time, no plan was proven or compiled
+    except (BudgetSpent, NothingFits, WorkloadError):  # an answer too: in this time, no plan was proven or compiled
         found = "no plan"
     took_s = time.monotonic() - began_s
     tried = [trial.outcome.status for trial in compiled if trial.outcome.status is not Status.SKIPPED]
