@@ -174,6 +174,8 @@ class _Night:
                 self._codes.append(code)
             elif self._unchecked.pop(name, None) is not None:
                 self._records.append(record)
+                if record.verdict.kind is VerdictKind.ERROR:  # most are of the workload; the record does not say
+                    self._codes.append(UserCodeError.exit_code)
 
     def _result(self) -> NightResult:
         if self._is_host:

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from autofit.core.briefing import Briefing
-from autofit.core.errors import Busy, DeviceMissing, StudyError, UsageError
+from autofit.core.errors import Busy, DeviceMissing, StudyError, UsageError, UserCodeError
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.nightly import night, stored_nights
@@ -129,6 +129,16 @@ def test_the_host_has_the_records_and_the_exit_code_of_what_others_checked(room:
     }  # fmt: skip
     assert host.unchecked == {}
     assert host.exit_code == REGRESSION
+
+
+def test_the_host_has_the_exit_code_of_an_error_elsewhere(room: SharedRoom) -> None:
+    room.errors["gpt"] = UserCodeError("the function make_workload failed: ModuleNotFoundError", "")
+    for _ in range(2):
+        assert room.night(share=True).exit_code == UserCodeError.exit_code
+        room.days -= 1
+    host = room.night(share=True, host="jobs.yaml")
+    assert host.records[-1].verdict.kind is VerdictKind.ERROR
+    assert host.exit_code == UserCodeError.exit_code
 
 
 def test_the_host_waits_for_what_others_are_checking(room: SharedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
