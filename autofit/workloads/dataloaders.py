@@ -160,8 +160,8 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
     """Returns the recipe for a map-style data set. `listed`: it takes lists of keys and returns batches."""
     plain = type(batch_sampler) is BatchSampler
     draw = (_plain_draw if plain else _user_draw)(batch_sampler, loader.dataset, scan)
-    if _custom_iter(loader):
-        draw = draw._replace(fixed_order=f"{type(loader).__name__} overrides __iter__", by_length=None)
+    if overridden := overridden_iteration(loader):
+        draw = draw._replace(fixed_order=overridden, by_length=None)
     return _recipe(loader, draw, listed=listed)
 
 
@@ -191,7 +191,7 @@ def _recipe(loader: DataLoader[Any], draw: _KeyDraw, *, listed: bool) -> Recipe:
         user_batch_size=draw.user_size,
         length=draw.length,
         drop_last=draw.drop_last,
-        custom_iter=_custom_iter(loader),
+        custom_iter=bool(overridden_iteration(loader)),
         fixed_loading=_fixed_loading(loader),
         notes=_subclass_note(loader) + draw.notes,
         fixed_order=draw.fixed_order,
@@ -226,7 +226,7 @@ def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
         user_batch_size=user_size,
         length=len(samples) if length is None and ended else length,
         drop_last=loader.drop_last,
-        custom_iter=_custom_iter(loader),
+        custom_iter=bool(overridden_iteration(loader)),
         fixed_loading=_fixed_loading(loader),
         notes=notes + _subclass_note(loader),
         fixed_order="an iterable data set yields its samples in its own order",
@@ -260,22 +260,23 @@ def _with(loader: DataLoader[Any], changes: Mapping[str, Any], **more: Any) -> D
     return DataLoader(**{**kept, **changes, **more})
 
 
-def _custom_iter(loader: DataLoader[Any]) -> bool:
-    return type(loader).__iter__ is not DataLoader.__iter__
+def overridden_iteration(loader: DataLoader[Any]) -> str:
+    """Returns that a subclass makes the batches of a loader in its own way; "" if torch does."""
+    is_torchs = type(loader).__iter__ is DataLoader.__iter__
+    return "" if is_torchs else f"{type(loader).__name__} overrides __iter__"
 
 
 def _fixed_loading(loader: DataLoader[Any]) -> str:
     """Returns why a loader keeps its worker processes; "" if it can be made with others."""
     if isinstance(loader.dataset, IterableDataset):
         return "each worker process would yield all of an iterable data set, unless the data set splits itself"
-    if _custom_iter(loader):
-        return f"{type(loader).__name__} overrides __iter__"
+    if overridden := overridden_iteration(loader):
+        return overridden
     if loader.worker_init_fn is not None:
         return "its worker_init_fn prepares worker processes, which may depend on their number"
     return ""
 
 
 def _subclass_note(loader: DataLoader[Any]) -> tuple[str, ...]:
-    if not _custom_iter(loader):
-        return ()
-    return (f"{type(loader).__name__} overrides __iter__: other batch sizes use a plain DataLoader",)
+    overridden = overridden_iteration(loader)
+    return (f"{overridden}: other batch sizes use a plain DataLoader",) if overridden else ()

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.dataloaders import overridden_iteration
 from autofit.workloads.tree import safe_getattr
 
 ATTRIBUTE = "pad_to_multiple_of"
@@ -20,8 +21,8 @@ def fixed_padding(loader: Any) -> str:
     """Returns why the batches of a loader cannot be padded to a multiple; "" if they can."""
     if not isinstance(loader, DataLoader):
         return "the loader yields ready batches"
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        return f"{type(loader).__name__} overrides __iter__"
+    if overridden := overridden_iteration(loader):
+        return overridden
     collate = loader.collate_fn
     found = getattr(collate, ATTRIBUTE, _NONE)
     if found is _NONE or copy.copy(collate) is collate:  # a function cannot be copied
