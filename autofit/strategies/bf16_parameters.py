@@ -56,9 +56,11 @@ class Bf16Parameters(Strategy):
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob if bf16 is at hand, torchao is installed and can make the updates, and weights matter."""
-        reason, origin = self._refusal(facts)
-        if reason is not None or facts.optimizer is None:
-            return self.refuse(reason or "inference has no updates", origin)
+        if facts.optimizer is None:
+            return self.refuse("inference has no updates")
+        reason, origin = self._refusal(facts, facts.optimizer)
+        if reason is not None:
+            return self.refuse(reason, origin)
         knob = Knob(
             name=KNOB,
             values=(False, True),
@@ -71,16 +73,14 @@ class Bf16Parameters(Strategy):
         )
         return Offer((knob,))
 
-    def _refusal(self, facts: Facts) -> tuple[str | None, Literal["", "device"]]:
+    def _refusal(self, facts: Facts, optimizer: Optimizer) -> tuple[str | None, Literal["", "device"]]:
         """Returns why the knob is not offered, or None, and whether the device is the reason."""
-        if facts.optimizer is None:
-            return "inference has no updates", ""
         if facts.numerics != "any":
             return f"numerics={facts.numerics!r} keeps the weights in float32; numerics='any' allows bfloat16", ""
         if "bf16" not in facts.capabilities:
             return f"this {facts.device_type} device does not compute in bf16", "device"
-        reason = _lack(facts.optimizer, facts.model, facts.device_type, facts.capabilities)
-        return reason or _lack_of_effect(facts.optimizer, facts.model, facts.memory_budget_bytes), ""
+        reason = _lack(optimizer, facts.model, facts.device_type, facts.capabilities)
+        return reason or _lack_of_effect(optimizer, facts.model, facts.memory_budget_bytes), ""
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
@@ -195,10 +195,8 @@ def _replace_forward(undo: Undo, module: nn.Module) -> None:
     """
     entries = vars(module)
     if "forward" in entries:
-        undo.put_back(entries, REPLACED)
-        entries[REPLACED] = entries["forward"]
-    undo.put_back(entries, "forward")
-    entries["forward"] = MethodType(_forward, module)
+        undo.replace(entries, REPLACED, entries["forward"])
+    undo.replace(entries, "forward", MethodType(_forward, module))
 
 
 def _forward(module: nn.Module, inputs: torch.Tensor, *others: Any, **named: Any) -> Any:

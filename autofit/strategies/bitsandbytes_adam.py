@@ -1,8 +1,5 @@
 """bitsandbytes' Adam and AdamW with moments in 8 bits, which need no compiler."""
 
-import importlib.util
-import logging
-import warnings
 from functools import cache
 from typing import Any, ClassVar
 
@@ -10,6 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 from autofit.strategies.low_bit_adam import BLOCK, SMALLEST, LowBitAdam, State, Update
+from autofit.strategies.optional_libraries import missing, quietly, unusable
 
 MOMENTS = {"state1": "exp_avg", "state2": "exp_avg_sq"}
 """Names of the moments in bitsandbytes and in torch."""
@@ -26,16 +24,15 @@ class BitsandbytesAdam(LowBitAdam):
     """
 
     library: ClassVar[str] = "bitsandbytes"
-    extra: ClassVar[str] = "bitsandbytes"
 
     def lack(self, device_type: str, capabilities: frozenset[str] | None) -> str | None:
         """Returns that bitsandbytes is missing or has no kernel for the device; None if it can be used."""
-        if importlib.util.find_spec("bitsandbytes") is None:
-            return "bitsandbytes is not installed: pip install 'torch-autofit[bitsandbytes]'"
+        if (reason := missing(self.library)) is not None:
+            return reason
         try:
             _library()
         except (ImportError, AttributeError, OSError, RuntimeError) as error:
-            return f"bitsandbytes cannot be imported ({error}): pip install 'torch-autofit[bitsandbytes]'"
+            return unusable(self.library, error)
         if not torch._C._dispatch_has_kernel_for_dispatch_key(OPERATOR, device_type.upper()):
             return f"bitsandbytes has no 8-bit update for this {device_type} device"
         return None
@@ -94,14 +91,8 @@ class BitsandbytesAdam(LowBitAdam):
 @cache
 def _library() -> Any:
     """Returns bitsandbytes, imported without its notes on kernels for other devices."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import bitsandbytes  # noqa: PLC0415  # only if it is used
-    finally:
-        logging.disable(before)
+    with quietly():
+        import bitsandbytes  # noqa: PLC0415  # only if it is used
     return bitsandbytes
 
 

@@ -97,8 +97,7 @@ def _by_forward(blocks: Sequence[nn.Module], selective: bool) -> Iterator[None]:
     """Replaces the forward of each block, below its hooks, so that hooks run once."""
     with Undo() as undo:
         for block in blocks:
-            undo.put_back(vars(block), "forward")
-            vars(block)["forward"] = CheckpointedForward(block, selective)
+            undo.replace(vars(block), "forward", CheckpointedForward(block, selective))
         yield
 
 

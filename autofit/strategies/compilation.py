@@ -141,8 +141,7 @@ class Compilation(Strategy):
             for target, call in zip(
                 targets, _compiled_calls(targets, value, SHARES[str(budget)], draft.varies), strict=True
             ):
-                undo.put_back(vars(target), "_compiled_call_impl")
-                vars(target)["_compiled_call_impl"] = partial(call, target)
+                undo.replace(vars(target), "_compiled_call_impl", partial(call, target))
             undo.callback(setattr, draft, "compiled", draft.compiled)
             draft.compiled = True
             yield

@@ -16,12 +16,12 @@ from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.compiled_modules import has_compiled_part
+from autofit.strategies.optional_libraries import missing, quietly, unusable
 from autofit.strategies.precision import computes_in_another_type_than_bf16
-from autofit.strategies.torchao_library import missing, quietly, unusable
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
-KNOB = "fp8_products"
+KNOB, LIBRARY = "fp8_products", "torchao"
 TWIN = "_autofit_fp8_twin"
 """Attribute of a layer: the layer of torchao that computes for it. No submodule, so that names stay the same."""
 ALIGNMENT = 16
@@ -122,12 +122,12 @@ def _lack(model: nn.Module) -> str | None:
             f"no trained linear layer in a repeated block has more than {MOST_SMALL_OUTPUTS} outputs or more than "
             f"{MOST_SMALL_INPUTS} inputs, and multiples of {ALIGNMENT} of both"
         )
-    if (reason := missing()) is not None:
+    if (reason := missing(LIBRARY)) is not None:
         return reason
     try:
         _library(), _code_generation()
     except (ImportError, AttributeError, OSError) as error:
-        return unusable(error)
+        return unusable(LIBRARY, error)
     return None
 
 
@@ -179,9 +179,8 @@ def _replace_forward(undo: Undo, layer: nn.Linear) -> None:
     Layers share one function, and what differs is an attribute of the layer. Compiled code is kept for each function
     object, so that otherwise it would serve neither the other blocks nor the next step.
     """
-    for name, value in ((TWIN, _twin(layer)), ("forward", MethodType(_forward, layer))):
-        undo.put_back(vars(layer), name)
-        vars(layer)[name] = value
+    undo.replace(vars(layer), TWIN, _twin(layer))
+    undo.replace(vars(layer), "forward", MethodType(_forward, layer))
 
 
 def _twin(layer: nn.Linear) -> nn.Module:

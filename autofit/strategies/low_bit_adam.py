@@ -45,13 +45,11 @@ class LowBitAdam(ABC):
 
     Attributes:
         library: name of the library.
-        extra: the extra of torch-autofit that installs it.
         compiled: whether the update is compiled when it first runs.
         rounds: whether the update rounds parameters in bfloat16 stochastically.
     """
 
     library: ClassVar[str]
-    extra: ClassVar[str]
     compiled: ClassVar[bool] = False
     rounds: ClassVar[bool] = False
 
@@ -121,12 +119,11 @@ def updated_by(library: LowBitAdam, optimizer: Optimizer, draft: Draft) -> Itera
     states = _States(library, optimizer)
     with Undo() as undo:
         for name in MARKS:  # a fused step would divide by the scale of a gradient scaler itself
-            undo.put_back(vars(optimizer), name)
-            vars(optimizer)[name] = False
+            undo.replace(vars(optimizer), name, False)
         undo.callback(states.unpack)
         states.pack(exactly=True)
-        undo.put_back(vars(optimizer), "step")
-        vars(optimizer)["step"] = MethodType(_step_of(states, scheduled=is_scheduled(optimizer)), optimizer)
+        step = MethodType(_step_of(states, scheduled=is_scheduled(optimizer)), optimizer)
+        undo.replace(vars(optimizer), "step", step)
         undo.enter_context(cleared_by_a_step(states.exact, draft))
         yield
 

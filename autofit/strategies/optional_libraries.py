@@ -1,4 +1,4 @@
-"""torchao: whether it is installed, and how it is imported without its notes."""
+"""Optional libraries: whether one is installed, and how it is imported without its notes."""
 
 import importlib.util
 import logging
@@ -6,22 +6,21 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-INSTALL = "pip install 'torch-autofit[torchao]'"
+
+def missing(library: str) -> str | None:
+    """Returns that a library is not installed and how to install it, or None. Its extra has its name."""
+    found = importlib.util.find_spec(library) is not None
+    return None if found else f"{library} is not installed: {_install(library)}"
 
 
-def missing() -> str | None:
-    """Returns that torchao is not installed and how to install it, or None."""
-    return None if importlib.util.find_spec("torchao") is not None else f"torchao is not installed: {INSTALL}"
-
-
-def unusable(error: Exception) -> str:
-    """Returns that torchao is installed but failed to import with `error`, and what to do."""
-    return f"torchao cannot be imported ({error}): {INSTALL}"
+def unusable(library: str, error: Exception) -> str:
+    """Returns that a library is installed but failed to import with `error`, and what to do."""
+    return f"{library} cannot be imported ({error}): {_install(library)}"
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Hides the warnings and notes that an import of torchao makes, such as those on kernels for other devices."""
+    """Hides the warnings and notes that an import makes, such as those on kernels for other devices."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -30,3 +29,7 @@ def quietly() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def _install(library: str) -> str:
+    return f"pip install 'torch-autofit[{library}]'"

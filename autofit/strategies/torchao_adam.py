@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from autofit.strategies.compilation import missing_tool
 from autofit.strategies.low_bit_adam import BLOCK, SMALLEST, LowBitAdam, State, Update
-from autofit.strategies.torchao_library import missing, quietly, unusable
+from autofit.strategies.optional_libraries import missing, quietly, unusable
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SIGNED = MOMENTS[0]
@@ -26,7 +26,6 @@ class TorchaoAdam(LowBitAdam):
     """
 
     library: ClassVar[str] = "torchao"
-    extra: ClassVar[str] = "torchao"
     compiled: ClassVar[bool] = True
     rounds: ClassVar[bool] = True
 
@@ -35,7 +34,7 @@ class TorchaoAdam(LowBitAdam):
 
     def lack(self, device_type: str, capabilities: frozenset[str] | None) -> str | None:
         """Returns that torchao is missing, or that torch.compile generates no code here; None if it can be used."""
-        if (reason := missing()) is not None:
+        if (reason := missing(self.library)) is not None:
             return reason
         if capabilities is not None and "compiled code" not in capabilities:
             return f"torchao compiles its update, and torch.compile generates no code for this {device_type} device"
@@ -44,7 +43,7 @@ class TorchaoAdam(LowBitAdam):
         try:
             _library()
         except (ImportError, AttributeError, OSError) as error:
-            return unusable(error)
+            return unusable(self.library, error)
         return None
 
     def refusal(self, optimizer: Optimizer) -> str | None:

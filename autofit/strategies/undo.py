@@ -22,6 +22,11 @@ class Undo(ExitStack):
         """Registers that the entry gets the value that it has now, or is removed if there is none now."""
         self.callback(put, attributes, key, attributes.get(key, ABSENT))
 
+    def replace(self, attributes: dict[Any, Any], key: Any, value: Any) -> None:
+        """Sets an entry now, and registers that it is put back."""
+        self.put_back(attributes, key)
+        attributes[key] = value
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:

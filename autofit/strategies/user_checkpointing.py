@@ -87,8 +87,7 @@ class UserCheckpointing:
         """Switches it off until the context is left."""
         with Undo() as undo:
             for switch in self.switches:
-                undo.put_back(switch.attributes, switch.name)
-                switch.attributes[switch.name] = switch.off
+                undo.replace(switch.attributes, switch.name, switch.off)
             yield
 
 

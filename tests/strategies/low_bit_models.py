@@ -1,14 +1,20 @@
-"""A small model with parameters that are quantized and others that are not, and how it is trained."""
+"""A small model with parameters that are quantized and others that are not, how it is trained, and what must hold."""
 
+import copy
+import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
+from autofit.strategies.base import Facts
+from autofit.strategies.low_bit_adam import LowBitAdam, updated_by
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 
@@ -44,6 +50,61 @@ def draft(make: Make = adamw) -> Draft:
 def plain(made: Draft) -> TrainStep:
     """Returns the step of a draft to which a strategy is applied elsewhere."""
     return prepare(Plan(), made, [])
+
+
+def facts(made: Draft, *capabilities: str, **changes: Any) -> Facts:
+    """Returns what a strategy is told of a draft on a CPU with these capabilities."""
+    known = Facts(
+        model=made.model,
+        batch=batch(),
+        optimizer=made.optimizer,
+        device_type="cpu",
+        capabilities=frozenset(capabilities),
+        numerics="any",
+        training=True,
+        micro_batch_size=32,
+    )
+    return replace(known, **changes)
+
+
+def check_training_follows(library: LowBitAdam, make: Make) -> None:
+    """Checks that a library trains as the plain optimizer does, and leaves a state as that optimizer has it."""
+    made, other = draft(make), draft(make)
+    optimizer: Any = made.optimizer
+    expected = losses(plain(other), 20)
+    with updated_by(library, optimizer, made):
+        found = losses(plain(made), 20)
+    assert expected[-1] < 0.1 * expected[0]
+    assert found == pytest.approx(expected, rel=0.05, abs=5e-3)
+    theirs: Any = other.optimizer
+    for mine, their in zip(optimizer.state.values(), theirs.state.values(), strict=True):
+        assert list(mine) == list(their)
+        for key, value in their.items():
+            assert (mine[key].shape, mine[key].dtype, type(mine[key])) == (value.shape, value.dtype, type(value))
+            assert (mine[key] - value).norm() <= 0.2 * value.norm(), key
+    assert losses(plain(made), 1)[0] == pytest.approx(losses(plain(other), 1)[0], rel=0.05, abs=5e-3)
+
+
+def check_saved_state_continues(library: LowBitAdam, *, prepared_first: bool) -> None:
+    """Checks that a state that is saved in a prepared step and loaded by a new optimizer continues bit for bit."""
+    made = draft()
+    optimizer: Any = made.optimizer
+    with updated_by(library, optimizer, made):
+        losses(plain(made), 3)
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        weights = copy.deepcopy(made.model.state_dict())
+        expected = losses(plain(made), 3)
+    file.seek(0)
+    again = draft()
+    again.model.load_state_dict(weights)
+    second: Any = again.optimizer
+    if not prepared_first:
+        second.load_state_dict(torch.load(file, weights_only=True))
+    with updated_by(library, second, again):
+        if prepared_first:
+            second.load_state_dict(torch.load(file, weights_only=True))
+        assert losses(plain(again), 3) == expected
 
 
 def losses(step: TrainStep, count: int) -> list[float]:

@@ -20,6 +20,7 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.workloads.step import Draft, StepBatch, TrainStep
+from tests.strategies import low_bit_models
 from tests.strategies.low_bit_models import RULE, adamw, batch, draft, losses
 
 STRATEGY = Bf16Parameters()
@@ -46,17 +47,7 @@ def weights(made: Draft) -> list[torch.Tensor]:
 
 
 def facts(made: Draft, **changes: Any) -> Facts:
-    known = Facts(
-        model=made.model,
-        batch=batch(),
-        optimizer=made.optimizer,
-        device_type="cpu",
-        capabilities=frozenset(("bf16", "compiled code")),
-        numerics="any",
-        training=True,
-        micro_batch_size=32,
-    )
-    return replace(known, **changes)
+    return low_bit_models.facts(made, "bf16", "compiled code", **changes)
 
 
 def reason(made: Draft, **changes: Any) -> str:

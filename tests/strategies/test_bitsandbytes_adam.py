@@ -1,8 +1,6 @@
 """bitsandbytes' update: the moments that it keeps, the training that results, and where it cannot be used."""
 
-import copy
 import importlib.util
-import io
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +9,14 @@ import torch
 
 from autofit.strategies.bitsandbytes_adam import BitsandbytesAdam
 from autofit.strategies.low_bit_adam import updated_by
-from tests.strategies.low_bit_models import ADAMS, draft, losses, plain
+from tests.strategies.low_bit_models import (
+    ADAMS,
+    check_saved_state_continues,
+    check_training_follows,
+    draft,
+    losses,
+    plain,
+)
 
 LOW = BitsandbytesAdam()
 FOLLOWED = [name for name in ADAMS if name != "adam"]
@@ -46,43 +51,13 @@ def test_small_parameters_stay_float32() -> None:
 @installed
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_training_follows_the_curve_of_the_plain_optimizer(name: str) -> None:
-    made, other = draft(ADAMS[name]), draft(ADAMS[name])
-    optimizer: Any = made.optimizer
-    expected = losses(plain(other), 20)
-    with updated_by(LOW, optimizer, made):
-        found = losses(plain(made), 20)
-    assert expected[-1] < 0.1 * expected[0]
-    assert found == pytest.approx(expected, rel=0.05, abs=5e-3)
-    theirs: Any = other.optimizer
-    for mine, their in zip(optimizer.state.values(), theirs.state.values(), strict=True):
-        assert list(mine) == list(their)
-        for key, value in their.items():
-            assert (mine[key].shape, mine[key].dtype, type(mine[key])) == (value.shape, value.dtype, type(value))
-            assert (mine[key] - value).norm() <= 0.2 * value.norm(), key
-    assert losses(plain(made), 1)[0] == pytest.approx(losses(plain(other), 1)[0], rel=0.05, abs=5e-3)
+    check_training_follows(LOW, ADAMS[name])
 
 
 @installed
 @pytest.mark.parametrize("prepared_first", [True, False])
 def test_a_saved_state_continues_the_training_bit_for_bit(prepared_first: bool) -> None:
-    made = draft()
-    optimizer: Any = made.optimizer
-    with updated_by(LOW, optimizer, made):
-        losses(plain(made), 3)
-        file = io.BytesIO()
-        torch.save(optimizer.state_dict(), file)
-        weights = copy.deepcopy(made.model.state_dict())
-        expected = losses(plain(made), 3)
-    file.seek(0)
-    again = draft()
-    again.model.load_state_dict(weights)
-    second: Any = again.optimizer
-    if not prepared_first:
-        second.load_state_dict(torch.load(file, weights_only=True))
-    with updated_by(LOW, second, again):
-        if prepared_first:
-            second.load_state_dict(torch.load(file, weights_only=True))
-        assert losses(plain(again), 3) == expected
+    check_saved_state_continues(LOW, prepared_first=prepared_first)
 
 
 @installed

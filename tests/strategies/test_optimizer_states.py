@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +20,8 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.optimizer_states import KNOB, LIBRARIES, OptimizerStates
 from autofit.workloads.step import Draft
-from tests.strategies.low_bit_models import adamw, batch, draft, losses
+from tests.strategies import low_bit_models
+from tests.strategies.low_bit_models import adamw, draft, losses
 
 STRATEGY = OptimizerStates()
 EACH = {
@@ -45,17 +45,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def facts(made: Draft, **changes: Any) -> Facts:
-    known = Facts(
-        model=made.model,
-        batch=batch(),
-        optimizer=made.optimizer,
-        device_type="cpu",
-        capabilities=frozenset(("compiled code",)),
-        numerics="any",
-        training=True,
-        micro_batch_size=32,
-    )
-    return replace(known, **changes)
+    return low_bit_models.facts(made, "compiled code", **changes)
 
 
 def reasons(made: Draft, **changes: Any) -> list[str]:
@@ -77,7 +67,7 @@ def test_missing_libraries_are_refused_with_the_extra_that_installs_them() -> No
         found = reasons(draft())
         assert len(found) == len(LIBRARIES)
         for reason, library in zip(found, LIBRARIES.values(), strict=True):
-            assert f"pip install 'torch-autofit[{library.extra}]'" in reason
+            assert f"pip install 'torch-autofit[{library.library}]'" in reason
         for value in LIBRARIES:
             plan = Plan(values={KNOB: value})
             with pytest.raises(SpaceError, match="is not installed"), STRATEGY.apply(plan, draft()):

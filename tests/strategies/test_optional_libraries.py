@@ -1,4 +1,4 @@
-"""torchao: what is said where it is missing or broken, and its silence while it is imported."""
+"""Optional libraries: what is said where one is missing or broken, and the silence while it is imported."""
 
 import logging
 import warnings
@@ -6,16 +6,16 @@ from unittest.mock import patch
 
 import pytest
 
-from autofit.strategies.torchao_library import missing, quietly, unusable
+from autofit.strategies.optional_libraries import missing, quietly, unusable
 
 
 def test_a_missing_or_broken_library_says_what_to_install() -> None:
     with patch("importlib.util.find_spec", lambda name: None):
-        assert missing() == "torchao is not installed: pip install 'torch-autofit[torchao]'"
+        assert missing("torchao") == "torchao is not installed: pip install 'torch-autofit[torchao]'"
     with patch("importlib.util.find_spec", lambda name: object()):
-        assert missing() is None
-    assert "no symbol" in unusable(ImportError("no symbol"))
-    assert "torch-autofit[torchao]" in unusable(ImportError("no symbol"))
+        assert missing("torchao") is None
+    assert "no symbol" in unusable("torchao", ImportError("no symbol"))
+    assert "torch-autofit[torchao]" in unusable("torchao", ImportError("no symbol"))
 
 
 def test_notes_and_warnings_are_hidden_only_meanwhile(caplog: pytest.LogCaptureFixture) -> None:

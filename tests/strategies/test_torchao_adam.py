@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-import io
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +12,14 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from autofit.strategies.low_bit_adam import updated_by
 from autofit.strategies.torchao_adam import TorchaoAdam
-from tests.strategies.low_bit_models import ADAMS, draft, losses, plain
+from tests.strategies.low_bit_models import (
+    ADAMS,
+    check_saved_state_continues,
+    check_training_follows,
+    draft,
+    losses,
+    plain,
+)
 
 LOW = TorchaoAdam()
 installed = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
@@ -65,20 +71,7 @@ def test_small_parameters_and_those_without_whole_blocks_stay_float32() -> None:
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", ADAMS)
 def test_training_follows_the_curve_of_the_plain_optimizer(name: str) -> None:
-    made, other = draft(ADAMS[name]), draft(ADAMS[name])
-    optimizer: Any = made.optimizer
-    expected = losses(plain(other), 20)
-    with updated_by(LOW, optimizer, made):
-        found = losses(plain(made), 20)
-    assert expected[-1] < 0.1 * expected[0]
-    assert found == pytest.approx(expected, rel=0.05, abs=5e-3)
-    theirs: Any = other.optimizer
-    for mine, their in zip(optimizer.state.values(), theirs.state.values(), strict=True):
-        assert list(mine) == list(their)
-        for key, value in their.items():
-            assert (mine[key].shape, mine[key].dtype, type(mine[key])) == (value.shape, value.dtype, type(value))
-            assert (mine[key] - value).norm() <= 0.2 * value.norm(), key
-    assert losses(plain(made), 1)[0] == pytest.approx(losses(plain(other), 1)[0], rel=0.05, abs=5e-3)
+    check_training_follows(LOW, ADAMS[name])
 
 
 @installed
@@ -107,21 +100,7 @@ def test_moments_take_one_byte_and_a_scale_for_each_block() -> None:
 @installed
 @pytest.mark.usefixtures("uncompiled")
 def test_a_saved_state_continues_the_training_bit_for_bit() -> None:
-    made = draft()
-    optimizer: Any = made.optimizer
-    with updated_by(LOW, optimizer, made):
-        losses(plain(made), 3)
-        file = io.BytesIO()
-        torch.save(optimizer.state_dict(), file)
-        weights = copy.deepcopy(made.model.state_dict())
-        expected = losses(plain(made), 3)
-    file.seek(0)
-    again = draft()
-    again.model.load_state_dict(weights)
-    second: Any = again.optimizer
-    second.load_state_dict(torch.load(file, weights_only=True))
-    with updated_by(LOW, second, again):
-        assert losses(plain(again), 3) == expected
+    check_saved_state_continues(LOW, prepared_first=False)
 
 
 @installed

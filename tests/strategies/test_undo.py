@@ -143,6 +143,15 @@ def test_what_is_left_is_undone_in_reverse_also_after_an_error_and_what_is_dropp
     assert done == [2, 1, 2, 1]
 
 
+def test_a_replaced_entry_has_the_new_value_until_the_end() -> None:
+    attributes = {"held": 1}
+    with Undo() as undo:
+        undo.replace(attributes, "held", 2)
+        undo.replace(attributes, "new", 3)
+        assert attributes == {"held": 2, "new": 3}
+    assert attributes == {"held": 1}
+
+
 def test_entries_get_their_values_back_and_new_ones_are_removed() -> None:
     attributes = {"held": 1, "removed": 2}
     with Undo() as undo:
