@@ -113,6 +113,13 @@ class History:
             return
         self._stored, self._known = found, {}
 
+    def answers(self) -> bool:
+        """Returns whether the storage can be reached now, and notes it if it cannot."""
+        found = stored_nights.read(self._place, ())
+        if found.away:
+            self._note_away(stored_nights.not_available(self._place, found.away))
+        return not found.away
+
     def begin_night(self, night: str) -> None:
         """Records that a night begins or is resumed, and merges the records that were set aside.
 

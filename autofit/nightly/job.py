@@ -258,8 +258,8 @@ class JobsFile(BaseModel):
 
     @property
     def local_study(self) -> Path:
-        """File for the studies of a night in which the storage of the history is not available."""
-        return self.folder / _ASIDE_FOLDER / "study.db"
+        """File for the trials of a night while the storage of the history is not available."""
+        return self.folder / _ASIDE_FOLDER / f"{self.path.name}.aside.db"
 
     @property
     def aside(self) -> Path:

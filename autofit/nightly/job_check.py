@@ -8,7 +8,7 @@ from pathlib import Path
 from autofit import planfile
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, BudgetSpent, DeviceMissing, PlanFileError
+from autofit.core.errors import AutofitError, BudgetSpent, DeviceMissing, PlanFileError, StudyError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line
@@ -22,8 +22,10 @@ from autofit.nightly.recheck import confirm, recheck
 from autofit.nightly.record_draft import RecordDraft
 from autofit.nightly.records import Verdict, VerdictKind
 from autofit.nightly.schedule import Scheduled
+from autofit.nightly.study_place import StudyPlace
 from autofit.search.event import Event
 from autofit.search.request import Request
+from autofit.study.location import Place
 
 PARTS = 3
 """Parts of the work on a job that may each take its time: re-check, tuning, and comparison of the two plans."""
@@ -38,7 +40,7 @@ class NightContext:
         night: identifier of the night.
         clock: time of the night.
         folder: folder of the jobs file.
-        study: storage of the studies.
+        studies: where searches keep their trials.
         open_bench: opens the workload of a job.
         today: returns the present time, in UTC.
         say: receives one line for people.
@@ -48,7 +50,7 @@ class NightContext:
     night: str
     clock: Clock
     folder: Path
-    study: str
+    studies: StudyPlace
     open_bench: OpenBench
     today: Callable[[], datetime]
     say: Say
@@ -138,7 +140,8 @@ class JobCheck:
             self._job.name, segment, environment, found.accepted, budget_bytes, found.unit, found.baseline
         )
         self._begin(self._time_s())
-        judged = judge(self._past, tonight, lambda: confirm(self._runner, plan))
+        known = not self._context.studies.history.away
+        judged = judge(self._past, tonight, lambda: confirm(self._runner, plan), known=known)
         draft.update(accepted=found.accepted, baseline=found.baseline, gain=found.gain, unit=found.unit)
         draft.update(confirmation=judged.confirmation)
         draft.verdict = judged.verdict
@@ -149,7 +152,7 @@ class JobCheck:
     def _tune_first(self) -> None:
         """Tunes a job without a plan, and measures the new plan as later nights will."""
         self._context.say(retune.NO_PLAN)
-        found = retune.retune(self._runner, self._request(), None, [self._show], self._begin_tuning).recommendation
+        found = self._searched(None).recommendation
         proposals.replace(found, self._job.plan)
         self.draft.update(tuned=retune.NO_PLAN, proposed=found.plan, replaced=True)
         self.draft.verdict = Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="this is the first night of the job")
@@ -163,9 +166,7 @@ class JobCheck:
         """Tunes again; proposes what is better, or makes it the accepted plan."""
         self._context.say(f"tuning again: {reason}")
         try:
-            result = retune.retune(
-                self._runner, self._request(anew=True), accepted.plan, [self._show], self._begin_tuning, runs=runs
-            )
+            result = self._searched(accepted.plan, runs=runs)
         except AutofitError as error:
             self._note(f"tuning again ({reason}) found no answer: {one_line(str(error))}")
             return
@@ -179,6 +180,23 @@ class JobCheck:
                 self._note("the proposal of an earlier night was withdrawn: this search found nothing better")
         except PlanFileError as error:
             self._note(one_line(str(error)))
+
+    def _searched(self, accepted: Plan | None, *, runs: bool = True) -> retune.Retune:
+        """Searches for a plan. If the study goes away meanwhile, searches once more in a local one."""
+
+        def searched(study: str) -> retune.Retune:
+            request = self._request(study, anew=accepted is not None)
+            return retune.retune(self._runner, request, accepted, [self._show], self._begin_tuning, runs=runs)
+
+        study = self._context.studies.now()
+        try:
+            return searched(study)
+        except StudyError as error:
+            present = self._context.studies.now()
+            if present == study:
+                raise
+            self._note(f"the search began again in the study {Place.of(present).shown}: {one_line(str(error))}")
+        return searched(present)
 
     def _keep(self, result: retune.Retune, accepted: Recommendation) -> None:
         path, found = self._job.plan, result.recommendation
@@ -206,14 +224,15 @@ class JobCheck:
     def _accepting(self) -> str:
         return f"autofit nightly accept {self._job.name}"
 
-    def _request(self, *, anew: bool = False) -> Request:
+    def _request(self, study: str, *, anew: bool) -> Request:
         """Returns the options of a search.
 
         Args:
+            study: where it keeps its trials.
             anew: search although the study knows the answer. A job that is tuned again needs another one.
         """
         return Request(
-            study=self._context.study,
+            study=study,
             objective=self._objective,
             isolated=True,
             title=self._job.workload,

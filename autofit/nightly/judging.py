@@ -17,6 +17,8 @@ from autofit.nightly.rule import LEAST_NIGHTS, WINDOW
 
 __all__ = ["Judged", "Tonight", "failed", "judge", "level_accepted"]
 
+UNKNOWN_PAST = "the earlier nights are not known, because the history is not available"
+"""Reason for a verdict while too few records are at hand."""
 Moved = Literal["slower", "faster", "more memory"]
 
 
@@ -33,7 +35,9 @@ class Judged:
     confirmation: Figures | None = None
 
 
-def judge(past: Sequence[NightRecord], tonight: Tonight, confirm: Callable[[], Figures | None]) -> Judged:
+def judge(
+    past: Sequence[NightRecord], tonight: Tonight, confirm: Callable[[], Figures | None], *, known: bool = True
+) -> Judged:
     """Returns the verdict on a night in which the accepted plan ran.
 
     That a job regressed, became faster, or is back at its level is claimed only if a second measurement agrees.
@@ -43,6 +47,7 @@ def judge(past: Sequence[NightRecord], tonight: Tonight, confirm: Callable[[], F
         tonight: what was measured.
         confirm: measures the accepted plan once more in this night; returns None if it did not run. Called at most
             once. The later it measures, the less noise the two measurements share.
+        known: whether `past` has all earlier records. False while the storage of the history is not available.
     """
     peak_bytes, budget_bytes = tonight.accepted.peak_bytes, tonight.budget_bytes
     if budget_bytes is not None and peak_bytes > budget_bytes:
@@ -51,6 +56,8 @@ def judge(past: Sequence[NightRecord], tonight: Tonight, confirm: Callable[[], F
     earlier = ComparableNights.of(past, tonight)
     level = level_of(earlier.comparable)
     if level.missing_nights:
+        if not known:
+            return Judged(Verdict(kind=VerdictKind.CANNOT_COMPARE, reason=UNKNOWN_PAST))
         return Judged(_incomparable(past, tonight, earlier, level.missing_nights))
     confirming = _Confirming(confirm)
     decision = decide(level, reading(tonight.accepted), confirming)

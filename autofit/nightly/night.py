@@ -24,6 +24,7 @@ from autofit.nightly.outputs import markdown
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.nightly.schedule import Scheduled, scheduled
+from autofit.nightly.study_place import StudyPlace
 from autofit.nightly.uninterrupted import uninterrupted
 from autofit.probing.child_request import HIDING_ENVIRONMENT
 
@@ -118,9 +119,9 @@ class _Night:
         self._order = scheduled(jobs, history, now, unfinished, options.only)
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
-        study = str(jobs.local_study) if history.away else jobs.history
+        self._studies = StudyPlace(history, jobs.history, jobs.local_study)
         self._context = NightContext(
-            self._id, self._clock, jobs.folder, study, open_bench, options.today, options.say, claims.shared
+            self._id, self._clock, jobs.folder, self._studies, open_bench, options.today, options.say, claims.shared
         )
         self._records = [each.record_of(self._id) for each in self._order if each.done]
         self._unchecked: dict[str, str] = {}
@@ -133,6 +134,7 @@ class _Night:
     def run(self) -> NightResult:
         if self._whole:
             self._history.begin_night(self._id)
+        self._merge_studies()
         if self._records:
             self._options.say(f"continuing the night of {self._id}")
         left = [each for each in self._order if not each.done]
@@ -141,6 +143,7 @@ class _Night:
                 self._check(each, len(left) - number)
             if self._is_host:
                 self._wait_for_others(left)
+            self._merge_studies()
             if self._whole:
                 self._history.end_night(self._id)
         except KeyboardInterrupt as interrupt:
@@ -150,6 +153,12 @@ class _Night:
             missing = [each.job.name for each in left if each.job.name not in known]
             self._unchecked |= dict.fromkeys(missing, "the night was interrupted")
         return self._result()
+
+    def _merge_studies(self) -> None:
+        """Moves the trials of searches that ran while the storage of the history was not available into it."""
+        if note := self._studies.merge():
+            self._options.say(note)
+            self._notes.append(note)
 
     @property
     def _is_host(self) -> bool:

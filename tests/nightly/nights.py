@@ -43,6 +43,7 @@ class MachineRoom:
         problems: errors of the jobs file.
         time_s: seconds for a whole night.
         days: days since the first night; each night is a day after the last.
+        location: storage of the history; a file beside the jobs file by default.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class MachineRoom:
     start: datetime = field(default_factory=lambda: datetime.now(UTC))
     problems: tuple[str, ...] = ()
     time_s: float | None = None
+    location: str = ""
 
     def add(self, name: str, accepted: Callable[[FakeBench], Plan] | None = faster, **fields: Any) -> Job:
         """Adds a job; `accepted` chooses its accepted plan, None for a job without one."""
@@ -80,7 +82,7 @@ class MachineRoom:
         """The jobs file."""
         return JobsFile(
             path=self.folder / "jobs.yaml",
-            history=str(self.folder / "study.db"),
+            history=self.location or str(self.folder / "study.db"),
             time_s=self.time_s,
             jobs=tuple(self.jobs),
             problems=self.problems,

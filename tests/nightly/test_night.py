@@ -13,15 +13,12 @@ from autofit.core.errors import (
     Busy,
     DeviceMissing,
     DevicePoisoned,
-    StudyError,
     UsageError,
     UserCodeError,
 )
 from autofit.core.outcome import Status
-from autofit.nightly import stored_nights
 from autofit.nightly.records import VerdictKind
 from autofit.nightly.schedule import plan_of_night
-from autofit.nightly.stored_nights import StoredNights
 from tests.fakes import always
 from tests.nightly.benches import faster
 from tests.nightly.nights import MachineRoom, stop_at
@@ -226,20 +223,6 @@ def test_the_command_of_a_job_gets_the_summary_of_its_regression_alone(room: Mac
     text = (room.folder / "told").read_text()
     assert "# a: does not fit" in text
     assert "b:" not in text
-
-
-def test_while_the_history_is_away_a_job_is_tuned_in_a_local_study_and_the_exit_code_says_so(
-    room: MachineRoom, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = room.add("a", accepted=None)
-    monkeypatch.setattr(stored_nights, "read", lambda place: StoredNights(away="connection refused"))
-    result = room.night()
-    assert result.exit_code == StudyError.exit_code
-    assert "connection refused" in result.notes[0]
-    assert result.records[0].tuned
-    assert job.plan.exists()
-    assert room.file.local_study.exists()
-    assert room.file.local_study != Path(room.file.history)
 
 
 def test_the_command_of_a_job_also_gets_the_summary_of_an_error(room: MachineRoom) -> None:
