@@ -191,11 +191,12 @@ class JobCheck:
         study = self._context.studies.now()
         try:
             return searched(study)
-        except StudyError as error:
+        except StudyError:
             present = self._context.studies.now()
             if present == study:
                 raise
-            self._note(f"the search began again in the study {Place.of(present).shown}: {one_line(str(error))}")
+            shown = Place.of(present).shown
+            self._note(f"the search began again in the study {shown}, because {Place.of(study).shown} is not available")
         return searched(present)
 
     def _keep(self, result: retune.Retune, accepted: Recommendation) -> None:

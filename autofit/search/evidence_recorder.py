@@ -9,6 +9,7 @@ from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
+from autofit.core.wording import describe_plan
 from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
 from autofit.search.event import Event
@@ -53,16 +54,21 @@ class EvidenceRecorder:
         """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
         try:
             if all(estimator.profile(plan) is None for estimator in self._estimators):
-                self.say(f"tracing {plan} for the report")
+                self.say(f"tracing {self._named(plan)} for the report")
                 for estimator in self._estimators:
                     estimator.show(plan)
         except Exception as error:  # noqa: BLE001  # the answer matters more than what is shown with it
-            self.say(f"{plan} was not traced for the report: {type(error).__name__}: {error}")
+            self.say(f"{self._named(plan)} was not traced for the report: {type(error).__name__}: {error}")
+
+    def _named(self, plan: Plan) -> str:
+        return describe_plan(plan, self._asked.baseline)
 
     def found(self, recommendation: Recommendation) -> None:
         """Keeps the evidence for a recommendation, and tells the listener both."""
         result = self._result(recommendation, None)
-        self._listen(Event("result", f"recommended: {recommendation.plan}", done=self._done, result=result))
+        self._listen(
+            Event("result", f"recommended: {self._named(recommendation.plan)}", done=self._done, result=result)
+        )
 
     def proven_again(self, recommendation: Recommendation, evidence: SearchEvidence) -> None:
         """Keeps the evidence of the earlier search for a recommendation that was proven again; tells the listener."""
@@ -70,7 +76,9 @@ class EvidenceRecorder:
         evidence = evidence.model_copy(update={"recommendation": kept, "began": self._asked.began})
         self._keep(evidence, CLOSED)
         result = SearchResult(recommendation, evidence, tuple(self.seen.trials))
-        self._listen(Event("result", f"recommended: {recommendation.plan}", done=self._done, result=result))
+        self._listen(
+            Event("result", f"recommended: {self._named(recommendation.plan)}", done=self._done, result=result)
+        )
 
     def failed(self, error: AutofitError) -> None:
         """Keeps the evidence of a search that ends with an error, and tells the listener."""

@@ -140,7 +140,7 @@ class Final:
         def joining() -> list[str]:
             found = self._finalists.joining()
             for trial in found:
-                self._runner.say("stage", f"another plan joins the race: {trial.plan}")
+                self._runner.say("stage", f"another plan joins the race: {self._runner.named(trial.plan)}")
             return [trial.plan.key for trial in found]
 
         run_race(race, block, enough, joining)
@@ -232,17 +232,19 @@ class Final:
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
             chosen = self._choose(self._pool(left))
             self._runner.phase, self._runner.most_left_s = "proof", self._time.proof_s
-            self._runner.say("stage", f"proving {chosen.plan}")
+            self._runner.say("stage", f"proving {self._runner.named(chosen.plan)}")
             self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
             trial = self._runner.attempt(chosen.plan, Purpose.PROOF)
             outcome = trial.outcome
-            self._runner.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)
+            self._runner.say("proof", f"{self._runner.named(chosen.plan)}: {summary(outcome, self._objective)}", trial)
             if outcome.measured and outcome.measurement is not None:
                 proof = self._charged(chosen.plan, outcome.measurement)
                 return self._scale.proven(chosen, proof), proof
             self._failed.append(trial)
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
-            self._caveats.append(f"{chosen.plan} was the choice, but its proof failed ({outcome.reason})")
+            self._caveats.append(
+                f"{self._runner.named(chosen.plan)} was the choice, but its proof failed ({outcome.reason})"
+            )
             left = [t for t in left if t is not chosen]
             self._race(left)  # without the fastest, plans that it kept out of the final may win
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)

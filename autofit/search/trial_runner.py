@@ -10,6 +10,7 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, short_number
+from autofit.core.wording import describe_plan
 from autofit.search.ambiguous_failures import settled
 from autofit.search.cold_start import from_cold_start
 from autofit.search.earlier_runs import Earlier
@@ -59,7 +60,7 @@ class TrialRunner:
         trial = self.attempt(plan, Purpose.PROBE)
         self.probes += 1
         self.time.took(self.tuning.clock.elapsed_s - began_s)
-        self.say("trial", f"{plan}: {summary(trial.outcome, self.tuning.objective)}", trial)
+        self.say("trial", f"{self.named(plan)}: {summary(trial.outcome, self.tuning.objective)}", trial)
         return trial
 
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
@@ -82,7 +83,7 @@ class TrialRunner:
         self.trials.append(trial)
         self.elsewhere.add(trial.plan.key)
         self.probes += 1
-        self.say("trial", f"{trial.plan}: {summary(trial.outcome, self.tuning.objective)}", trial)
+        self.say("trial", f"{self.named(trial.plan)}: {summary(trial.outcome, self.tuning.objective)}", trial)
 
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
         """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
@@ -101,7 +102,7 @@ class TrialRunner:
         """Records that a plan is not run, with the reason."""
         number = self.tuning.log.begin(plan, Purpose.PROBE)
         trial = self._finish(number, Outcome(status=Status.SKIPPED, reason=reason))
-        self.say("skipped", f"{plan}: skipped, {reason}", trial)
+        self.say("skipped", f"{self.named(plan)}: skipped, {reason}", trial)
         return trial
 
     def check_for_users_fault(self) -> None:
@@ -114,13 +115,17 @@ class TrialRunner:
         if fault is not None:
             raise fault
 
+    def named(self, plan: Plan) -> str:
+        """Returns the batch of a plan and what it changes, as a person reads it."""
+        return describe_plan(plan, self.baseline)
+
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Sends an event to the listener."""
         self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase, left_s=self.most_left_s()))
 
     def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
         """Reports that a plan begins to run, with the estimate of its peak."""
-        text, done, left_s = f"running {plan}", self.probes, self.most_left_s()
+        text, done, left_s = f"running {self.named(plan)}", self.probes, self.most_left_s()
         phase = self.phase
         self.tuning.listen(Event("running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s))
 

@@ -14,6 +14,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
+from autofit.core.wording import describe_plan
 from autofit.search.event import Event
 from autofit.search.loop import Loop
 from autofit.search.phases import run
@@ -262,7 +263,7 @@ def test_a_plan_that_joins_a_race_is_announced_and_the_baseline_that_is_slower_i
     assert list(race["joined"]) == [best.key]
     texts = [event.text for event in events if event.phase == "race" and event.kind in ("stage", "race")]
     assert texts[0] == "racing 2 plans in interleaved blocks"
-    assert f"another plan joins the race: {best}" in texts
+    assert f"another plan joins the race: {describe_plan(best, bench.space.baseline)}" in texts
     assert texts[-1].endswith(": 1 plan left")  # of three that ran: one left, and the baseline never leaves
 
 
