@@ -220,13 +220,15 @@ class Fit:
         writing.check_replaceable(path, force=force)
         writing.write(writing.rendered(self._report(), kind), path, force=force)
 
-    def export(self, target: str) -> Export:
-        """Returns the plan as code or settings for another framework, with the knobs that it cannot express.
+    def export(self, target: str, target_version: str | None = None) -> Export:
+        """Returns the plan for a framework, such as "python", with the knobs that the framework cannot express.
+
+        Without `target_version`, it is for the installed version, or else for the newest that is known.
 
         Raises:
-            UsageError: no exporter has this name.
+            UsageError: there is no such exporter or version, or it cannot express the plan's batch.
         """
-        return exporters.by_name(target).export(self.recommendation)
+        return exporters.by_name(target).export(self.recommendation, target_version)
 
     def _report(self) -> Report:
         if self.result is not None and self.result.recommendation is not None:

@@ -14,6 +14,7 @@ from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
 from autofit.estimators.base import Estimator
 from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.target_version import TargetVersion
 from autofit.searchers.base import Problem, Searcher
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.trackers.base import Conclusion, Ending, Tracker, Value
@@ -60,10 +61,10 @@ class Words(Exporter):
 
     name, filename = "words", "plan.txt"
 
-    def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         return {knob: {knob: value} for knob, value in plan.values.items()}
 
-    def render(self, settings: Settings, recommendation: Recommendation) -> str:
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         return "".join(f"{key} is {value}\n" for key, value in settings.items())
 
 

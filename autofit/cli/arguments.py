@@ -103,6 +103,11 @@ def export(parser: argparse.ArgumentParser) -> None:
         default="python",
         help="export format: python, or one that another package adds (default: %(default)s)",
     )
+    parser.add_argument(
+        "--target-version",
+        metavar="VERSION",
+        help="version of the framework to export for (default: the installed one, or else the newest that is known)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
     _force(parser)
 

@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-from autofit.core.plan import Plan
+from autofit.core.errors import UsageError
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
+from autofit.exporters.target_version import TargetVersion
 
 Settings = Mapping[str, object]
 """Settings of the target, by key."""
@@ -22,53 +24,113 @@ class Export:
         text: content of the file, ending with a newline.
         filename: usual name of the file.
         unmapped: knobs that the plan changes and the target cannot express, in the plan's order.
+        by_hand: for each knob that the target expresses only in the user's code, the line to write there.
+        target_version: version of the target whose keys the file has; "" if its keys depend on no version.
+        warnings: what to know before the file is used.
     """
 
     text: str
     filename: str
     unmapped: tuple[str, ...] = ()
+    by_hand: Mapping[str, str] = field(default_factory=dict)
+    target_version: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Exporter(ABC):
     """Writes a plan as code or settings for another framework.
 
-    `export` calls `fields` and `render` once each, in the user's process or that of the command line; torch need not be
-    installed. A recommendation may come from an untrusted file: every value in an export is a number, a
-    constant from the exporter's own table, or quoted text.
+    `export` calls `fields`, `by_hand` and `render` once each, in the user's process or in that of the command line.
+    Neither torch nor the target needs to be installed. A recommendation may come from an untrusted file: every value in
+    an export is a number, a constant from the exporter's own table, or quoted text.
 
     Attributes:
         name: name for `fit.export(name)` and `autofit export --to name`.
         filename: usual name of the exported file.
         comment: start of a comment line in the target's language; "" if it has no comments.
+        package: distribution whose version decides the keys; "" if they depend on no version.
+        oldest: oldest version of the package whose keys are known.
+        newest: newest version of the package whose keys are known.
     """
 
     name: ClassVar[str]
     filename: ClassVar[str]
     comment: ClassVar[str] = "# "
+    package: ClassVar[str] = ""
+    oldest: ClassVar[str] = ""
+    newest: ClassVar[str] = ""
 
     @abstractmethod
-    def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the target's settings for each knob of `plan` that it can express, by name of the knob.
 
         A knob whose value is the target's default has empty settings. Leave out a knob or value that the target cannot
         express. Never invent a key.
         """
 
+    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+        """Returns for each knob that the target expresses only in the user's code the line to write there.
+
+        `plan` has the same values as for `fields`. A knob of `fields` is ignored here.
+        """
+        return {}
+
     @abstractmethod
-    def render(self, settings: Settings, recommendation: Recommendation) -> str:
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the text of the file for the settings of all knobs, without the leading comment."""
 
     @final
-    def export(self, recommendation: Recommendation) -> Export:
-        """Returns the plan for the target. Knobs that it cannot express are listed in the result and in the file."""
-        plan, baseline = recommendation.plan, recommendation.baseline.plan
-        fields = self.fields(plan, recommendation)
-        unmapped = tuple(knob for knob in plan.changes_from(baseline) if knob not in fields)
-        merged = {key: value for settings in fields.values() for key, value in settings.items()}
-        text = self._header(recommendation, unmapped) + self.render(merged, recommendation)
-        return Export(text=text.rstrip("\n") + "\n", filename=self.filename, unmapped=unmapped)
+    def export(self, recommendation: Recommendation, target_version: str | None = None) -> Export:
+        """Returns the plan for the target. Knobs that it cannot express are listed in the result and in the file.
 
-    def _header(self, recommendation: Recommendation, unmapped: tuple[str, ...]) -> str:
+        Args:
+            recommendation: the plan with its proof.
+            target_version: version of the target, such as "4.57"; None for the one that is installed, or else the
+                newest that is known.
+
+        Raises:
+            UsageError: the target has no version or `target_version` is not one, or it cannot express the plan's batch,
+                so that the global batch would be another.
+        """
+        version = TargetVersion.of(target_version, self.name, self.package, self.oldest, self.newest)
+        plan, baseline = recommendation.plan, recommendation.baseline.plan
+        fields, changes = self.fields(plan, recommendation, version), plan.changes_from(baseline)
+        by_hand = {
+            knob: line
+            for knob, line in self.by_hand(plan, recommendation, version).items()
+            if knob in changes and knob not in fields
+        }
+        unmapped = tuple(knob for knob in changes if knob not in fields and knob not in by_hand)
+        self._check_batch(plan, unmapped)
+        merged = {key: value for settings in fields.values() for key, value in settings.items()}
+        text = self._header(recommendation, unmapped, by_hand, version)
+        text += self.render(merged, recommendation, version)
+        return Export(
+            text=text.rstrip("\n") + "\n",
+            filename=self.filename,
+            unmapped=unmapped,
+            by_hand=by_hand,
+            target_version=version.text,
+            warnings=version.warnings,
+        )
+
+    def _check_batch(self, plan: Plan, unmapped: tuple[str, ...]) -> None:
+        """Refuses a file that would train with another global batch."""
+        lost = [knob for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS) if knob in unmapped]
+        if lost:
+            found = ", ".join(one_line(f"{knob}={plan.values[knob]}") for knob in lost)
+            raise UsageError(
+                f"the plan was not exported: found {found}, which {self.name} cannot express, so that it would train "
+                f"with another global batch; expected a plan whose batch it can express. Choose another target."
+            )
+
+    def _header(
+        self,
+        recommendation: Recommendation,
+        unmapped: tuple[str, ...],
+        by_hand: Mapping[str, str],
+        version: TargetVersion,
+    ) -> str:
         if not self.comment:
             return ""
         r = recommendation
@@ -77,9 +139,20 @@ class Exporter(ABC):
             f"autofit plan: {describe_plan(r.plan, r.baseline.plan)}",
             f"measured on {r.environment.device_name} with torch {torch}" + (f": {r.gain}" if r.gain else ""),
         ]
+        if version.text:
+            lines.append(f"for {self.package} {version.text}")
+        lines += version.warnings
+        if by_hand:
+            lines.append("To do in your code:")
+        lines += [f"  {knob}: {line}" for knob, line in by_hand.items()]
         if unmapped:
             lines.append(
                 f"NOT in this file, because {self.name} cannot express it; the measured speed and memory depend on it:"
             )
-        knobs = [f"  {one_line(f'{knob}={r.plan.values[knob]}')}" for knob in unmapped]
-        return "".join(f"{self.comment}{line}\n" for line in [*map(one_line, lines), *knobs])
+        lines += [f"  {knob}={r.plan.values[knob]}" for knob in unmapped]
+        return "".join(f"{self.comment}{_kept_indent(line)}\n" for line in lines)
+
+
+def _kept_indent(line: str) -> str:
+    """Returns text from a plan as one line, with its indent."""
+    return f"{'  ' if line.startswith('  ') else ''}{one_line(line)}"

@@ -12,7 +12,9 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.exporters.base import Exporter
+from autofit.exporters.target_version import TargetVersion
 
+NEWEST = TargetVersion("999.0")
 OWN = Plan(
     values={
         "micro_batch_size": 8,
@@ -110,6 +112,8 @@ def test_each_changed_knob_changes_the_text_or_is_listed(exporter: Exporter, kno
     plain, changed = (exporter.export(recommendation(plan)) for plan in (OWN, OWN.replace(**{knob: value})))
     if knob in changed.unmapped:
         assert changed.unmapped == (knob,)
+    elif knob in changed.by_hand:
+        assert changed.by_hand[knob] in changed.text or not exporter.comment
     else:
         assert changed.unmapped == ()
         assert _body(changed.text, exporter) != _body(plain.text, exporter)
@@ -117,7 +121,27 @@ def test_each_changed_knob_changes_the_text_or_is_listed(exporter: Exporter, kno
 
 def test_only_knobs_of_the_plan_are_said(exporter: Exporter) -> None:
     plan = Plan(values={"micro_batch_size": 2})
-    assert exporter.fields(plan, recommendation(plan)).keys() <= plan.values.keys()
+    assert exporter.fields(plan, recommendation(plan), NEWEST).keys() <= plan.values.keys()
+
+
+def test_a_file_never_trains_with_another_global_batch(exporter: Exporter) -> None:
+    plan = OWN.replace(micro_batch_size=EVIL, accumulation_steps=EVIL)
+    with pytest.raises(UsageError, match="another global batch"):
+        exporter.export(recommendation(plan))
+
+
+def test_a_version_that_is_not_known_is_said_in_the_file(exporter: Exporter) -> None:
+    if not exporter.package:
+        with pytest.raises(UsageError, match="depends on no version"):
+            exporter.export(recommendation(OWN), "1.0")
+        return
+    export = exporter.export(recommendation(OWN), "999.0")
+    assert export.target_version == exporter.newest
+    assert "999.0 is not known" in export.warnings[0]
+    assert not exporter.comment or export.warnings[0] in export.text
+    assert exporter.export(recommendation(OWN), exporter.oldest).warnings == ()
+    with pytest.raises(UsageError, match=r"found the version 'new'.*expected one of"):
+        exporter.export(recommendation(OWN), "new")
 
 
 def test_texts_of_a_foreign_plan_cannot_become_code(exporter: Exporter) -> None:

@@ -8,7 +8,9 @@ from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, chosen_loading
 from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
+from autofit.exporters.target_version import TargetVersion
 from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES, Weighing
 
 _PRECISIONS: dict[KnobValue, Settings] = {
@@ -30,7 +32,6 @@ _COMPILED: dict[KnobValue, Settings] = {
 }
 _GROUPED: dict[KnobValue, Settings] = {False: {}, True: {"grouped": True}}
 _RECOMPUTED: dict[KnobValue, Settings] = {"all": {}}
-_BLOCKS, _ORDER = "checkpointed_blocks", "checkpoint_order"
 
 
 def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
@@ -54,8 +55,8 @@ _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     MICRO_BATCH_SIZE: _count("MICRO_BATCH_SIZE", 0),
     ACCUMULATION_STEPS: _count("ACCUMULATION_STEPS", 1),
     "precision": _PRECISIONS.get,
-    _BLOCKS: _count("CHECKPOINTED_BLOCKS", 0),
-    _ORDER: _order,
+    CHECKPOINTED_BLOCKS: _count("CHECKPOINTED_BLOCKS", 0),
+    CHECKPOINT_ORDER: _order,
     "recomputed_operators": _RECOMPUTED.get,
     "memory_format": _MEMORY_FORMATS.get,
     "optimizer_implementation": _OPTIMIZERS.get,
@@ -83,18 +84,18 @@ class Python(Exporter):
     name: ClassVar[str] = "python"
     filename: ClassVar[str] = "train_loop.py"
 
-    def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns constants and parts of the loop for each knob."""
         found = {knob: _SETTINGS[knob](value) for knob, value in plan.values.items() if knob in _SETTINGS}
-        if type(recommendation.baseline.plan.values.get(_BLOCKS, 0)) is not int:
-            found.pop(_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
-        if found.get(_ORDER, {}) is None:
-            found.pop(_BLOCKS, None)  # the first blocks would be other ones
-        elif _ORDER in found and not found.get(_BLOCKS):
-            found[_ORDER] = {}
+        if type(recommendation.baseline.plan.values.get(CHECKPOINTED_BLOCKS, 0)) is not int:
+            found.pop(CHECKPOINTED_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
+        if found.get(CHECKPOINT_ORDER, {}) is None:
+            found.pop(CHECKPOINTED_BLOCKS, None)  # the first blocks would be other ones
+        elif CHECKPOINT_ORDER in found and not found.get(CHECKPOINTED_BLOCKS):
+            found[CHECKPOINT_ORDER] = {}
         return {knob: settings for knob, settings in found.items() if settings is not None}
 
-    def render(self, settings: Settings, recommendation: Recommendation) -> str:
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the module's text."""
         environment = recommendation.environment.settings
         predicts = environment.get("mode") == "inference"
@@ -117,8 +118,8 @@ class Python(Exporter):
 
 def _workers(recommendation: Recommendation) -> str:
     """Returns the arguments of the loader's worker processes, if they were chosen."""
-    loading = recommendation.proof.loading
-    if loading is None or loading.kept or not loading.workers:
+    loading = chosen_loading(recommendation)
+    if loading is None:
         return ""
     pinned = ", pin_memory=True" if loading.pin_memory else ""
     return f", num_workers={loading.workers}{pinned}"

@@ -1,0 +1,33 @@
+"""What several exporters ask of a plan."""
+
+import pytest
+
+from autofit.core.loading import Loading, LoadingTrial
+from autofit.exporters.plan_facts import checkpoints_every_block, chosen_loading
+from tests.conformance.test_exporters import OWN, recommendation
+
+
+@pytest.mark.parametrize(
+    ("blocks", "order", "every"),
+    [(4, "0-3", True), (3, "0-3", False), (3, "2,0-1", True), (0, "", False), (4, None, False), (True, "0", False)],
+)
+def test_the_order_says_how_many_blocks_there_are(blocks: int, order: str | None, every: bool) -> None:
+    plan = OWN.replace(checkpointed_blocks=blocks, **({} if order is None else {"checkpoint_order": order}))
+    assert checkpoints_every_block(plan) is every
+
+
+def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
+    found = recommendation(OWN)
+    assert chosen_loading(found) is None
+    chosen = Loading(
+        needed_per_s=10.0,
+        trials=(LoadingTrial(workers=2),),
+        kept="",
+        workers=2,
+        prefetch_factor=2,
+        persistent_workers=True,
+    )
+    kept, none = (chosen.model_copy(update=fields) for fields in ({"kept": "it keeps up"}, {"workers": 0}))
+    for loading, expected in ((chosen, chosen), (kept, None), (none, None)):
+        proof = found.proof.model_copy(update={"loading": loading})
+        assert chosen_loading(found.model_copy(update={"proof": proof})) == expected
