@@ -12,13 +12,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
 from autofit.cli import parser
+from tests.markdown import code_blocks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return code_blocks(README, language)
 
 
 def entries(text: str) -> list[str]:

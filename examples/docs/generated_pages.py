@@ -1,0 +1,61 @@
+"""A hook of mkdocs: pages that are made from the code, so that they are never out of date.
+
+* `strategies.md` gets a section for each strategy, from its attributes.
+* `comparison.md` gets the table of README.md.
+* `commands.md` is the help of each command.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from autofit.cli import parser
+from autofit.core.strategy_record import EFFECT_ON_RESULTS
+from autofit.strategies import BUILT_IN
+from autofit.strategies.base import Strategy
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the page of commands."""
+    files.append(File.generated(config, "commands.md", content=commands()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Replaces the placeholders for the strategies, and for the comparison, which README.md has."""
+    markdown = markdown.replace("<!-- strategies -->", strategy_sections())
+    return markdown.replace("<!-- comparison: the table of README.md -->", comparison())
+
+
+def comparison() -> str:
+    """Returns the table that compares autofit with other tools."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    lines = readme.partition("## How it compares")[2].partition("\n## ")[0].splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def commands() -> str:
+    """Returns the help of every command, as Markdown."""
+    os.environ["COLUMNS"] = "96"  # argparse wraps at the width of the terminal
+    (group,) = [each for each in parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    texts = [f"## autofit {name}\n\n```text\n{one.format_help()}```\n" for name, one in group.choices.items()]
+    return "\n".join(["# Commands", "", *texts])
+
+
+def strategy_sections() -> str:
+    """Returns a section for each strategy: what it does, what it costs, and whether it changes the result."""
+    return "\n".join(_section(strategy) for strategy in BUILT_IN)
+
+
+def _section(strategy: type[Strategy]) -> str:
+    knobs = ", ".join(f"`{knob}`" for knob in strategy.owns)
+    return (
+        f"## {strategy.name}\n\n"
+        f"{strategy.about[0].upper()}{strategy.about[1:]}.\n\n"
+        f"* **Costs:** {strategy.cost}.\n"
+        f"* **Effect:** {EFFECT_ON_RESULTS[strategy.effect]}.\n"
+        f"* **Knobs:** {knobs}\n"
+    )
