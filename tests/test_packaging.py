@@ -1,0 +1,54 @@
+"""The wheel: it has every part of the package, and works where nothing else of this checkout is."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    (found,) = folder.glob("torch_autofit-*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    there = {path for path in (ROOT / "autofit").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert packed == {str(path.relative_to(ROOT)) for path in there}
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_explains_a_plan_and_publishes_its_schemas(wheel: Path, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
+    subprocess.run(command, capture_output=True, timeout=300, check=True)
+    for name in ("core/plan", "reports/report", "nightly/jobs"):
+        assert json.loads((target / "autofit" / f"{name}.schema.json").read_text())["properties"]
+    assert (target / "bin" / "autofit").exists()
+    code = (
+        "import autofit, autofit.cli; print(autofit.__file__); raise SystemExit(autofit.cli.main(['export', '--help']))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(target)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert ran.stdout.startswith(str(target))
+    assert "--target-version" in ran.stdout
