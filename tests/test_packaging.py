@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,8 +15,11 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)]
+    folder, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "autofit", source / "autofit", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)  # a copy, since setuptools leaves its build folder behind
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(source)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     (found,) = folder.glob("torch_autofit-*.whl")
@@ -38,9 +42,7 @@ def test_the_installed_wheel_explains_a_plan_and_publishes_its_schemas(wheel: Pa
     for name in ("core/plan", "reports/report", "nightly/jobs"):
         assert json.loads((target / "autofit" / f"{name}.schema.json").read_text())["properties"]
     assert (target / "bin" / "autofit").exists()
-    code = (
-        "import autofit, autofit.cli; print(autofit.__file__); raise SystemExit(autofit.cli.main(['export', '--help']))"
-    )
+    code = "import sys, autofit.cli; print(autofit.cli.__file__); sys.exit(autofit.cli.main(['export', '--help']))"
     ran = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env={**os.environ, "PYTHONPATH": str(target)},
