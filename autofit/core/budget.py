@@ -17,6 +17,7 @@ class Budget(BaseModel):
     Attributes:
         memory_bytes: maximum peak of a plan, in the reading that the device compares with a budget.
         memory_note: the arithmetic behind `memory_bytes`, in words.
+        requested: whether the user set it. Otherwise it is what the device has available, which changes all the time.
         time_s: seconds after which no new trial starts; None for no limit.
         max_trials: maximum number of probes; None for no limit.
     """
@@ -25,6 +26,7 @@ class Budget(BaseModel):
 
     memory_bytes: int
     memory_note: str = ""
+    requested: bool = True
     time_s: float | None = None
     max_trials: int | None = None
 

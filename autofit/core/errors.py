@@ -7,6 +7,7 @@ AutofitError                 1   something inside autofit is broken
 │   ├── SpaceError           2   no plan satisfies the request (unknown strategy, no divisor)
 │   ├── PlanFileError        2   a plan file that is damaged, of another schema, or of another model
 │   ├── StudyError           2   a study that cannot be opened, written or compared
+│   │   └── StorageError     2   a storage that does not answer, or refuses to be written
 │   ├── ClockError           2   a clock that goes backwards or returns NaN
 │   └── Untraceable          2   a workload whose memory cannot be traced; a search probes it instead
 ├── NothingFits              3   no plan runs inside the memory budget
@@ -58,6 +59,10 @@ class PlanFileError(UsageError):
 
 class StudyError(UsageError):
     """A study that cannot be opened, written or compared."""
+
+
+class StorageError(StudyError):
+    """A storage that does not answer, or refuses to be written."""
 
 
 class ClockError(UsageError):

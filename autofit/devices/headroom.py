@@ -26,4 +26,4 @@ def default_budget(available_bytes: int, varies: bool) -> Budget:
         f"{f', times {VARYING_FACTOR} for varying shapes' if varies else ''}"
         f"{', at most half' if size > available_bytes - headroom else ''}) = {format_bytes(size)}"
     )
-    return Budget(memory_bytes=size, memory_note=note)
+    return Budget(memory_bytes=size, memory_note=note, requested=False)

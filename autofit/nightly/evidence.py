@@ -12,6 +12,8 @@ from autofit.nightly.rule import LEAST_NIGHTS, WINDOW, Suspicion
 THROUGHPUT, PEAK = "throughput", "the peak"
 LEAST_GROWTH = 0.0005
 """Least growth of the peak per night, as a share of it, that is reported as growth."""
+WIDE_BAND = 0.3
+"""Share of the throughput that a night must lose before it is noticed, above which the text says so."""
 FAR_NIGHTS = 365
 """If the budget is further away than this many nights, the text does not say when it is reached."""
 
@@ -92,9 +94,18 @@ class _Measure:
             return self._open()
         if found is None:
             nights = counted_nights(ruling.band.nights)
-            return f"{self._name} {self._shown(self._first)} is inside its band of {nights}, {self._limits()}"
+            inside = f"{self._name} {self._shown(self._first)} is inside its band of {nights}, {self._limits()}"
+            return inside + self._blind()
         claim = self._began(found) if ruling.side else self._doubted(found)
         return f"{claim}: tonight {self._readings}, band {self._limits()}"
+
+    def _blind(self) -> str:
+        """Returns that a loss of speed would not be noticed, if the band is that wide; else ""."""
+        band = self._ruling.band
+        lost = 1 - band.low / band.expected if band.expected else 0.0
+        if lost <= WIDE_BAND or self._name != THROUGHPUT:
+            return ""
+        return f", so wide that a night is not noticed before it loses {lost:.0%}: the nights differ too much"
 
     def _limits(self) -> str:
         return f"{self._shown(self._ruling.band.low)} to {self._shown(self._ruling.band.high)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from autofit import planfile
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, BudgetSpent, DeviceMissing, PlanFileError, StudyError
+from autofit.core.errors import AutofitError, BudgetSpent, DeviceMissing, PlanFileError, StorageError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line
@@ -25,7 +25,6 @@ from autofit.nightly.schedule import Scheduled
 from autofit.nightly.study_place import StudyPlace
 from autofit.search.event import Event
 from autofit.search.request import Request
-from autofit.study.location import Place
 
 PARTS = 3
 """Parts of the work on a job that may each take its time: re-check, tuning, and comparison of the two plans."""
@@ -140,7 +139,7 @@ class JobCheck:
             self._job.name, segment, environment, found.accepted, budget_bytes, found.unit, found.baseline
         )
         self._begin(self._time_s())
-        known = not self._context.studies.history.away
+        known = not self._context.studies.away
         judged = judge(self._past, tonight, lambda: confirm(self._runner, plan), known=known)
         draft.update(accepted=found.accepted, baseline=found.baseline, gain=found.gain, unit=found.unit)
         draft.update(confirmation=judged.confirmation)
@@ -188,16 +187,16 @@ class JobCheck:
             request = self._request(study, anew=accepted is not None)
             return retune.retune(self._runner, request, accepted, [self._show], self._begin_tuning, runs=runs)
 
-        study = self._context.studies.now()
+        studies = self._context.studies
+        study = studies.now()
         try:
             return searched(study)
-        except StudyError:
-            present = self._context.studies.now()
-            if present == study:
+        except StorageError as error:
+            if study != studies.location:
                 raise
-            shown = Place.of(present).shown
-            self._note(f"the search began again in the study {shown}, because {Place.of(study).shown} is not available")
-        return searched(present)
+            found = one_line(str(error)).partition("; expected ")[0]
+            self._note(f"the search began again in a local study, since {found}")
+        return searched(studies.local())
 
     def _keep(self, result: retune.Retune, accepted: Recommendation) -> None:
         path, found = self._job.plan, result.recommendation

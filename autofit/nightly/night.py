@@ -152,11 +152,13 @@ class _Night:
             known = {*self._unchecked, *(record.job for record in self._records)}
             missing = [each.job.name for each in left if each.job.name not in known]
             self._unchecked |= dict.fromkeys(missing, "the night was interrupted")
+        finally:
+            self._studies.close()
         return self._result()
 
     def _merge_studies(self) -> None:
-        """Moves the trials of searches that ran while the storage of the history was not available into it."""
-        if note := self._studies.merge():
+        """Moves the trials of searches during which the storage of the history was not available into it."""
+        for note in self._studies.merge():
             self._options.say(note)
             self._notes.append(note)
 
@@ -246,8 +248,8 @@ class _Night:
             self._unchecked[name] = text
             night_over = isinstance(error, BudgetSpent) and self._clock.left_s <= 0
             skipped = Busy if isinstance(error, DeviceMissing) else type(error)
-            if isinstance(error, DeviceMissing) and self._claims.shared:
-                self._elsewhere[name] = skipped.exit_code
+            if isinstance(error, DeviceMissing | Busy) and self._claims.shared:
+                self._elsewhere[name] = skipped.exit_code  # another machine, or process with another device, may do it
                 return
             self._codes.append(0 if night_over else skipped.exit_code)
             return

@@ -151,7 +151,7 @@ def throughput_band(reference: Sequence[float]) -> Band:
     latest = reference[-WINDOW:]
     expected = median(latest)
     half = max(DEVIATIONS * deviation(reference[-NOISE_WINDOW:]), LEAST_CHANGE * expected)
-    return Band(expected, expected - half, expected + half, len(latest))
+    return Band(expected, max(expected - half, 0.0), expected + half, len(latest))
 
 
 def memory_band(reference: Sequence[float], highest: Sequence[float]) -> Band:

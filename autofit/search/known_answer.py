@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Self
 
 from autofit.core.briefing import Briefing
-from autofit.core.environment import Environment
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.recommendation import Recommendation
@@ -20,6 +19,10 @@ from autofit.search.tuning import Tuning
 
 ANSWER = "answer"
 """Name of the note on a study whose search ended because nothing was left that was worth a probe."""
+
+AVAILABLE_RATIO = 0.05
+"""Difference in available memory, as a share of it, up to which an answer is used again. Other processes of the machine
+change it from call to call: by 0.5 to 2 % on an idle host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,14 @@ class KnownAnswer:
     evidence: SearchEvidence
 
     @classmethod
-    def of(
-        cls, notes: Mapping[str, object], question: str, environment: Environment, trials: Sequence[Trial]
-    ) -> Self | None:
+    def of(cls, notes: Mapping[str, object], question: str, briefing: Briefing, trials: Sequence[Trial]) -> Self | None:
         """Returns the answer that the notes of a study hold; None if its question or its environment was another.
 
         Args:
             notes: the notes on the study.
             question: what is asked now (`question_of`).
-            environment: where plans are measured now.
+            briefing: the environment and the budget now. A budget that was not requested is the same if it differs by
+                at most `AVAILABLE_RATIO`.
             trials: the earlier trials that are valid now. Without one of the plan, the answer is not used: the study
                 has dropped it, or its outcome under the present budget is not known.
         """
@@ -54,7 +56,9 @@ class KnownAnswer:
         if evidence is None or note != answer_note(question, evidence.began):
             return None
         found = evidence.answer(trials)
-        if found is None or not evidence.environment.comparable(environment):
+        if found is None or not evidence.environment.comparable(briefing.environment):
+            return None
+        if abs(briefing.budget.memory_bytes / evidence.budget.memory_bytes - 1) > AVAILABLE_RATIO:
             return None
         return cls(found, evidence) if any(t.plan == found.plan and t.outcome.measured for t in trials) else None
 
@@ -115,7 +119,8 @@ def question_of(briefing: Briefing, objective: Objective, searcher: str | None) 
         mode="json", exclude={"refused": True, "batch_limit": True, "strategies": True, "knobs": estimates_only}
     )
     refused = sorted(refusal.name for refusal in facts.refused)
-    asked = [space, refused, briefing.budget.memory_bytes, objective.model_dump(mode="json"), searcher]
+    memory_bytes = briefing.budget.memory_bytes if briefing.budget.requested else None
+    asked = [space, refused, memory_bytes, objective.model_dump(mode="json"), searcher]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 

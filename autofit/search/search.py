@@ -155,7 +155,7 @@ def _answered(
     """Returns the answer of an earlier search of the same question, proven again; None if there is none that holds."""
     if request.anew:
         return None
-    known = KnownAnswer.of(study.kept_notes(), question, briefing.environment, study.earlier())
+    known = KnownAnswer.of(study.kept_notes(), question, briefing, study.earlier())
     if known is None or (proof := known.proven_again(tuning)) is None:
         return None
     found = known.renewed(proof, tuning.clock.elapsed_s, [*_waited(tuning.clock), *study.notes, *briefing.caveats])

@@ -13,7 +13,7 @@ from typing import Self
 from urllib.parse import unquote
 
 from autofit import locks
-from autofit.core.errors import StudyError, UsageError
+from autofit.core.errors import StorageError, StudyError, UsageError
 from autofit.core.units import format_duration
 from autofit.study import permissions
 
@@ -72,7 +72,7 @@ class Place:
             yield
         except _storage_failures() as error:
             # The cause is left out: tracebacks of database drivers can show the password.
-            raise StudyError(self._message(error, doing)) from None
+            raise StorageError(self._message(error, doing)) from None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -103,7 +103,7 @@ class Place:
 
     def cause(self, error: BaseException) -> str:
         """Returns the failure that is behind an error of the storage, as one line without secrets."""
-        while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
+        while (inner := getattr(error, "orig", None) or error.__cause__ or error.__context__) is not None:
             error = inner
         text = (str(error).strip().splitlines() or [""])[0]
         for secret in self.secrets:

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from autofit.study import location, permissions
 from autofit.study.location import Place
+from autofit.study.time_limits import connect_args
 
 CREATING_S = (0.2, 1.0, 3.0)
 """Waits, in seconds, for another process that is making the tables of a database: Optuna fails if two make them."""
@@ -40,14 +41,15 @@ def connect(place: Place) -> BaseStorage:
 
 def database(url: str) -> RDBStorage:
     """Opens a database. Its tables are made by one of the processes that open it first; the others try again."""
+    options = {"pool_pre_ping": True, "connect_args": connect_args(make_url(url))}
     for wait_s in CREATING_S:
         try:
-            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+            return RDBStorage(url, engine_kwargs=options)
         except (IntegrityError, ProgrammingError, OperationalError) as error:
             if isinstance(error, OperationalError) and "already exists" not in str(error):
                 raise  # it cannot be reached
             time.sleep(wait_s)
-    return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+    return RDBStorage(url, engine_kwargs=options)
 
 
 @contextmanager

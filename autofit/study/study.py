@@ -170,13 +170,16 @@ class Study:
         disconnect(self._stored.storage)
 
     def kept_notes(self) -> Mapping[str, object]:
-        """Returns the notes on the whole study, by name (`note`).
+        """Returns the notes on the whole study and its continuations, by name (`note`); of equal names the newest.
 
         Raises:
             StudyError: they cannot be read.
         """
+        storage, notes = self._stored.storage, dict[str, object]()
         with self._place.guarded("read"):
-            return self._stored.study.user_attrs
+            for name in _family(storage, re.sub(r"#[0-9]+$", "", self.name)):
+                notes |= storage.get_study_user_attrs(storage.get_study_id_from_name(name))
+            return notes | self._stored.study.user_attrs
 
     def note(self, name: str, value: dict[str, object]) -> None:
         """Stores a named note on the whole study, as JSON.

@@ -11,20 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from autofit.study.location import Place
-
-if TYPE_CHECKING:
-    import sqlalchemy
+from autofit.study.time_limits import connect_args
 
 SQLITE_HEAD = b"SQLite format 3\0"
 """First bytes of every SQLite file (https://www.sqlite.org/fileformat.html)."""
 _WAIT_S = 10.0
-"""Maximum time to wait for a process that is writing to an SQLite file, or for a database that does not answer."""
-_WITH_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb", "mysqlconnector")
-"""Drivers of databases whose limit on the time for connecting is `connect_timeout`, in seconds."""
+"""Maximum time to wait for a process that is writing to an SQLite file."""
 
 Run: TypeAlias = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 """Runs a query with its values, and returns the rows."""
@@ -122,13 +118,7 @@ def _database(url: str) -> Iterator[Tables]:
     """Opens a database by its URL. No connection stays open afterwards."""
     import sqlalchemy as sql  # noqa: PLC0415  # takes longer than to read an SQLite file
 
-    engine = sql.create_engine(url, poolclass=sql.NullPool, connect_args=_connect_args(sql.make_url(url)))
+    engine = sql.create_engine(url, poolclass=sql.NullPool, connect_args=connect_args(sql.make_url(url)))
     with engine.connect() as connection:
         names = frozenset(sql.inspect(connection).get_table_names())
         yield Tables(lambda query, values: connection.execute(sql.text(query), dict(values)).fetchall(), names)
-
-
-def _connect_args(url: "sqlalchemy.URL") -> dict[str, Any]:
-    """Returns the driver's time limit for connecting, unless the URL has one: a silent host would take minutes."""
-    known = url.get_driver_name() in _WITH_TIMEOUT and "connect_timeout" not in url.query
-    return {"connect_timeout": round(_WAIT_S)} if known else {}

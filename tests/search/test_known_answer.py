@@ -97,6 +97,17 @@ def test_what_decides_the_answer_makes_it_another_question(tmp_path: Path, what:
     assert (bench.space.baseline, Purpose.PROBE) in ran
 
 
+@pytest.mark.parametrize(("ratio", "probes"), [(0.97, 0), (1.04, 0), (0.9, 1), (1.2, 1)])
+def test_a_budget_that_was_not_requested_may_drift_a_little(tmp_path: Path, ratio: float, probes: int) -> None:
+    bench, study = small_bench(), tmp_path / "s.db"
+    briefing = briefing_of(bench)
+    budget = briefing.budget.model_copy(update={"requested": False})
+    run(bench, study, briefing.model_copy(update={"budget": budget}))
+    drifted = budget.model_copy(update={"memory_bytes": round(ratio * budget.memory_bytes)})
+    _, ran = run(bench, study, briefing.model_copy(update={"budget": drifted}))
+    assert min(len([purpose for _, purpose in ran if purpose is Purpose.BLOCK]), 1) == probes
+
+
 def test_so_do_the_searcher_and_the_planned_steps(tmp_path: Path) -> None:
     bench, study = small_bench(), tmp_path / "s.db"
     run(bench, study)

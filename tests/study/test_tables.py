@@ -8,10 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url
 
 from autofit.core.trial import Purpose
-from autofit.study import tables as tables_module
 from autofit.study.location import Place
 from autofit.study.tables import opened
 from tests.study.samples import PLAN, measured, reopen
@@ -83,21 +81,6 @@ def test_a_damaged_value_costs_itself(db: Path, value: str) -> None:
         ((_, _, values),) = tables.trials(1)
     assert "status" not in values
     assert values["purpose"] == "probe"
-
-
-@pytest.mark.parametrize(
-    ("url", "arguments"),
-    [
-        ("postgresql+psycopg://h/n", {"connect_timeout": 10}),
-        ("postgresql://h/n", {"connect_timeout": 10}),
-        ("mysql+pymysql://h/n", {"connect_timeout": 10}),
-        ("postgresql+psycopg://h/n?connect_timeout=3", {}),
-        ("postgresql+asyncpg://h/n", {}),
-        ("sqlite+pysqlite:///x", {}),
-    ],
-)
-def test_a_host_that_does_not_answer_costs_seconds(url: str, arguments: dict[str, int]) -> None:
-    assert tables_module._connect_args(make_url(url)) == arguments
 
 
 def test_a_file_is_read_without_optuna_and_sqlalchemy(db: Path) -> None:
