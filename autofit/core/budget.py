@@ -41,8 +41,7 @@ TRACE_SHARE = 0.25
 GATES_SHARE = 0.15
 """Maximum share of the remaining time that all gates together may take, so that most of the time is left for probes."""
 LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
-"""Lower limits on the time of a run that may take a share of the remaining time: `LEAST_PATIENCE_S`, or `MOST_SHARE` of
-the remaining time if that is less, but no less than `FLOOR_S`, unless the overtime ends first."""
+"""Least time of a run: `LEAST_PATIENCE_S`, or `MOST_SHARE` of the time left if that is less, but at least `FLOOR_S`."""
 
 
 @dataclass(slots=True)

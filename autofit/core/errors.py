@@ -18,8 +18,8 @@ AutofitError                 1   something inside autofit is broken
 ├── DevicePoisoned           8   every call to the device fails; only a new process helps
 └── RestoreError             1   an object the user passed in could not be restored bit-identically
 
-The number is the exit code of the command line. Expected events of a probe (an out-of-memory, a time-out, a crash) are
-not errors: they are an `Outcome`. A message says what was found, what was expected, and what to do next.
+The number is the exit code of the command line. An expected event of a probe, such as an out-of-memory, is an `Outcome`
+and not an error. A message says what was found, what was expected, and what to do next.
 """
 
 from typing import ClassVar
