@@ -8,7 +8,7 @@ _COMMANDS = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # control characters except tab and line feed; U+009B also begins a sequence
     r"|[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Characters that control a terminal, reorder a line or are invisible, without the joiners that scripts and emoji need."""
+"""Characters that control a terminal, reorder a line or are invisible, except the joiners of scripts and emoji."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 
