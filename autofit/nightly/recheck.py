@@ -8,6 +8,7 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
+from autofit.core.wording import describe_plan
 from autofit.nightly.plan_runner import PlanRunner, Rounds, measurement_of
 from autofit.nightly.records import Figures
 from autofit.study.current_space import completed
@@ -96,7 +97,7 @@ def _proof(runner: PlanRunner, plan: Plan) -> Outcome:
     violation = SearchSpace(space).violation(completed(plan, space))
     if violation is not None:
         return Outcome(status=Status.REJECTED, reason=f"this job does not admit the plan: {violation}")
-    runner.say(f"proving {plan}")
+    runner.say(f"proving {describe_plan(plan, runner.baseline)}")
     return runner.run(plan, Purpose.PROOF)
 
 

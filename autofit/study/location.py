@@ -103,7 +103,9 @@ class Place:
 
     def cause(self, error: BaseException) -> str:
         """Returns the failure that is behind an error of the storage, as one line without secrets."""
-        while (inner := getattr(error, "orig", None) or error.__cause__ or error.__context__) is not None:
+        if type(error).__module__.startswith("optuna."):  # it says less than the error that it was raised for
+            error = error.__cause__ or error.__context__ or error
+        while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
             error = inner
         text = (str(error).strip().splitlines() or [""])[0]
         for secret in self.secrets:
