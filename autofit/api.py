@@ -17,7 +17,7 @@ from autofit.core.units import parse_duration
 from autofit.devices.of_model import device_for, device_it_is_on
 from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
-from autofit.fit import Fit, Terms
+from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.in_process import search_with_evaluation
 from autofit.probing.options import options_of, record_of
@@ -28,6 +28,7 @@ from autofit.reports.repeating import tuning_call
 from autofit.search.request import Listen, Request
 from autofit.trackers.following import following
 from autofit.workloads.batches import checked_loader
+from autofit.workloads.terms import Terms
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 
@@ -37,6 +38,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     *,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     step_fn: Callable[..., torch.Tensor] | None = None,
+    update_fn: Callable[..., Any] | None = None,
     optimizer: OptimizerRecipe = None,
     global_batch_size: int | None = None,
     max_global_batch_size: int | None = None,
@@ -76,8 +78,10 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             `step_fn`, the loss is the output's `.loss`, or cross-entropy for integer targets, or the mean squared
             error for targets of the output's shape. The caveats name the choice.
         step_fn: `step_fn(model, batch) -> scalar tensor`, for every other kind of loss or batch.
+        update_fn: `update_fn(model, optimizer, batch) -> scalar tensor`, which does a whole optimizer step by itself,
+            for several models or optimizers. See `autofit.Workload`.
         optimizer: an optimizer over the model's parameters, or a callable that makes one from parameters, such as
-            `lambda params: torch.optim.SGD(params, lr=0.1)`. None uses AdamW.
+            `lambda params: torch.optim.SGD(params, lr=0.1)`. None uses AdamW. With `update_fn` also a dict of several.
         global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free: the search keeps the
             baseline's batch size unless another is faster beyond the noise. It then takes the smallest one that is
             within the tie margin of the fastest.
@@ -151,6 +155,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         eval_loader=eval_loader,
         max_grad_norm=max_grad_norm,
         extras=extras,
+        update_fn=update_fn,
     )
     _check_evaluation(workload)
     chosen = device_for(model, device)
@@ -169,7 +174,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
     with following(listeners, attach=attached, time_s=request.time_s) as followers:
         found, result = search_with_evaluation(workload, chosen, options, request, clock, progress, followers)
-    return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
+    return Fit(found, Terms(loss_fn, step_fn, optimizer, update_fn), result)
 
 
 def _check_evaluation(workload: Workload) -> None:
@@ -199,6 +204,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     memory_budget: int | float | str | None = None,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     step_fn: Callable[..., torch.Tensor] | None = None,
+    update_fn: Callable[..., Any] | None = None,
     optimizer: OptimizerRecipe = None,
     global_batch_size: int | None = None,
     numerics: Literal["exact", "mixed", "any"] = "mixed",
@@ -216,12 +222,13 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     Args:
         workload: "train.py:make_workload" or "package.module:make_workload", which runs in a child process; or a
             model, to estimate for the device that it is on.
-        loader: see `tune`. Only with a model, like `loss_fn`, `step_fn`, `optimizer` and `worst_case`.
+        loader: see `tune`. Only with a model, like the functions, `optimizer` and `worst_case`.
         device: with a factory, a device such as "H200", or "cpu" for this machine; None means any device with
             `memory_budget` of memory. With a model, the device that the model is on.
         memory_budget: bytes, "20GiB", or a fraction of the capacity. None uses the capacity less a safety margin.
         loss_fn: see `tune`.
         step_fn: see `tune`.
+        update_fn: see `tune`.
         optimizer: see `tune`.
         global_batch_size: samples per optimizer step, kept exactly. None uses the factory's, if it has one.
         numerics: see `tune`.
@@ -244,7 +251,8 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     """
     options = options_of(memory_budget=memory_budget, numerics=numerics, strategies=strategies, seed=seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
-    user = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
+    user: dict[str, Any] = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "update_fn": update_fn}
+    user |= {"optimizer": optimizer, "worst_case": worst_case}
     if isinstance(workload, (str, Path)):
         if misplaced := [name for name, value in user.items() if value is not None]:
             raise UsageError(

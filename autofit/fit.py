@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from autofit import devices, exporters, planfile
-from autofit.core.errors import PlanFileError
+from autofit.core.environment import UPDATE
+from autofit.core.errors import PlanFileError, WorkloadError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
@@ -33,20 +34,13 @@ from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loading import loader_changes
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.optimizer_set import names_of
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
+from autofit.workloads.terms import Terms
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _SCANNED = 64
 """Number of samples inspected to rebuild a loader. Their lengths do not matter here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Loss and optimizer of the tuned workload: the defaults of `prepare`."""
-
-    loss_fn: Callable[..., torch.Tensor] | None = None
-    step_fn: Callable[..., torch.Tensor] | None = None
-    optimizer: OptimizerRecipe = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,7 @@ class Fit:
     """
 
     recommendation: Recommendation
-    terms: Terms = Terms()
+    terms: Terms = field(default_factory=Terms)
     result: SearchResult | None = field(default=None, repr=False)
     plan_file: str = ""
 
@@ -122,7 +116,7 @@ class Fit:
         """
         return plot(self._report(), kind)
 
-    def prepare(
+    def prepare(  # noqa: PLR0913  # the public call: each argument is an object of the user's
         self,
         model: nn.Module,
         loader: Any,
@@ -130,6 +124,7 @@ class Fit:
         *,
         loss_fn: Callable[..., torch.Tensor] | None = None,
         step_fn: Callable[..., torch.Tensor] | None = None,
+        update_fn: Callable[..., Any] | None = None,
         scheduler: Scheduler | None = None,
         scaler: torch.amp.GradScaler | None = None,
         max_grad_norm: float | None = None,
@@ -146,8 +141,9 @@ class Fit:
                 samples are read once, now.
             optimizer: see `autofit.tune`. None uses the optimizer given to `tune` (after `autofit.load`: AdamW).
                 `step.optimizer` is the optimizer in use.
-            loss_fn: see `autofit.tune`. None uses the loss given to `tune`.
-            step_fn: see `autofit.tune`. None uses the step function given to `tune`.
+            loss_fn: see `autofit.tune`. Without any of the three functions, that given to `tune` is used.
+            step_fn: see `autofit.tune`.
+            update_fn: see `autofit.tune`.
             scheduler: learning rate scheduler; its `step()` is called after each optimizer step.
             scaler: gradient scaler to use with fp16. None makes a new one if the plan needs one.
             max_grad_norm: clip gradients to this L2 norm. None uses the value given to `tune`.
@@ -158,20 +154,19 @@ class Fit:
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
         self._check_model(model)
-        given = loss_fn is not None or step_fn is not None
-        terms = Terms(loss_fn, step_fn) if given else self.terms
-        optimizer = self.terms.optimizer if optimizer is None else optimizer
+        terms = Terms(loss_fn, step_fn, optimizer, update_fn).completed_by(self.terms)
+        self._check_update(terms, scaler)
         workload = Workload(
             model,
             loader,
             loss_fn=terms.loss_fn,
             step_fn=terms.step_fn,
-            optimizer=optimizer,
+            optimizer=terms.optimizer,
             mode="inference" if self._setting("mode") == "inference" else "train",
             max_grad_norm=self._clipping() if max_grad_norm is None else max_grad_norm,
+            update_fn=terms.update_fn,
         )
-        device = self._device_of(workload)
-        guard = Guard.of(workload)
+        device, guard = self._device_of(workload), Guard.of(workload)
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
             source = BatchSource.of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
@@ -184,7 +179,7 @@ class Fit:
         self._check_optimizer(draft.optimizer)
         step = prepare(self.plan, draft, members())
         step.loader = StepLoader(rebuilt, self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False)))
-        if draft.optimizer is not None:
+        if draft.optimizer is not None and loss.update is None:
             # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)
         return step
@@ -239,8 +234,8 @@ class Fit:
         return self.recommendation.environment.settings.get(name)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
-        tuned, found = self._setting("optimizer"), type(optimizer).__name__
-        if optimizer is not None and tuned is not None and found != tuned:
+        tuned, found = self._setting("optimizer"), names_of(optimizer)
+        if found and tuned is not None and found != tuned:
             warnings.warn(
                 f"the plan was measured with {tuned}, but this step uses {found}: memory and speed will differ. "
                 f"Pass a {tuned} as optimizer, or tune with {found}.",
@@ -265,6 +260,12 @@ class Fit:
                 stacklevel=3,
             )
 
+    def _check_update(self, terms: Terms, scaler: torch.amp.GradScaler | None) -> None:
+        if terms.update_fn is None and self._setting(UPDATE) is not None:
+            raise WorkloadError("found no update_fn; expected the one that the plan was tuned with. Pass update_fn=.")
+        if terms.update_fn is not None and scaler is not None:
+            raise WorkloadError("found scaler beside update_fn; expected update_fn to scale its losses by itself.")
+
     def _check_length(self, length: int | None) -> None:
         total = self.plan.global_batch_size
         if length is not None and length < total:
@@ -285,8 +286,8 @@ class Fit:
 
     def _device_of(self, workload: Workload) -> torch.device:
         """Returns the device that a step runs on. Warns if the plan was proven on another."""
-        kept = (*workload.model.parameters(), *workload.model.buffers())
-        place = next((tensor.device for tensor in kept), torch.device("cpu"))
+        model = workload.model
+        place = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         device, proven = devices.choose(str(place)), self.recommendation.environment
         if (place.type, device.name()) != (proven.device_type, proven.device_name):
             warnings.warn(

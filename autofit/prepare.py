@@ -11,6 +11,7 @@ from autofit.core.plan import Plan
 from autofit.strategies.base import Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.update import WHOLE
 
 
 def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainStep:
@@ -23,6 +24,8 @@ def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainSt
             applied before the error are undone.
     """
     _check_knobs(plan, strategies)
+    if draft.loss.update is not None:
+        _check_update(plan, strategies)
     with ExitStack() as undo:
         for strategy in sorted(strategies, key=lambda member: member.phase):
             undo.enter_context(strategy.apply(plan, draft))
@@ -47,4 +50,14 @@ def _check_knobs(plan: Plan, strategies: Sequence[Strategy]) -> None:
         raise SpaceError(
             f"the plan has the knobs {', '.join(unknown)}, which no strategy of this version owns; "
             f"expected {', '.join(sorted(known))}. Install the autofit version that made the plan."
+        )
+
+
+def _check_update(plan: Plan, strategies: Sequence[Strategy]) -> None:
+    """Checks that no technique of `plan` would change the inside of a step that the user does."""
+    inside = {name for strategy in strategies if not strategy.fits_update_fn for name in strategy.owns}
+    if found := sorted(set(plan.values) & inside):
+        raise SpaceError(
+            f"the plan has the knobs {', '.join(found)}, but {WHOLE}; expected techniques that leave its inside as it "
+            "is. Tune again with update_fn."
         )

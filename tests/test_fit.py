@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 import autofit
 from autofit.core.errors import PlanFileError, UsageError, WorkloadError
 from autofit.core.plan import Plan
-from autofit.fit import Fit, Terms
+from autofit.fit import Fit
+from autofit.workloads.terms import Terms
 from tests.probing import targets
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import text_lengths

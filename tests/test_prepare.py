@@ -15,7 +15,9 @@ from autofit.strategies.base import Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
+from autofit.workloads.update import rule_of_update
 from tests.probing import targets
+from tests.workloads import gans
 
 
 class Recording(Strategy):
@@ -114,3 +116,23 @@ def test_the_batches_of_a_plan_pass_through_each_strategy_by_phase() -> None:
     assert order == ["first", "middle", "last"]
     assert found is source.by_length
     assert batches_of(Plan(), source, members()) is source
+
+
+@pytest.mark.parametrize("values", [{"compile": "model"}, {"activation_offload": True}])
+def test_a_plan_that_would_change_the_inside_of_a_users_step_is_refused(values: dict[str, Any]) -> None:
+    made = Draft.of(gans.workload(), rule_of_update(gans.update), torch.device("cpu"))
+    with pytest.raises(SpaceError, match=f"the knobs {next(iter(values))}, but update_fn does the whole optimizer"):
+        prepare(Plan(values=values), made, members())
+
+
+def test_a_plan_that_acts_on_modules_and_on_each_optimizer_is_applied() -> None:
+    workload = gans.workload()
+    made = Draft.of(workload, rule_of_update(gans.update), torch.device("cpu"))
+    plan = Plan(values={"micro_batch_size": 8, "optimizer_implementation": "fused", "checkpointed_blocks": 2})
+    optimizers = workload.optimizer
+    assert isinstance(optimizers, dict)
+    with prepare(plan, made, members()) as step:
+        assert all(each.param_groups[0]["fused"] for each in optimizers.values())
+        assert sum("forward" in vars(module) for module in step.model.modules()) == 2
+    assert all(each.param_groups[0]["fused"] is None for each in optimizers.values())
+    assert not any("forward" in vars(module) for module in made.model.modules())

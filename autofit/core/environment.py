@@ -2,6 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict
 
+UPDATE, UPDATE_FN = "update", "update_fn"
+"""Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
+
 
 class Environment(BaseModel):
     """Device, library versions and workload signature.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
+from autofit.core.environment import UPDATE
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line
@@ -90,8 +91,9 @@ class Exporter(ABC):
 
         Raises:
             UsageError: the target has no version or `target_version` is not one, or it cannot express the plan's batch,
-                so that the global batch would be another.
+                so that the global batch would be another, or the user's `update_fn` does the step.
         """
+        self._check_update(recommendation)
         version = TargetVersion.of(target_version, self.name, self.package, self.oldest, self.newest)
         plan, baseline = recommendation.plan, recommendation.baseline.plan
         fields, changes = self.fields(plan, recommendation, version), plan.changes_from(baseline)
@@ -113,6 +115,15 @@ class Exporter(ABC):
             target_version=version.text,
             warnings=version.warnings,
         )
+
+    def _check_update(self, recommendation: Recommendation) -> None:
+        """Refuses a plan for a step that only the user's function knows: the target would train another one."""
+        if UPDATE in recommendation.environment.settings:
+            raise UsageError(
+                f"the plan was not exported: found a plan for a step that update_fn does, which {self.name} cannot "
+                "express; expected a step with a loss. Train with fit.prepare(model, loader, optimizer, "
+                "update_fn=update_fn)."
+            )
 
     def _check_batch(self, plan: Plan, unmapped: tuple[str, ...]) -> None:
         """Refuses a file that would train with another global batch."""

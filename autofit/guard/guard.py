@@ -31,7 +31,7 @@ from autofit.guard.object_state import (
 )
 from autofit.guard.process_state import ProcessState
 from autofit.guard.random_state import global_rngs
-from autofit.guard.state_walk import Walk
+from autofit.guard.state_walk import Optimizers, Walk
 from autofit.guard.tensor_state import OpaqueTensor, StorageBytes, keep
 from autofit.guard.value_state import ArrayPiece, SamplesPiece
 from autofit.workloads.workload import Workload
@@ -51,7 +51,7 @@ class Guard:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         *,
         loader: object = None,
         extras: Mapping[str, object] | None = None,
@@ -61,7 +61,7 @@ class Guard:
 
         Args:
             model: its parameters, buffers, gradients, modes, hooks and attributes are guarded.
-            optimizer: its state, groups, defaults and hooks are guarded.
+            optimizer: its state, groups, defaults and hooks are guarded, or those of several optimizers.
             loader: its data set, collate function, generators, samplers and attributes are guarded.
             extras: further objects by name: modules (EMA, losses), schedulers, scalers, generators, anything
                 with attributes or `state_dict`/`load_state_dict`.
@@ -82,13 +82,13 @@ class Guard:
     @classmethod
     def of(cls, workload: Workload) -> Self:
         """Takes the snapshot of everything that a workload holds."""
-        optimizer, recipe = workload.optimizer, None
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            optimizer, recipe = None, optimizer
+        given = workload.optimizer
+        optimizer = given if isinstance(given, torch.optim.Optimizer | Mapping) else None
         functions = {
+            "update_fn": workload.update_fn,
             "step_fn": workload.step_fn,
             "loss_fn": workload.loss_fn,
-            "optimizer": recipe,
+            "optimizer": given if optimizer is None else None,
             "worst_case": workload.worst_case,
         }
         extras = {f"extras[{index}]": extra for index, extra in enumerate(workload.extras)}
@@ -244,7 +244,7 @@ class Backstop:
 
 def digest_of(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     loader: object = None,
     extras: Mapping[str, object] | None = None,
     functions: Mapping[str, object] | None = None,

@@ -39,6 +39,8 @@ from autofit.guard.unguarded import Unguarded, many_samples
 from autofit.guard.used_globals import namespaces
 from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 
+Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+
 
 class Walk:
     """The pieces of state below some roots.
@@ -52,7 +54,7 @@ class Walk:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Optimizers | None,
         loader: object,
         extras: Mapping[str, object] | None,
         functions: Mapping[str, object] | None = None,
@@ -61,7 +63,7 @@ class Walk:
 
         Args:
             model: the model.
-            optimizer: its optimizer.
+            optimizer: its optimizer, or several by name.
             loader: a loader, or the batches themselves.
             extras: the user's `extras`, which are also restored through their `state_dict` if they have one.
             functions: all functions that the search calls, such as step and loss functions and recipes.

@@ -1,7 +1,7 @@
 """Identity: digests of a workload's structure, code, options and flags. Equal ones make measurements comparable."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from autofit.core.environment import UPDATE, UPDATE_FN
 from autofit.identity.reachable_code import reach
 from autofit.identity.reached_facts import ReachedFacts
 from autofit.identity.stable_text import plain
 from autofit.workloads.batch_algebra import describe
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES
+from autofit.workloads.optimizer_set import names_of
 from autofit.workloads.workload import Workload
 
 
@@ -49,7 +51,11 @@ class Reached:
     def of(cls, workload: Workload) -> Self:
         """Returns what a workload reaches now. Takes milliseconds and changes nothing."""
         recipe = workload.optimizer
-        made = {"optimizer": type(recipe) if isinstance(recipe, torch.optim.Optimizer) else recipe}
+        made: dict[str, object] = {"optimizer": type(recipe) if isinstance(recipe, torch.optim.Optimizer) else recipe}
+        if isinstance(recipe, Mapping):
+            made = {f"optimizer {name}": type(each) for name, each in recipe.items()}
+        if workload.update_fn is not None:
+            made["update_fn"] = workload.update_fn
         step = reach(model=workload.model, loss_fn=workload.loss_fn, step_fn=workload.step_fn, **made)
         return cls(step, reach(**_data_of(workload.loader), worst_case=workload.worst_case))
 
@@ -88,10 +94,12 @@ def settings(
         "worst_sample": digest([describe([source.worst(source.small_size)])]),
         "flags": digest(_flags(device_type)),
     }
+    if workload.update_fn is not None:
+        found[UPDATE] = UPDATE_FN
     if not source.has_rows:
         found[SAMPLES] = COLLATED
     if optimizer is not None:
-        found["optimizer"] = type(optimizer).__name__
+        found["optimizer"] = names_of(optimizer)
         found["optimizer_options"] = digest(_options(optimizer))
     return found
 

@@ -8,7 +8,7 @@ from autofit.core.errors import NothingFits
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.probing.static_bytes import storage_bytes
-from autofit.workloads.step import state_tensors
+from autofit.workloads.optimizer_set import state_tensors
 from autofit.workloads.workload import Workload
 
 

@@ -25,7 +25,8 @@ from autofit.probing.static_bytes import static_bytes
 from autofit.probing.timing_window import run_step
 from autofit.tracing.tracing import STEPS, uncollected
 from autofit.workloads.batch_store import fresh
-from autofit.workloads.step import StepBatch, TrainStep, state_tensors
+from autofit.workloads.optimizer_set import state_tensors
+from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch, tensors
 
 MOST_REQUESTS = 1_000_000
@@ -172,7 +173,7 @@ class _PhaseMarks:
         self._point("end")
 
     def _observe(self, phase: str) -> None:
-        if self._before == "backward":
+        if self._before == "backward" or phase == "transfer":  # a step of the user may leave gradients
             self._register((p.grad for p in self._step.model.parameters() if p.grad is not None), Kind.GRADIENT)
         if self._before == "optimizer":
             self._register(_state(self._step), Kind.OPTIMIZER_STATE)

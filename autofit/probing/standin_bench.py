@@ -189,7 +189,7 @@ class StandInBench:
 
     def _resolve(self) -> LossRule:
         workload, size = self.workload, self._source.small_size
-        if self._alone and workload.training:
+        if self._alone and workload.training and workload.update_fn is None:
             with suppress(Exception):  # the user's code may need real data, with which any error will show
                 return _resolved_without_data(workload, Counted(self._source.typical(size, 1)[0], size))
         return loss_of(workload, self._source, self._device.torch_device)

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
-from autofit.workloads.step import TrainStep, state_tensors
+from autofit.workloads.optimizer_set import state_tensors
+from autofit.workloads.step import TrainStep
 from autofit.workloads.tree import pieces
 
 

@@ -15,6 +15,7 @@ from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
+from autofit.workloads.update import WHOLE
 from autofit.workloads.workload import Workload
 
 
@@ -36,7 +37,8 @@ def facts_of(
     total = workload.global_batch_size if workload.training else None
     joinable = source.resizable and source.max_size is None
     lengths = [size for size in (source.length, source.max_size) if size is not None]
-    micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable)
+    whole = loss.update is not None
+    micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable, whole=whole)
 
     def rehearsed(watch: Watch) -> None:
         small = source.small_size
@@ -66,22 +68,32 @@ def facts_of(
         host_memory_bytes=devices.available_host_bytes() if device.is_available() else None,
         source=source,
         rehearse=rehearsed,
+        update_fn=whole,
     )
 
 
 def baseline_batch(
-    user_batch_size: int, global_batch_size: int | None, resizable: bool, joinable: bool = True
+    user_batch_size: int, global_batch_size: int | None, resizable: bool, joinable: bool = True, *, whole: bool = False
 ) -> tuple[int, int]:
     """Returns the micro batch size and the accumulation steps of the baseline.
 
     Under a global batch, the micro batch is the largest divisor of it that is not above the loader's batch. If batches
-    can be cut but not joined, it also divides the loader's batch.
+    can be cut but not joined, it also divides the loader's batch. A step that is done as a whole (`whole`) has one
+    micro batch.
 
     Raises:
         SpaceError: only the loader's own batches can be run, and the global batch is not a multiple of them.
     """
     if global_batch_size is None:
         return user_batch_size, 1
+    if whole and global_batch_size != user_batch_size and not (resizable and joinable):
+        raise SpaceError(
+            f"found a global batch of {global_batch_size} with a loader whose batches of {user_batch_size} cannot be "
+            f"joined; expected equal ones, since {WHOLE}. Change one of the two, or give a DataLoader over samples "
+            "with a collate_fn."
+        )
+    if whole:
+        return global_batch_size, 1
     if not resizable and global_batch_size % user_batch_size:
         raise SpaceError(
             f"found a global batch of {global_batch_size} with a loader whose batches of {user_batch_size} can be "

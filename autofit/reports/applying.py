@@ -1,9 +1,15 @@
 """The code that applies a recommended plan, as a report shows it."""
 
+from autofit.core.environment import UPDATE
 from autofit.core.recommendation import Recommendation
 
 DEFAULT_FILE = "autofit.yaml"
 """Plan file that the code names if the plan was not saved yet."""
+
+
+def functions_of(recommendation: Recommendation) -> str:
+    """Returns the names of the functions that a plan file does not hold: the user's whole step, or a loss."""
+    return recommendation.environment.settings.get(UPDATE, "loss_fn or step_fn")
 
 
 def apply_code(recommendation: Recommendation, plan_file: str = "") -> str:
@@ -25,7 +31,7 @@ def apply_code(recommendation: Recommendation, plan_file: str = "") -> str:
         f"{first}import autofit\n"
         "\n"
         f"fit = autofit.load({plan_file or DEFAULT_FILE!r})\n"
-        f"step = fit.prepare({arguments})  # with the loss_fn or step_fn that you gave to tune\n"
+        f"step = fit.prepare({arguments})  # with the {functions_of(recommendation)} that you gave to tune\n"
         "for batch in step.loader:\n"
         f"    {step}\n"
     )

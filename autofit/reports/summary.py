@@ -13,6 +13,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
+from autofit.reports.applying import functions_of
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
 from autofit.reports.evaluation import evaluation_code, evaluation_lines
@@ -209,6 +210,6 @@ def _usage(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     if len(prepare[0]) + len(_INDENT) > width:
         prepare = ["step = fit.prepare(", f"    {given})"]
     if load and not inference:  # a plan file has no functions
-        load += ["# with the loss_fn or step_fn of tune"]
+        load += [f"# with the {functions_of(r)} of tune"]
     code = [*load, *prepare, "for batch in step.loader:", f"    {result} = step(batch)", *evaluation]
     return ["How to use it", *(_INDENT + line for line in code)]

@@ -18,6 +18,7 @@ from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch
+from autofit.workloads.update import WHOLE
 
 Numerics = Literal["exact", "mixed", "any"]
 """Arithmetic that a search may use: only the user's, also reduced precision, or also techniques that change results."""
@@ -108,6 +109,7 @@ class Facts:
         host_memory_bytes: available main memory of the device's machine; None if unknown.
         profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
         source: makes the user's batches. None if there are no more than `batch`.
+        update_fn: whether the user's `update_fn` does the whole step, so that its inside cannot be changed.
         rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
             without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
     """
@@ -133,6 +135,7 @@ class Facts:
     profile: SpanProfile = no_profile
     source: BatchSource | None = None
     rehearse: Callable[[Watch], None] | None = None
+    update_fn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ class Offer:
 class Strategy(ABC):
     """A training technique.
 
-    A search calls `offer` once and `conflict` for some plans, in the process that holds the model. `autofit.prepare`
+    A search calls `offered` once and `conflict` for some plans, in the process that holds the model. `autofit.prepare`
     calls `apply` for each step that it builds: for a probe, for a gate, and for the user's training. It calls `batches`
     before a probe makes its batches, and before the loader of the user's training is made.
 
@@ -170,6 +173,8 @@ class Strategy(ABC):
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
         gated_in_proof: whether the gradient of a plan is compared in its proof with that of the same plan without this
             strategy, because the comparison would cost too much before every search.
+        fits_update_fn: whether it can be applied to a step that the user's `update_fn` does as a whole: it acts on
+            modules, on each optimizer or on the whole call, and not on the loss, the backward pass or the gradients.
         same_memory: whether all values of its knobs have the memory per sample of the default, so that an estimate of
             memory leaves the strategy out. Its knobs say so too (`Knob.same_memory`).
     """
@@ -183,6 +188,13 @@ class Strategy(ABC):
     gated: ClassVar[bool] = False
     gated_in_proof: ClassVar[bool] = False
     same_memory: ClassVar[bool] = False
+    fits_update_fn: ClassVar[bool] = False
+
+    def offered(self, facts: Facts) -> Offer:
+        """Returns the offer for a workload, or the refusal of a technique that would change the user's step inside."""
+        if facts.update_fn and not self.fits_update_fn:
+            return self.refuse(f"{WHOLE}, and this technique would have to change its inside")
+        return self.offer(facts)
 
     @abstractmethod
     def offer(self, facts: Facts) -> Offer:

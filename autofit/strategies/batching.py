@@ -9,6 +9,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Refusal, divisors
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.workloads.step import Draft
+from autofit.workloads.update import WHOLE
 
 MOST_TIMES_LARGER = 64
 """Maximum size of a free batch as a multiple of the baseline's. A larger one would change the training too much."""
@@ -20,6 +21,7 @@ ABOUT = {
     MICRO_BATCH_SIZE: "samples per forward and backward pass",
     ACCUMULATION_STEPS: "forward and backward passes per optimizer step",
 }
+_UNCUT = Refusal(name="accumulation", reason=f"{WHOLE}, so its batch cannot be cut into micro batches")
 
 
 class Batching(Strategy):
@@ -34,6 +36,7 @@ class Batching(Strategy):
     effect = "rounding"
     phase = Phase.BATCHING
     owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
+    fits_update_fn = True
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the micro batch sizes and the corresponding accumulation steps.
@@ -54,7 +57,7 @@ class Batching(Strategy):
             Knob(name=MICRO_BATCH_SIZE, values=sizes, default=baseline[0], about=ABOUT[MICRO_BATCH_SIZE]),
             Knob(name=ACCUMULATION_STEPS, values=steps, default=baseline[1], about=ABOUT[ACCUMULATION_STEPS]),
         )
-        refused = () if facts.resizable else (_fixed(facts),)
+        refused = (*(() if facts.resizable else (_fixed(facts),)), *((_UNCUT,) if facts.update_fn else ()))
         return Offer(knobs, refused, _limit(facts) if facts.training and facts.global_batch_size is None else "")
 
     @contextmanager
@@ -64,8 +67,9 @@ class Batching(Strategy):
             value = plan.values.get(knob, 1)
             if type(value) is not int or value < 1:
                 raise unknown_value(knob, value, "an integer of at least 1")
-        if draft.optimizer is None and plan.accumulation_steps > 1:
-            raise unknown_value(ACCUMULATION_STEPS, plan.accumulation_steps, "1, since inference has no updates")
+        reason = WHOLE if draft.loss.update is not None else "" if draft.optimizer else "inference has no updates"
+        if reason and plan.accumulation_steps > 1:
+            raise unknown_value(ACCUMULATION_STEPS, plan.accumulation_steps, f"1, since {reason}")
         yield
 
 
@@ -86,7 +90,7 @@ def _dividing(facts: Facts, total: int) -> tuple[int, ...]:
             f"global batch {total} that must be kept exactly; expected a loader whose batch size divides {total}. "
             "Change the loader's batch size or global_batch_size."
         )
-    if not facts.resizable:
+    if not facts.resizable or facts.update_fn:
         return (baseline_size,)
     most = total if facts.dataset_size is None else facts.dataset_size
     # The baseline is always in the space, even with a sampler that repeats samples.

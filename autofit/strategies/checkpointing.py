@@ -54,6 +54,7 @@ class Checkpointing(Strategy):
     effect = "exact"
     phase = Phase.MODULES
     owns = (CHECKPOINTED_BLOCKS, ORDER, OPERATORS)
+    fits_update_fn = True
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks.

@@ -33,6 +33,7 @@ class MemoryFormat(Strategy):
     effect = "rounding"
     phase = Phase.LAYOUT
     owns = (KNOB,)
+    fits_update_fn = True
     same_memory = True
 
     def offer(self, facts: Facts) -> Offer:

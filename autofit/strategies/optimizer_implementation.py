@@ -1,7 +1,7 @@
 """Optimizer implementation: the same update in a for-loop, with foreach kernels, or in one fused kernel."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.bf16_parameters import rounds_weights
 from autofit.strategies.torch_optimizers import MARKS, TORCH, grouped_parameters, has_own_step, placed_counter
 from autofit.strategies.undo import Undo
+from autofit.workloads.optimizer_set import each_of
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_implementation"
@@ -41,6 +42,7 @@ class OptimizerImplementation(Strategy):
     effect = "rounding"
     phase = Phase.OPTIMIZER
     owns = (KNOB,)
+    fits_update_fn = True
     same_memory = True  # per sample: temporary memory of the update does not grow with the batch
 
     def offer(self, facts: Facts) -> Offer:
@@ -50,12 +52,12 @@ class OptimizerImplementation(Strategy):
         """
         if facts.optimizer is None:
             return self.refuse("inference has no updates")
-        optimizer = facts.optimizer
-        reason = _unswitchable(optimizer)
+        optimizers = each_of(facts.optimizer)
+        reason = next((why for each in optimizers if (why := _unswitchable(each)) is not None), None)
         if reason is not None:
             return self.refuse(reason)
-        in_use = _ran(optimizer, _flags_of(optimizer.param_groups[0]))
-        missing = {value: why for value in FLAGS if (why := _lack(value, facts, optimizer, in_use)) is not None}
+        in_use = [_ran(each, _flags_of(each.param_groups[0])) for each in optimizers]
+        missing = {value: why for value in FLAGS if (why := _lack(value, facts, optimizers, in_use)) is not None}
         refused = tuple(
             Refusal(name=f"{KNOB}={value}", reason=why, origin="device" if _is_lacking(value, facts) else "")
             for value, why in missing.items()
@@ -76,16 +78,17 @@ class OptimizerImplementation(Strategy):
             return
         if value not in FLAGS:
             raise unknown_value(KNOB, value, f"default, {', '.join(FLAGS)}")
-        optimizer = draft.optimizer
-        reason = "inference has no updates" if optimizer is None else _unswitchable(optimizer)
-        if optimizer is not None and reason is None:
-            reason = _unsupported(str(value), optimizer, draft.model)
-        if optimizer is None or reason is not None:
+        optimizers = () if draft.optimizer is None else each_of(draft.optimizer)
+        reasons = (_unswitchable(each) or _unsupported(str(value), each, draft.model) for each in optimizers)
+        reason = next((why for why in reasons if why is not None), None if optimizers else "inference has no updates")
+        if reason is not None:
             raise SpaceError(
                 f"{KNOB}={value} cannot be applied: {reason}; expected an optimizer of torch.optim that supports it. "
                 "Tune again with this optimizer."
             )
-        with _switched(optimizer, str(value)):
+        with Undo() as undo:
+            for each in optimizers:
+                undo.enter_context(_switched(each, str(value)))
             yield
 
     def conflict(self, plan: Plan) -> str | None:
@@ -116,17 +119,20 @@ def _unswitchable(optimizer: Optimizer) -> str | None:
     return None
 
 
-def _lack(value: str, facts: Facts, optimizer: Optimizer, in_use: str) -> str | None:
+def _lack(value: str, facts: Facts, optimizers: Sequence[Optimizer], in_use: Sequence[str]) -> str | None:
     """Returns why `value` is not offered, or None if it is."""
-    if value == in_use:
+    if all(value == ran for ran in in_use):
         return "the default already runs this implementation here"
     if _is_lacking(value, facts):
         return f"this {facts.device_type} device has no {value} kernels"
-    unsupported = _unsupported(value, optimizer, facts.model)
-    if unsupported is not None:
-        return unsupported
-    ran = _ran(optimizer, FLAGS[value])
-    return None if ran == value else f"a trial step ran as {ran}"
+    for optimizer in optimizers:
+        unsupported = _unsupported(value, optimizer, facts.model)
+        if unsupported is not None:
+            return unsupported
+        ran = _ran(optimizer, FLAGS[value])
+        if ran != value:
+            return f"a trial step ran as {ran}"
+    return None
 
 
 def _is_lacking(value: str, facts: Facts) -> bool:

@@ -14,6 +14,7 @@ from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
+from autofit.workloads.update import WHOLE
 
 KNOB = "precision"
 VALUES = ("fp32", "tf32", "bf16", "fp16")
@@ -44,6 +45,7 @@ class Precision(Strategy):
     effect = "rounding"
     phase = Phase.ARITHMETIC
     owns = (KNOB,)
+    fits_update_fn = True
     gated = True
 
     def offer(self, facts: Facts) -> Offer:
@@ -109,6 +111,8 @@ def _refusal(facts: Facts) -> str | None:
 
 def _lack(value: str, facts: Facts) -> str | None:
     """Returns why `value` is not offered, or None."""
+    if value == "fp16" and facts.update_fn:
+        return f"{WHOLE}, and float16 needs a gradient scaler inside"
     if value not in facts.capabilities:
         return f"this {facts.device_type} device does not compute in {value}"
     if value == "tf32" and all(setting.fp32_precision == "tf32" for setting in TF32_SETTINGS):
@@ -119,7 +123,14 @@ def _lack(value: str, facts: Facts) -> str | None:
 @contextmanager
 def _autocast(draft: Draft, value: str) -> Iterator[None]:
     """Runs the draft's forward passes under autocast. float16 training gets a gradient scaler."""
-    make = partial(torch.autocast, draft.device.type, dtype=AUTOCAST[value])
+    by_user = draft.loss.update is not None
+    if by_user and value == "fp16":
+        raise unknown_value(
+            KNOB, value, f"fp32, tf32 or bf16, since {WHOLE}, and float16 needs a gradient scaler in it"
+        )
+    # An update inside the context would leave casts of the weights before it in the cache.
+    cached = False if by_user else None
+    make = partial(torch.autocast, draft.device.type, dtype=AUTOCAST[value], cache_enabled=cached)
     try:
         make()
     except RuntimeError as error:

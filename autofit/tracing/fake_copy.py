@@ -5,7 +5,7 @@ weights, an optimizer's parameters, a loss module that shares layers with the mo
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,8 @@ def fake_workload(workload: Workload, loss: LossRule, batch: Batch, device: torc
         WorkloadError: a parameter is not a plain strided tensor, or the objects cannot be copied.
     """
     modules = (workload.model, workload.loss_fn if isinstance(workload.loss_fn, nn.Module) else None)
-    optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
+    given = workload.optimizer
+    optimizer = given if isinstance(given, (torch.optim.Optimizer, Mapping)) else None
     copier = _Copier(home=_home(workload.model), target=device)
     memo: dict[int, Any] = {}
     for module in modules:

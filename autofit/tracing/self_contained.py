@@ -68,8 +68,9 @@ def check_nothing_left(existing: Sequence[FakeTensor] = ()) -> None:
 
 def _functions(workload: Workload) -> Iterator[tuple[str, Any]]:
     """Yields the functions of the user's code that a step runs, each with a description."""
-    if workload.step_fn is not None:
-        yield "step_fn", workload.step_fn
+    for name in ("step_fn", "update_fn"):
+        if (function := getattr(workload, name)) is not None:
+            yield name, function
     if workload.loss_fn is not None and not isinstance(workload.loss_fn, nn.Module):
         yield "loss_fn", workload.loss_fn
     seen: set[type] = set()

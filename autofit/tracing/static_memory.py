@@ -10,7 +10,7 @@ from autofit.memory.breakdown import Part
 from autofit.memory.trace import Kind
 from autofit.tracing.fake_copy import fake_mode, fake_workload
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import state_tensors
+from autofit.workloads.optimizer_set import each_of, state_tensors
 from autofit.workloads.workload import Workload
 
 
@@ -37,7 +37,8 @@ def _updated(workload: Workload) -> Iterator[torch.Tensor]:
         for parameter in copied.model.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         if optimizer is not None:
-            optimizer.step()
+            for each in each_of(optimizer):
+                each.step()
             yield from state_tensors(optimizer)
 
 

@@ -41,7 +41,8 @@ from autofit.tracing.trace_assembly import assembled
 from autofit.tracing.untraceable import check_traceable, untraceable
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
+from autofit.workloads.optimizer_set import each_of, state_tensors
+from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.workload import Workload
 
@@ -183,6 +184,8 @@ class _Tracing:
         step(StepBatch.alike(parts))
         if step.optimizer is not None:
             self.recorder.label(state_tensors(step.optimizer), Kind.OPTIMIZER_STATE)
+        # A step of the user may leave gradients for the next one to clear.
+        self.recorder.label((p.grad for p in step.model.parameters() if p.grad is not None), Kind.GRADIENT)
         self.recorder.modules.forget()
 
     def _observe(self, step: TrainStep) -> Any:
@@ -253,7 +256,8 @@ def _strip(draft: Draft) -> None:
     """Removes gradients and optimizer state from the discarded copy: restoring their layout would take long."""
     draft.model.zero_grad(set_to_none=True)
     if draft.optimizer is not None:
-        draft.optimizer.state.clear()
+        for optimizer in each_of(draft.optimizer):
+            optimizer.state.clear()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.tree import map_tensors
+from autofit.workloads.update import rule_of_update
 from autofit.workloads.workload import Workload
 
 
@@ -15,6 +16,8 @@ def loss_of(workload: Workload, source: BatchSource, device: torch.device) -> Lo
     Raises:
         WorkloadError: no loss can be inferred, or the function given does not return a loss.
     """
+    if workload.update_fn is not None:
+        return rule_of_update(workload.update_fn)
     batch = map_tensors(source.typical(source.small_size, 1)[0], lambda t: t.to(device))
     if not workload.training:
         return resolve_forward(batch, workload.step_fn)

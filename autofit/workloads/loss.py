@@ -31,6 +31,7 @@ from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import ignore_index_of
 
 Compute = Callable[[nn.Module, Batch], torch.Tensor]
+Update = Callable[[nn.Module, torch.optim.Optimizer, Batch], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ class LossRule:
     """How the loss of a batch is computed.
 
     Attributes:
-        name: "step_fn", "loss_fn", "output.loss", "cross_entropy" or "mse_loss".
+        name: "step_fn", "loss_fn", "output.loss", "cross_entropy", "mse_loss" or "update_fn".
         compute: returns the loss of (model, batch), a scalar tensor with a gradient. It runs in the training loop and
             raises `WorkloadError` if the user's function or model returns anything else.
         inferred: whether autofit chose the rule. False if the user did.
         about: description of the rule in one line.
         ignore_index: the target value that the user's loss function ignores, or None.
+        update: does a whole optimizer step and returns its loss, detached. `compute` then raises an error, because the
+            gradient cannot be had without the update. None if the step is made from `compute`.
     """
 
     name: str
@@ -51,6 +54,7 @@ class LossRule:
     inferred: bool
     about: str
     ignore_index: int | None = None
+    update: Update | None = None
 
 
 def resolve_loss(
@@ -256,6 +260,14 @@ def _output_text(output: Any) -> str:
     if isinstance(output, Mapping):
         return f"a {type(output).__name__} with {', '.join(map(str, output))}"
     return f"a {type(output).__name__}"
+
+
+def used_graph(name: str) -> WorkloadError:
+    """Returns the error for a loss whose graph was already used in a backward pass."""
+    return WorkloadError(
+        f"the loss from {name} was already backpropagated: if {name} calls backward() or "
+        "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, .detach() it"
+    )
 
 
 def _hint(batch: Batch, output: Any) -> str:

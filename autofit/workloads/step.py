@@ -8,17 +8,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
 
-from autofit.core.errors import UsageError, WorkloadError
+from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
 from autofit.workloads.counted_batches import Counted, counted
-from autofit.workloads.loss import LossRule
+from autofit.workloads.loss import LossRule, Update, used_graph
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import weights_of
@@ -38,7 +37,7 @@ class Draft:
 
     Attributes:
         model: the user's model, on `device`.
-        loss: how the loss of one micro batch is computed.
+        loss: how the loss of one micro batch is computed, or who does the whole step (`LossRule.update`).
         optimizer: the optimizer. None in inference.
         device: device on which the step runs.
         autocast: returns a new context for each forward pass.
@@ -48,7 +47,8 @@ class Draft:
         scheduler: learning rate scheduler that is advanced after each update.
         weighing: how micro batches are weighted if the loss is a mean over tokens or a sum, for example. None uses the
             weights of the `StepBatch`, which are shares of the samples.
-        one_pass: whether each step must be one forward and backward pass, because its gradients are used up in it.
+        one_pass: whether each step has one micro batch, because its gradients are used up in one backward pass, or the
+            step is done as a whole.
         stepping: whether the pass that is running is that of a step, and not only of its gradients.
         host_memory_bytes: main memory that was available when the step was made, for tensors of an accelerator; None if
             unknown.
@@ -93,6 +93,7 @@ class Draft:
             weighing=weighing,
             host_memory_bytes=host_memory_bytes,
             varies=varies,
+            one_pass=loss.update is not None,
         )
 
 
@@ -199,15 +200,26 @@ class TrainStep:
                 return [self._forward(part) for part in step_batch.parts][-1]
         if self.draft.one_pass and len(step_batch.parts) > 1:
             raise UsageError(
-                f"found {len(step_batch.parts)} micro batches in a step that updates the weights in its backward pass; "
+                f"found {len(step_batch.parts)} micro batches in a step that uses up its gradients in one pass; "
                 "expected one. Pass one batch per step."
             )
         self.draft.stepping = True
         try:
+            if (update := self.draft.loss.update) is not None:
+                return self._by_user(update, self.draft.optimizer, step_batch.parts[0])
             loss = self.backward(step_batch)
         finally:
             self.draft.stepping = False
         self._update(self.draft.optimizer)
+        return loss
+
+    def _by_user(self, update: Update, optimizer: torch.optim.Optimizer, part: Batch) -> torch.Tensor:
+        """Lets the user's function do the passes and the updates. All of it is one phase."""
+        part = self._bring(part)
+        with self.draft.autocast():
+            loss = update(self.draft.model, optimizer, part)
+        if self.draft.scheduler is not None:
+            self.draft.scheduler.step()
         return loss
 
     def backward(self, batch: StepBatch) -> torch.Tensor:
@@ -226,7 +238,7 @@ class TrainStep:
             except RuntimeError as error:
                 if "backward through the graph a second time" not in str(error):
                     raise
-                raise _used_graph(draft.loss.name) from error
+                raise used_graph(draft.loss.name) from error
             if total is not None:
                 total = total + loss.detach()
             else:  # the next run of a CUDA graph overwrites its outputs
@@ -251,22 +263,24 @@ class TrainStep:
             draft.scheduler.step()
 
     def _forward(self, part: Batch) -> torch.Tensor:
-        self._enter("transfer")
         part = self._bring(part)
-        self._enter("forward")
         with self.draft.autocast():
             return self.draft.loss.compute(self.draft.model, part)
 
     def _bring(self, part: Batch) -> Batch:
+        """Returns a micro batch on the device; the forward phase begins."""
+        self._enter("transfer")
         device, layout = self.draft.device, self.draft.memory_format
-        if layout is None:
-            if all(tensor.device == device for tensor in tensors(part)):
-                return part
-            return map_tensors(part, lambda t: t.to(device, non_blocking=True))
-        return map_tensors(
-            part,
-            lambda t: t.to(device, non_blocking=True, memory_format=layout if t.dim() == 4 else torch.preserve_format),
-        )
+        if layout is not None:
+            formats = {4: layout}
+            part = map_tensors(
+                part,
+                lambda t: t.to(device, non_blocking=True, memory_format=formats.get(t.dim(), torch.preserve_format)),
+            )
+        elif any(tensor.device != device for tensor in tensors(part)):
+            part = map_tensors(part, lambda t: t.to(device, non_blocking=True))
+        self._enter("forward")
+        return part
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
@@ -284,17 +298,3 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _used_graph(name: str) -> WorkloadError:
-    """Returns the error for a loss whose graph was already used in a backward pass."""
-    return WorkloadError(
-        f"the loss from {name} was already backpropagated: if {name} calls backward() or "
-        "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, .detach() it"
-    )
-
-
-def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yields the tensors of an optimizer's state."""
-    values = chain.from_iterable(state.values() for state in optimizer.state.values())
-    return (value for value in values if isinstance(value, torch.Tensor))

@@ -10,10 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.optimizer_set import OptimizerSet, each_of
 
-OptimizerRecipe = torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+OptimizerRecipe = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Optimizer] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +23,12 @@ class Workload:
     """What is trained, as the user's objects. `make_workload()` may return one.
 
     Attributes:
-        model: any module. It is restored bit-identically after tuning.
+        model: any module. It is restored bit-identically after tuning. Several models are one `nn.ModuleDict`.
         loader: a `DataLoader`, a list of batches, or any other iterable that can be iterated repeatedly.
         loss_fn: `loss_fn(outputs, targets) -> scalar tensor`, for batches `(inputs, targets)`.
         step_fn: `step_fn(model, batch) -> scalar tensor`, for every other kind of loss or batch.
         optimizer: an optimizer over the model's parameters, a callable that makes one from parameters, or None
-            for `torch.optim.AdamW` with its defaults.
+            for `torch.optim.AdamW` with its defaults. With `update_fn` also a dict of several optimizers.
         global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free.
         max_global_batch_size: largest number of samples per optimizer step if the batch is free. None uses 1/50 of the
             data set. The loader's own batch size is always allowed.
@@ -39,6 +41,11 @@ class Workload:
         extras: further objects to restore. Objects that the workload reaches through attributes, closures and named
             globals are found automatically. An object with `state_dict` and `load_state_dict` is also restored through
             these.
+        update_fn: `update_fn(model, optimizer, batch) -> scalar tensor` (or a dict of them), which does a whole
+            optimizer step by itself: for several models, optimizers or losses (a GAN), or an update that is not the
+            optimizer's (a moving average of the weights). It gets the model, and the optimizer or the dict of
+            optimizers. The modes of modules are left as they are. Techniques that change the inside of a step, such as
+            accumulation, are refused.
 
     Batches for measuring are made from the loader's data set and `collate_fn`:
 
@@ -63,21 +70,17 @@ class Workload:
     max_grad_norm: float | None = None
     extras: Sequence[Any] = ()
     eval_loader: Any = None
+    update_fn: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise WorkloadError(
-                f"model is a {type(self.model).__name__}; expected a torch.nn.Module. "
-                "Pass the model first and the loader second."
+                f"model is a {type(self.model).__name__}; expected a torch.nn.Module. {_advice(self.model)}"
             )
         if lazy := [name for name, parameter in self.model.named_parameters() if is_lazy(parameter)]:
             raise WorkloadError(
                 f"{lazy[0]} has no shape yet ({len(lazy)} parameters of lazy modules); expected a model with "
                 "initialised parameters. Run one batch through it first, and make the optimizer afterwards."
-            )
-        if self.loss_fn is not None and self.step_fn is not None:
-            raise WorkloadError(
-                "both loss_fn and step_fn were given; expected one of them. step_fn computes the loss by itself."
             )
         if self.mode not in ("train", "inference"):
             raise WorkloadError(f'mode is {self.mode!r}; expected "train" or "inference".')
@@ -86,9 +89,51 @@ class Workload:
             raise WorkloadError(f"extras is a {type(self.extras).__name__}; expected a list of objects: extras=[...].")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
+        self._check_functions()
         optimizer = self.optimizer
-        if not (optimizer is None or isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
+        if not (self._has_several or optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):
             raise WorkloadError(_not_an_optimizer("optimizer is", optimizer))
+
+    @property
+    def _has_several(self) -> bool:
+        """Whether `optimizer` is a dict of optimizers for `update_fn`."""
+        found = self.optimizer
+        if not isinstance(found, Mapping) or self.update_fn is None:
+            return False
+        return bool(found) and all(isinstance(each, Optimizer) for each in found.values())
+
+    def _check_functions(self) -> None:
+        if self.loss_fn is not None and self.step_fn is not None:
+            raise WorkloadError(
+                "both loss_fn and step_fn were given; expected one of them. step_fn computes the loss by itself."
+            )
+        if self.update_fn is not None:
+            self._check_update()
+
+    def _check_update(self) -> None:
+        """Checks that nothing is given that would have to change the inside of the user's step."""
+        if not callable(self.update_fn):
+            raise WorkloadError(
+                f"update_fn is a {type(self.update_fn).__name__}; expected a function update_fn(model, optimizer, "
+                "batch) -> loss."
+            )
+        beside = {"loss_fn": self.loss_fn, "step_fn": self.step_fn, "max_grad_norm": self.max_grad_norm}
+        if given := [name for name, value in beside.items() if value is not None]:
+            raise WorkloadError(
+                f"found {', '.join(given)} beside update_fn; expected update_fn alone. It does the whole step: compute "
+                "the loss and clip gradients in it."
+            )
+        if not self.training or self.eval_loader is not None:
+            found = "eval_loader" if self.training else f"mode={self.mode!r}"
+            raise WorkloadError(
+                f"found {found} beside update_fn, which trains; expected a training. Tune the evaluation by itself: "
+                'autofit.tune(model, eval_loader, mode="inference").'
+            )
+        if self.optimizer is None:
+            raise WorkloadError(
+                "found update_fn without an optimizer; expected the optimizer, or the dict of optimizers, that it "
+                "steps. Pass optimizer=."
+            )
 
     def _check_global_batch(self) -> None:
         for name in ("global_batch_size", "max_global_batch_size"):
@@ -119,29 +164,31 @@ class Workload:
             self.model,
             self.eval_loader,
             step_fn=self.step_fn,
-            optimizer=self.optimizer if isinstance(self.optimizer, torch.optim.Optimizer) else None,
+            optimizer=self.optimizer if isinstance(self.optimizer, Optimizer) else None,
             mode="inference",
             extras=self.extras,
         )
 
     def set_mode(self) -> tuple[str, ...]:
-        """Calls `model.train()` or `model.eval()`, as a training or inference loop does.
+        """Calls `model.train()` or `model.eval()`, as a training or inference loop does, unless `update_fn` is given.
 
         Returns:
             Names of the modules that were in evaluation mode inside a model in training mode and are now in training
             mode. Modules inside a named module are not listed.
         """
+        if self.update_fn is not None:
+            return ()  # an EMA teacher stays in evaluation mode
         training = self.training and self.model.training
         evaluating = [(name, module) for name, module in self.model.named_modules() if training and not module.training]
         self.model.train(self.training)
         names = [name for name, module in evaluating if module.training]
         return tuple(name for name in names if name.rpartition(".")[0] not in names)
 
-    def make_optimizer(self) -> torch.optim.Optimizer | None:
-        """Returns the optimizer of a step: the user's instance or a new one. None in inference.
+    def make_optimizer(self) -> Optimizer | None:
+        """Returns the optimizer of a step: the user's instance, a new one, or a set of several. None in inference.
 
         Raises:
-            WorkloadError: no parameter is trainable, the optimizer does not hold this model's parameters, or it needs a
+            WorkloadError: no parameter is trainable, an optimizer does not hold this model's parameters, or it needs a
                 closure.
         """
         if not self.training:
@@ -152,20 +199,15 @@ class Workload:
                 "the model has no parameter with requires_grad=True, so there is nothing to train. "
                 'Unfreeze parameters, or pass mode="inference".'
             )
-        optimizer = self.optimizer
-        if optimizer is None:
-            return torch.optim.AdamW(trainable)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            optimizer = optimizer(trainable)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise WorkloadError(_not_an_optimizer("the optimizer callable returned", optimizer))
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in held for p in trainable):
-            raise WorkloadError(
-                "the optimizer holds none of the model's trainable parameters. Make it from this model's "
-                "parameters(), after the model was moved to its device."
-            )
-        if _needs_closure(optimizer):
+        optimizer = self._made(trainable)
+        for each in each_of(optimizer):
+            held = {id(p) for group in each.param_groups for p in group["params"]}
+            if not any(id(p) in held for p in trainable):
+                raise WorkloadError(
+                    f"the optimizer {type(each).__name__} holds none of the model's trainable parameters. Make it from "
+                    "this model's parameters(), after the model was moved to its device."
+                )
+        if self.update_fn is None and _needs_closure(optimizer):
             raise WorkloadError(
                 f"step() of the optimizer {type(optimizer).__name__} needs a closure that computes the loss again; "
                 "expected an optimizer whose step() can be called without arguments. Tune with another optimizer, "
@@ -173,8 +215,22 @@ class Workload:
             )
         return optimizer
 
+    def _made(self, trainable: list[nn.Parameter]) -> Optimizer:
+        """Returns the user's optimizer, a set of several, or what the recipe makes of the parameters."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return torch.optim.AdamW(trainable)
+        if isinstance(optimizer, Mapping):
+            return OptimizerSet(optimizer)
+        if isinstance(optimizer, Optimizer):
+            return optimizer
+        made = optimizer(trainable)
+        if not isinstance(made, Optimizer):
+            raise WorkloadError(_not_an_optimizer("the optimizer callable returned", made))
+        return made
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+
+def _needs_closure(optimizer: Optimizer) -> bool:
     """Returns whether `step()` has a required argument, as in LBFGS."""
     try:
         # The method of the class: a scheduler puts a wrapper on the instance whose signature still has `self`.
@@ -185,13 +241,21 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return any(each.default is Parameter.empty and each.kind in passed for each in parameters)
 
 
+def _advice(found: object) -> str:
+    """Returns what to do with something that is not a model."""
+    held = list(found.values()) if isinstance(found, Mapping) else found
+    if isinstance(held, list | tuple) and held and all(isinstance(each, nn.Module) for each in held):
+        return "Pass several models as one torch.nn.ModuleDict, with update_fn."
+    return "Pass the model first and the loader second."
+
+
 def _not_an_optimizer(where: str, found: object) -> str:
     """Returns the message for an object that is not an optimizer. `where` begins the sentence."""
     count = sum(1 for _ in _optimizers_in(found))
     if count > 1:
         return (
-            f"{where} {count} optimizers; expected one. Several optimizers, as for a GAN, are not supported yet. Tune "
-            "one part at a time, with its model, loss and optimizer."
+            f"{where} {count} optimizers; expected one. For several, as in a GAN, pass a dict of them by name, and "
+            "update_fn(model, optimizer, batch), which does the whole step."
         )
     if isinstance(found, str):
         shown = f"the text {reprlib.repr(found)}"
@@ -204,9 +268,9 @@ def _not_an_optimizer(where: str, found: object) -> str:
     return f"{where} {shown}; expected {expected}. {action}."
 
 
-def _optimizers_in(found: object, depth: int = 3) -> Iterator[torch.optim.Optimizer]:
+def _optimizers_in(found: object, depth: int = 3) -> Iterator[Optimizer]:
     """Yields the optimizers in lists and dicts, such as those returned by Lightning's `configure_optimizers`."""
-    if isinstance(found, torch.optim.Optimizer):
+    if isinstance(found, Optimizer):
         yield found
     elif depth and isinstance(found, Mapping | list | tuple):
         for each in found.values() if isinstance(found, Mapping) else found:

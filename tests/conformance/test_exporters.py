@@ -159,3 +159,9 @@ def _body(text: str, exporter: Exporter) -> str:
     """Returns the text without comment lines; `splitlines` also breaks at the rarer line breaks."""
     lines = text.splitlines()
     return "\n".join(line for line in lines if not exporter.comment or not line.startswith(exporter.comment.strip()))
+
+
+@pytest.mark.parametrize("exporter", exporters.members(), ids=lambda member: str(member.name))
+def test_a_plan_for_a_step_of_the_user_is_refused(exporter: Exporter) -> None:
+    with pytest.raises(UsageError, match="found a plan for a step that update_fn does"):
+        exporter.export(recommendation(OWN, settings={"update": "update_fn"}))

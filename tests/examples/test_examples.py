@@ -36,7 +36,9 @@ FEW_STEPS = {
     Purpose.PROOF: Pace(warmup_least=1, warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
 }
 """Enough for what is asserted here: nothing is said of how fast a plan is."""
-NAMES = ("gpt", "convnet", "tabular", "huggingface")
+NAMES = ("gpt", "convnet", "tabular", "huggingface", "gan", "ema_teacher")
+WHOLE = ("gan", "ema_teacher")
+"""Examples whose `update_fn` does the step."""
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +77,7 @@ def tuned(request: pytest.FixtureRequest, a_second_per_run: None, tmp_path_facto
     """Runs the `main` of an example as its file says, but for the length of its search."""
     example, folder, printed = load(request.param), tmp_path_factory.mktemp("run"), io.StringIO()
     workload, tune = example.make_workload(), autofit.tune
-    optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
+    optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer | dict) else None
     found: list[autofit.Fit] = []
     digests: list[str] = []
 
@@ -131,9 +133,9 @@ def test_it_says_what_its_docstring_points_at(tuned: Tuned) -> None:
     name = Path(str(tuned.example.__file__)).stem
     refused = {refusal.name for refusal in tuned.fit.recommendation.refused}
     caveats = "\n".join(tuned.fit.caveats)
-    if name == "convnet":
+    if name == "convnet" or name in WHOLE:
         assert "accumulation" in refused
-        assert tuned.fit.plan.micro_batch_size == tuned.workload.global_batch_size
+        assert tuned.workload.global_batch_size in (None, tuned.fit.plan.micro_batch_size)
     else:
         assert "accumulation" not in refused
         assert "the loss was inferred" in caveats
@@ -161,3 +163,27 @@ def test_it_runs_as_a_script(tuned: Tuned) -> None:
     """What runs as a script is `main`, which `tuned` has run."""
     text = Path(str(tuned.example.__file__)).read_text()
     assert text.endswith('\n\n\nif __name__ == "__main__":\n    main()\n')
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_step_of_the_user_refuses_what_would_change_its_inside(name: str) -> None:
+    example = load(name)
+    with LocalBench(example.make_workload(), devices.choose("cpu"), Options(memory_budget=example.MEMORY)) as bench:
+        space = bench.briefing.space
+    assert "checkpointed_blocks" in {knob.name for knob in space.knobs}
+    reasons = {refusal.name: refusal.reason for refusal in space.refused}
+    for refused in ("accumulation", "optimizer_in_backward", "compilation"):
+        assert "update_fn does the whole optimizer step" in reasons[refused]
+
+
+def test_the_teacher_follows_the_student_and_stays_in_evaluation_mode() -> None:
+    example = load("ema_teacher")
+    workload = example.make_workload()
+    student, teacher = workload.model["student"], workload.model["teacher"]
+    batch = next(iter(workload.loader))
+    for _ in range(5):
+        example.update(workload.model, workload.optimizer, batch)
+    pairs = list(zip(student.parameters(), teacher.parameters(), strict=True))
+    assert all(not torch.equal(one, other) for one, other in pairs)
+    assert not teacher.training
+    assert all(p.grad is None for p in teacher.parameters())

@@ -23,6 +23,7 @@ from tests.guard.world import (
     Recorder,
     World,
 )
+from tests.workloads import gans
 
 
 @pytest.mark.parametrize("kind", MUTATORS)
@@ -298,3 +299,23 @@ def test_the_guard_costs_at_most_a_second_per_gigabyte() -> None:
 
 def test_the_guard_of_a_small_model_takes_no_time() -> None:
     assert cost_s(Net) < 0.2
+
+
+def test_several_models_and_optimizers_are_restored() -> None:
+    workload = gans.workload()
+    guard = Guard.of(workload)
+    optimizers = workload.optimizer
+    assert isinstance(optimizers, dict)
+    before = guard.digest
+    for batch in gans.loader():
+        gans.update(workload.model, optimizers, batch)  # type: ignore[arg-type]
+    optimizers["generator"].param_groups[0]["lr"] = 7.0
+    kept = optimizers.pop("critic")
+    changed = guard.differences()
+    assert any(name.startswith("model.critic.0.weight") for name in changed)
+    assert any("generator" in name and "lr" in name for name in changed)
+    guard.restore()
+    assert guard.differences() == []
+    assert guard.digest == before
+    assert optimizers["critic"] is kept
+    assert not kept.state

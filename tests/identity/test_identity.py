@@ -11,6 +11,7 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.processes import printed_by_two_processes
+from tests.workloads import gans
 
 ADAM: dict[str, Any] = {"lr": 1e-3}
 
@@ -89,3 +90,18 @@ def test_every_process_finds_the_same() -> None:
     )
     found = printed_by_two_processes(code)
     assert len(found) == 1
+
+
+def test_a_step_of_the_user_and_the_kind_of_each_optimizer_count() -> None:
+    workload = gans.workload()
+    optimizer = workload.make_optimizer()
+    found = settings(workload, optimizer, "cpu", BatchSource.of(workload.loader))
+    assert found["update"] == "update_fn"
+    assert found["optimizer"] == "critic: AdamW, generator: Adam"
+    assert "update" not in of(targets.make_mlp())
+
+    def other(models: Any, optimizers: Any, batch: Any) -> Any:
+        return gans.update(models, optimizers, batch)
+
+    changed = replace(workload, update_fn=other)
+    assert "code" in differing(found, settings(changed, optimizer, "cpu", BatchSource.of(workload.loader)))

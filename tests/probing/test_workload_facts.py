@@ -18,6 +18,7 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.probing.benches import CPU, bench_of
+from tests.workloads import gans
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
@@ -128,3 +129,19 @@ def test_inference_has_no_global_batch_to_keep() -> None:
         assert outcome.measurement is not None
         assert outcome.measurement.loss is None
         assert outcome.measurement.memory.static_bytes == sum(p.nbytes for p in bench.workload.model.parameters())
+
+
+def test_the_batch_of_a_users_step_is_the_global_batch() -> None:
+    assert baseline_batch(8, 24, resizable=True, whole=True) == (24, 1)
+    assert baseline_batch(8, 8, resizable=False, joinable=False, whole=True) == (8, 1)
+    assert baseline_batch(8, None, resizable=True, whole=True) == (8, 1)
+    with pytest.raises(SpaceError, match="a global batch of 24 with a loader whose batches of 8 cannot be joined"):
+        baseline_batch(8, 24, resizable=True, joinable=False, whole=True)
+
+
+def test_a_users_step_is_searched_without_accumulation_and_says_so() -> None:
+    briefing = bench_of(gans.workload(global_batch_size=24), strategies=("batching",)).briefing
+    assert briefing.space.sizes == (24,)
+    assert briefing.space.baseline.accumulation_steps == 1
+    assert any("update_fn does the whole optimizer step of 24 samples" in text for text in briefing.caveats)
+    assert [refusal.name for refusal in briefing.space.refused] == ["accumulation"]

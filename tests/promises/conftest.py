@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autofit
 from autofit.guard import digest_of
 from autofit.search.event import Event
+from tests.workloads import gans
 
 GLOBAL_BATCH = 24
 
@@ -78,3 +79,52 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 def untuned(tmp_path: Path) -> Tuned:
     """The same workload before a search."""
     return workload(tmp_path / "study.db")
+
+
+@dataclass
+class TunedGan:
+    """Two models with two optimizers and a step of their own, before a search."""
+
+    models: nn.ModuleDict
+    optimizers: dict[str, torch.optim.Optimizer]
+    loader: DataLoader[Any]
+    study: Path
+    fit: autofit.Fit = field(init=False, repr=False)
+    events: list[Event] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+
+    def tune(self, **changes: Any) -> autofit.Fit:
+        """Tunes this workload as a user would."""
+        arguments: dict[str, Any] = {
+            "update_fn": gans.update, "optimizer": self.optimizers, "global_batch_size": 8, "numerics": "exact",
+            "memory_budget": "256MiB", "device": "cpu", "study": self.study, "progress": self.events.append,
+        }  # fmt: skip
+        return autofit.tune(self.models, self.loader, **arguments | changes)
+
+    def digest(self) -> str:
+        """Returns a fingerprint of all that is handed over, the random streams included."""
+        return digest_of(self.models, self.optimizers, self.loader, functions={"update_fn": gans.update})
+
+
+def gan_workload(study: Path) -> TunedGan:
+    """Returns a GAN that has trained for a step: its optimizers have state and its models have gradients."""
+    models, loader = gans.models(), gans.loader()
+    optimizers = gans.optimizers(models)
+    gans.update(models, optimizers, next(iter(loader)))
+    return TunedGan(models, optimizers, loader, study)
+
+
+@pytest.fixture(scope="session")
+def tuned_gan(tmp_path_factory: pytest.TempPathFactory) -> TunedGan:
+    """A whole search over every technique that applies to a step of the user's on the CPU."""
+    made = gan_workload(tmp_path_factory.mktemp("promises") / "gan.db")
+    made.digests.append(made.digest())
+    made.fit = made.tune()
+    made.digests.append(made.digest())
+    return made
+
+
+@pytest.fixture
+def gan(tmp_path: Path) -> TunedGan:
+    """The same GAN before a search."""
+    return gan_workload(tmp_path / "study.db")

@@ -34,3 +34,10 @@ def test_a_plan_for_inference_has_no_optimizer() -> None:
     code = apply_code(r.model_copy(update={"environment": environment}))
     assert "outputs = step(batch)" in code
     assert "optimizer" not in code
+
+
+def test_it_names_the_functions_that_the_plan_file_does_not_hold() -> None:
+    r = recommendation()
+    assert "# with the loss_fn or step_fn that you gave to tune" in apply_code(r)
+    environment = r.environment.model_copy(update={"settings": {**r.environment.settings, "update": "update_fn"}})
+    assert "# with the update_fn that you gave to tune" in apply_code(r.model_copy(update={"environment": environment}))

@@ -14,6 +14,8 @@ from autofit.strategies.base import Facts
 from autofit.strategies.batching import Batching, ladder
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
+from autofit.workloads.update import rule_of_update
+from tests.workloads import gans
 
 MODEL = nn.Linear(2, 2)
 FREE = Facts(
@@ -175,3 +177,17 @@ def test_large_sizes_of_the_ladder_are_round_and_a_fifth_apart_at_most() -> None
     assert all(size % 32 == 0 and (size < 256 or size % 64 == 0) for size in large)
     assert {1 << power for power in range(8, 15)} <= set(large)
     assert all(1.1 < larger / smaller <= 1.25 for smaller, larger in pairwise(large))
+
+
+def test_a_step_of_the_user_is_not_cut() -> None:
+    offer = Batching().offered(replace(FREE, micro_batch_size=12, global_batch_size=12, update_fn=True))
+    assert [(knob.name, knob.values) for knob in offer.knobs] == [(MICRO_BATCH_SIZE, (12,)), (ACCUMULATION_STEPS, (1,))]
+    assert [refusal.name for refusal in offer.refused] == ["accumulation"]
+    free = Batching().offered(replace(FREE, dataset_size=4000, update_fn=True))
+    assert len(free.knobs[0].values) > 1
+    made = Draft(MODEL, rule_of_update(gans.update), torch.optim.SGD(MODEL.parameters()), torch.device("cpu"))
+    with (
+        pytest.raises(SpaceError, match="expected 1, since update_fn does the whole optimizer step"),
+        Batching().apply(Plan(values={ACCUMULATION_STEPS: 2}), made),
+    ):
+        pass

@@ -18,6 +18,7 @@ from autofit.prepare import prepare
 from autofit.strategies.base import Facts, Offer
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.workloads.loss import LossRule
+from autofit.workloads.optimizer_set import OptimizerSet
 from autofit.workloads.step import Draft
 
 RULE = LossRule("step_fn", lambda model, batch: model(batch).square().mean(), False, "")
@@ -345,3 +346,35 @@ def test_what_the_optimizer_does_not_have_is_turned_away() -> None:
         made = draft(net(), optimizer)
         with pytest.raises(SpaceError, match=why), OptimizerImplementation().apply(plan("fused"), made):
             pass
+
+
+def test_each_of_several_optimizers_is_switched() -> None:
+    model = net()
+    each = {"one": AdamW(model[0].parameters()), "other": SGD(model[2].parameters(), momentum=0.9)}  # type: ignore[index]
+    offer = OptimizerImplementation().offered(replace(facts(OptimizerSet(each), model), update_fn=True))
+    assert offer.knobs[0].values == ("default", "foreach", "fused")
+    step = draft(model, OptimizerSet(each))
+    with OptimizerImplementation().apply(plan("fused"), step):
+        assert all(one.param_groups[0]["fused"] for one in each.values())
+    assert not any(one.param_groups[0]["fused"] for one in each.values())
+
+
+def test_what_one_of_several_optimizers_lacks_is_not_offered() -> None:
+    model = net()
+    each = {"one": AdamW(model[0].parameters()), "other": RMSprop(model[2].parameters())}  # type: ignore[index]
+    offer = OptimizerImplementation().offered(facts(OptimizerSet(each), model))
+    assert "fused" not in offer.knobs[0].values
+    assert "RMSprop has no fused implementation" in [refusal.reason for refusal in offer.refused]
+    with (
+        pytest.raises(SpaceError, match="RMSprop has no fused implementation"),
+        OptimizerImplementation().apply(plan("fused"), draft(model, OptimizerSet(each))),
+    ):
+        pass
+    assert not each["one"].param_groups[0]["fused"]
+
+
+def test_an_optimizer_with_one_implementation_refuses_the_others_for_all() -> None:
+    model = net()
+    each = {"one": AdamW(model[0].parameters()), "other": torch.optim.LBFGS(model[2].parameters())}  # type: ignore[index]
+    (refusal,) = OptimizerImplementation().offered(facts(OptimizerSet(each), model)).refused
+    assert refusal.reason == "LBFGS has only one implementation"

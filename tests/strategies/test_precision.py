@@ -18,6 +18,8 @@ from autofit.strategies.base import Facts, Offer
 from autofit.strategies.precision import Precision
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
+from autofit.workloads.update import rule_of_update
+from tests.workloads import gans
 
 EVERYTHING = frozenset({"bf16", "fp16", "tf32"})
 RULE = LossRule("step_fn", lambda model, batch: model(batch).float().square().mean(), False, "")
@@ -262,3 +264,35 @@ def test_both_interfaces_agree_in_the_step_and_read_the_same_afterwards() -> Non
     script = OLD_FLAGS + "".join(fork.format(setup, collides) for setup, collides in SETUPS.items())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_step_of_the_user_runs_under_autocast_without_a_cache_of_casts() -> None:
+    """The cache would keep casts of the weights before the first of two updates."""
+    made = gans.models()
+    inputs, seen = torch.randn(8, gans.WIDTH), list[torch.Tensor]()
+
+    def twice(model: nn.Module, optimizer: Any, batch: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            found = made["critic"].get_submodule("0")(batch)
+            seen.append(found.detach().clone())
+            torch.autograd.backward(found.float().sum())
+            optimizer.step()
+        return seen[0].float().sum()
+
+    optimizer = torch.optim.SGD(made.parameters(), lr=1.0)
+    step = Draft(made, rule_of_update(twice), optimizer, torch.device("cpu"))
+    with prepare(plan("bf16"), step, (Precision(),)) as prepared:
+        prepared(inputs)
+    assert [each.dtype for each in seen] == [torch.bfloat16] * 2
+    assert not torch.equal(*seen)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_float16_needs_a_scaler_inside_a_step_of_the_user() -> None:
+    offer = Precision().offered(replace(facts(), update_fn=True))
+    assert offer.knobs[0].values == ("fp32", "tf32", "bf16")
+    reasons = {refusal.name: refusal.reason for refusal in offer.refused}
+    assert "float16 needs a gradient scaler inside" in reasons["precision=fp16"]
+    step = Draft(nn.Linear(4, 4), rule_of_update(gans.update), None, torch.device("cpu"))
+    with pytest.raises(SpaceError, match="float16 needs a gradient scaler"):
+        prepare(plan("fp16"), step, (Precision(),))

@@ -9,8 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import WorkloadError
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
+from autofit.workloads.update import rule_of_update
 from autofit.workloads.workload import Workload
 from tests.tracing.tiny import Cnn, Gpt, images, words, workload
+from tests.workloads import gans
 
 CPU = torch.device("cpu")
 
@@ -156,3 +158,14 @@ def test_a_batch_with_a_tensor_for_all_samples_keeps_its_size() -> None:
         assert fake_batch(batch, 2, CPU)["classes"].shape == (9,)
         with pytest.raises(WorkloadError, match=r"\[9\].*expected one entry per sample"):
             fake_batch(batch, 3, CPU)
+
+
+def test_several_optimizers_are_copied_with_the_parameters_of_their_models() -> None:
+    made = gans.workload()
+    with fake_mode():
+        copied = fake_workload(made, rule_of_update(gans.update), (), CPU).workload
+    assert isinstance(copied.optimizer, dict)
+    held = [p for each in copied.optimizer.values() for group in each.param_groups for p in group["params"]]
+    assert {id(p) for p in held} == {id(p) for p in copied.model.parameters()}
+    assert all(isinstance(p, FakeTensor) for p in held)
+    assert copied.optimizer["critic"] is not made.optimizer["critic"]  # type: ignore[index]

@@ -10,6 +10,7 @@ from autofit.tracing.fake_copy import fake_mode
 from autofit.tracing.self_contained import check_nothing_left, check_self_contained, fake_tensors
 from autofit.workloads.workload import Workload
 from tests.probing import targets
+from tests.workloads import gans
 
 TABLE: dict[int, torch.Tensor] = {}
 
@@ -70,3 +71,15 @@ def test_a_fake_tensor_that_stays_is_noticed() -> None:
     finally:
         TABLE.clear()
     check_nothing_left(before)
+
+
+def test_a_step_of_the_user_is_looked_at_too() -> None:
+    check_self_contained(gans.workload())
+    kept: list[torch.Tensor] = []
+
+    def keeping(models: nn.Module, optimizers: object, batch: object) -> torch.Tensor:
+        kept.append(torch.zeros(()))
+        return kept[-1]
+
+    with pytest.raises(Untraceable, match="update_fn holds kept from the enclosing function"):
+        check_self_contained(gans.workload(update_fn=keeping))

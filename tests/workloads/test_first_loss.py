@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.workload import Workload
+from tests.workloads import gans
 
 CPU = torch.device("cpu")
 
@@ -43,3 +44,13 @@ def test_inference_needs_no_loss() -> None:
     found = loss(mode="inference")
     batch = (torch.randn(2, 4), torch.randn(2, 1))
     assert found.compute(Counting(4, 1), batch) is not None
+
+
+def test_a_step_of_the_user_needs_no_loss_and_runs_no_model() -> None:
+    Counting.seen = 0
+    model = Counting(4, 1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 4)), 32)
+    workload = Workload(model, loader, update_fn=gans.update, optimizer=torch.optim.SGD(model.parameters()))
+    found = loss_of(workload, BatchSource.of(loader, worst_case=None, seed=0), CPU)
+    assert found.update is not None
+    assert (found.name, found.inferred, Counting.seen) == ("update_fn", False, 0)

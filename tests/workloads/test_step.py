@@ -11,15 +11,18 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from autofit.core.errors import WorkloadError
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import SUM, Weighing
+from autofit.workloads.optimizer_set import OptimizerSet
 from autofit.workloads.step import Draft, StepBatch, StepLoader, TrainStep
+from autofit.workloads.update import rule_of_update
 from tests.probing import targets
+from tests.workloads import gans
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -409,3 +412,33 @@ def test_a_graph_that_was_used_before_is_explained() -> None:
     step = make_step(model, torch.optim.SGD(model.parameters()), loss=LossRule("step_fn", twice, False, ""))
     with pytest.raises(WorkloadError, match=r"if step_fn calls backward\(\) or optimizer.step\(\) itself"):
         step(batches(1)[0])
+
+
+def test_a_step_of_the_user_is_run_as_he_wrote_it_to_the_bit() -> None:
+    made, by_hand = gans.models(), gans.models()
+    given, others = gans.optimizers(made), gans.optimizers(by_hand)
+    step = make_step(made, OptimizerSet(given), loss=rule_of_update(gans.update))
+    for batch in gans.loader():
+        before = torch.get_rng_state()
+        loss = step(batch)
+        torch.set_rng_state(before)
+        assert torch.equal(loss, sum(gans.update(by_hand, others, batch).values(), torch.zeros(())).detach())
+    for name, value in made.state_dict().items():
+        assert torch.equal(value, by_hand.state_dict()[name])
+
+
+def test_a_step_of_the_user_has_one_micro_batch_and_advances_the_schedule() -> None:
+    workload = gans.workload()
+    draft = Draft.of(workload, rule_of_update(gans.update), torch.device("cpu"))
+    assert draft.one_pass
+    optimizers = workload.optimizer
+    assert isinstance(optimizers, dict)
+    draft.scheduler = torch.optim.lr_scheduler.StepLR(optimizers["critic"], 1, gamma=0.5)
+    step, (first, second) = TrainStep(Plan(), draft), list(gans.loader())[:2]
+    phases: list[str] = []
+    step.observe = phases.append
+    step(first)
+    assert optimizers["critic"].param_groups[0]["lr"] == pytest.approx(5e-3)
+    assert phases == ["transfer", "forward"]
+    with pytest.raises(UsageError, match="found 2 micro batches in a step that uses up its gradients in one pass"):
+        step(StepBatch.of([first, second]))

@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.errors import WorkloadError
 from autofit.probing.local_bench import LocalBench
+from autofit.workloads.optimizer_set import as_given
 from autofit.workloads.workload import Workload
 from tests.probing import targets
+from tests.workloads import gans
 
 
 def loss(*_: Any) -> torch.Tensor:
@@ -65,10 +68,10 @@ def sgd() -> torch.optim.Optimizer:
 NO_OPTIMIZERS = [
     (
         lambda: [sgd(), sgd()],
-        "2 optimizers; expected one. Several optimizers, as for a GAN, are not supported yet",
+        "2 optimizers; expected one. For several, as in a GAN, pass a dict of them by name, and update_fn(",
     ),
-    (lambda: {"generator": sgd(), "critic": sgd()}, "2 optimizers; expected one. Several"),
-    (lambda: ([sgd(), sgd()], []), "2 optimizers; expected one. Several"),
+    (lambda: {"generator": sgd(), "critic": sgd()}, "2 optimizers; expected one. For several"),
+    (lambda: ([sgd(), sgd()], []), "2 optimizers; expected one. For several"),
     (lambda: [{"optimizer": sgd()}, {"optimizer": sgd()}, {"optimizer": sgd()}], "3 optimizers; expected one"),
     (lambda: {"optimizer": sgd(), "lr_scheduler": 1}, "a dict that holds one; expected a torch.optim.Optimizer"),
     (lambda: [sgd()], "a list that holds one; expected a torch.optim.Optimizer"),
@@ -191,3 +194,49 @@ def test_the_evaluation_of_a_training_is_inference_on_its_own_batches() -> None:
     assert evaluation.evaluation is None
     assert Workload(model, batches).evaluation is None
     assert Workload(model, [], eval_loader=batches, mode="inference").evaluation is None
+
+
+def test_several_optimizers_are_one_set() -> None:
+    workload = gans.workload()
+    made = workload.make_optimizer()
+    assert made is not None
+    assert as_given(made) == workload.optimizer
+
+
+REFUSED_UPDATES: list[tuple[dict[str, Any], str]] = [
+    ({"loss_fn": F.cross_entropy}, "found loss_fn beside update_fn"),
+    ({"step_fn": targets.token_mean, "max_grad_norm": 1.0}, "found step_fn, max_grad_norm beside update_fn"),
+    ({"mode": "inference"}, "found mode='inference' beside update_fn, which trains"),
+    ({"eval_loader": []}, "found eval_loader beside update_fn"),
+    ({"optimizer": None}, "found update_fn without an optimizer"),
+    ({"optimizer": {}}, "optimizer is a dict; expected a torch.optim.Optimizer"),
+    ({"optimizer": [sgd(), sgd()]}, "optimizer is 2 optimizers; expected one. For several"),
+    ({"update_fn": 3}, "update_fn is a int; expected a function"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED_UPDATES)
+def test_what_does_not_go_with_a_step_of_the_user_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        gans.workload(**changes)
+    assert said in str(error.value)
+
+
+def test_each_of_several_optimizers_must_hold_parameters_of_the_model() -> None:
+    workload = gans.workload()
+    optimizers = {**gans.optimizers(workload.model), "other": sgd()}  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match="the optimizer SGD holds none of the model's trainable parameters"):
+        Workload(workload.model, [], update_fn=gans.update, optimizer=optimizers).make_optimizer()
+
+
+@pytest.mark.parametrize("models", [{"one": targets.mlp()}, [targets.mlp()]])
+def test_several_models_are_one_module(models: Any) -> None:
+    assert "Pass several models as one torch.nn.ModuleDict" in refusal(model=models)
+
+
+def test_a_step_of_the_user_sets_its_modes_by_itself() -> None:
+    workload = gans.workload()
+    workload.model["critic"].eval()  # type: ignore[index]
+    assert workload.set_mode() == ()
+    assert not workload.model["critic"].training  # type: ignore[index]
+    assert workload.model["generator"].training  # type: ignore[index]

@@ -21,6 +21,7 @@ from autofit.probing.survey.block_profile import profiled
 from autofit.probing.survey.conflicts import check_size, conflicts
 from autofit.probing.survey.output_gate import output
 from autofit.probing.survey.padding_gate import padding
+from autofit.probing.survey.update_gate import update
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Span, Strategy, no_profile
@@ -29,6 +30,7 @@ from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import TrainStep
+from autofit.workloads.update import WHOLE
 from autofit.workloads.useful_targets import may_differ, unevenness
 
 T = TypeVar("T")
@@ -131,9 +133,12 @@ class Survey:
         """Adds a caveat if the baseline does not run in the loader's batches."""
         facts, size = self.facts, self.source.user_batch_size
         if facts.global_batch_size is not None and facts.micro_batch_size != size:
+            total = facts.global_batch_size
+            why = f"the global batch of {total} is not a multiple of the loader's batch of {size}"
+            if facts.update_fn:
+                why = f"{WHOLE} of {total} samples, and the loader has batches of {size}"
             self.caveats.append(
-                f"the global batch of {facts.global_batch_size} is not a multiple of the loader's batch of {size}: the "
-                f"baseline is measured as {facts.accumulation_steps} micro "
+                f"{why}: the baseline is measured as {facts.accumulation_steps} micro "
                 f"batch{'es' * (facts.accumulation_steps > 1)} of {facts.micro_batch_size}"
             )
 
@@ -141,7 +146,7 @@ class Survey:
         knobs: dict[str, Knob] = {}
         # Not kept: a survey that holds its own method is freed late, and with it the user's objects.
         facts = replace(self.facts, profile=self._profile) if self.facts.profile is no_profile else self.facts
-        offered = [(strategy, strategy.offer(facts)) for strategy in self.strategies]
+        offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
         self._batch_limit = next((offer.batch_limit for _, offer in offered if offer.batch_limit), "")
         every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
@@ -160,7 +165,7 @@ class Survey:
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan, keeps = Plan(values={name: value}), gates.precision if self.facts.training else output
-
+        keeps = update if self.facts.update_fn else keeps
         changed = batches_of(plan, self.source, self.strategies)
 
         def gate(found: Cuttable) -> gates.GateResult:

@@ -1,0 +1,152 @@
+"""The gate of a step that the user's `update_fn` does: compares the gradients that its optimizers use.
+
+Such a step cannot be stopped before its updates: in a GAN, the gradient of the generator depends on the update of the
+discriminator before. Therefore whole steps run, from the same state and with the same random numbers, and at each
+update the gradients of that optimizer are noted. The worst update decides. The limits are those of the gradient
+(`gates.PRECISION_COSINE`, `gates.PRECISION_L2`, `gradients.ACCUMULATION_L2`).
+"""
+
+import math
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from autofit.core.plan import Plan
+from autofit.probing.survey.gates import ZERO, GateResult, judged_as_precision
+from autofit.probing.survey.gradients import (
+    ACCUMULATION_L2,
+    REDUCED_L2,
+    STATELESS,
+    Build,
+    State,
+    cosine_of,
+    difference,
+    generators_restored,
+)
+from autofit.probing.survey.module_modes import dropout_off
+from autofit.workloads.batch_store import fresh
+from autofit.workloads.counted_batches import Counted
+from autofit.workloads.optimizer_set import each_of
+from autofit.workloads.step import TrainStep
+
+_SEED = 0
+_COMPARED = "gradients that the optimizers use"
+
+
+def update(build: Build, plan: Plan, batch: Counted, seed: int, state: State = STATELESS) -> GateResult:
+    """Compares the gradients of one step under `plan` with those of the baseline, within the rounding of 16 bits.
+
+    Args:
+        build: makes a step whose update is the user's.
+        plan: the plan to check.
+        batch: a batch of the workload.
+        seed: seed of all random numbers. torch's own dropout is off.
+        state: restores everything that a step changes; the weights too.
+    """
+    found = _difference(build, plan, Plan(), batch, seed, state)
+    if isinstance(found, GateResult):
+        return found
+    return judged_as_precision(_COMPARED, *found)
+
+
+def same_update(
+    build: Build, plan: Plan, reference: Plan, batch: Counted, state: State = STATELESS, *, rounded: bool = False
+) -> GateResult:
+    """Compares the gradients of one step under two plans that should differ by the order of operations alone.
+
+    Args:
+        build: makes a step whose update is the user's.
+        plan: the plan to check.
+        reference: the same plan without its techniques.
+        batch: a batch that both can run.
+        state: restores everything that a step changes; the weights too.
+        rounded: whether the plan computes in reduced precision.
+    """
+    found = _difference(build, plan, reference, batch, _SEED, state)
+    if found is ZERO:
+        return GateResult(True, "the gradients are zero on this batch")
+    if isinstance(found, GateResult):
+        return found
+    most = REDUCED_L2 if rounded else ACCUMULATION_L2
+    return GateResult(found[1] <= most, f"relative L2 of the {_COMPARED} {found[1]:.1e} (at most {most:.2g})")
+
+
+def _difference(
+    build: Build, plan: Plan, reference: Plan, batch: Counted, seed: int, state: State
+) -> tuple[float, float] | GateResult:
+    """Returns the least cosine and the greatest relative L2 norm of the updates' gradients, or why there is neither."""
+    try:
+        expected = _gradients(build, reference, batch, seed, state)
+        if not expected:
+            return GateResult(False, "could not be checked: no optimizer was stepped", checked=False)
+        if not any(float(each.norm()) for each in expected):
+            return ZERO
+        found = _gradients(build, plan, batch, seed, state)
+        compared = _worst(found, expected)
+        if isinstance(compared, GateResult) or compared[1] <= ACCUMULATION_L2:
+            return compared
+        again = _worst(_gradients(build, reference, batch, seed, state), expected)
+    finally:
+        state.restore()
+    if isinstance(again, GateResult) or again[1] > ACCUMULATION_L2:
+        reason = "could not be checked: two steps from the same state and seed have different gradients"
+        return GateResult(False, reason, checked=False)
+    return compared
+
+
+def _worst(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> tuple[float, float] | GateResult:
+    if [len(each) for each in found] != [len(each) for each in expected]:
+        return GateResult(False, f"a step makes {len(found)} updates instead of {len(expected)}, or of other weights")
+    if not all(bool(each.isfinite().all()) for each in found):
+        return GateResult(False, "a gradient is not finite")
+    pairs = [(one, other) for one, other in zip(found, expected, strict=True) if float(one.norm() + other.norm())]
+    if not all(float(other.norm()) for _, other in pairs):
+        return 0.0, math.inf
+    return min(cosine_of(*pair) for pair in pairs), max(difference(*pair) for pair in pairs)
+
+
+def _gradients(build: Build, plan: Plan, batch: Counted, seed: int, state: State) -> list[torch.Tensor]:
+    """Returns the gradients that each update of one step uses, in order, float32 and on the host."""
+    state.restore()
+    with build(plan) as step, dropout_off(step.draft.model), generators_restored(step.draft.device):
+        _seed(seed)
+        with _noted(step) as found:
+            step(fresh(batch.batch))
+        return found
+
+
+@contextmanager
+def _noted(step: TrainStep) -> Iterator[list[torch.Tensor]]:
+    found: list[torch.Tensor] = []
+
+    def note(optimizer: Optimizer, *_: Any) -> None:
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        flat = [_flat(p) for p in held if p.requires_grad]
+        found.append(torch.cat(flat) if flat else torch.zeros(0))
+
+    optimizers = each_of(step.draft.optimizer) if step.draft.optimizer is not None else ()
+    hooks = [each.register_step_pre_hook(note) for each in optimizers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _flat(parameter: torch.Tensor) -> torch.Tensor:
+    if parameter.grad is None:
+        return torch.zeros(parameter.numel())
+    gradient = parameter.grad.detach()
+    return (gradient if gradient.layout is torch.strided else gradient.to_dense()).float().flatten().cpu()
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)

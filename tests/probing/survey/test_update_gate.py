@@ -1,0 +1,179 @@
+"""The gate of a whole step: what keeps the gradients of every update passes, and what changes one of them does not."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import Optimizer
+
+from autofit.core.plan import Plan
+from autofit.guard import Guard
+from autofit.prepare import prepare
+from autofit.probing.survey.gates import ZERO, GateResult
+from autofit.probing.survey.gradients import State
+from autofit.probing.survey.update_gate import same_update, update
+from autofit.strategies import members
+from autofit.strategies.base import Facts, Offer, Phase, Strategy
+from autofit.workloads.counted_batches import Counted
+from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.update import rule_of_update
+from autofit.workloads.workload import Workload
+from tests.workloads import gans
+
+BF16, CHANGED = Plan(values={"precision": "bf16"}), Plan(values={"scaling": True})
+
+
+class Scaling(Strategy):
+    """A fake technique that scales what one of the two models computes."""
+
+    name, phase, owns, fits_update_fn = "scaling", Phase.MODULES, ("scaling",), True
+
+    def __init__(self, which: str, factor: float) -> None:
+        self.which, self.factor = which, factor
+
+    def offer(self, facts: Facts) -> Offer:
+        raise AssertionError("not asked")
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        if plan.values.get(self.name) is not True:
+            yield
+            return
+        model = draft.model.get_submodule(self.which)
+        hook = model.register_forward_hook(lambda module, args, output: self.factor * output)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+class Bench:
+    """The gate's view of a workload: steps of plans, and a state that is restored."""
+
+    def __init__(self, workload: Workload, *more: Strategy) -> None:
+        self.workload, self.more = workload, more
+        self.guard = Guard.of(workload)
+        self.state = State(self.guard.restore, self.guard.differences)
+        self.batch = Counted((torch.randn(8, gans.WIDTH, generator=torch.Generator().manual_seed(5)),), 8)
+
+    def build(self, plan: Plan) -> TrainStep:
+        assert self.workload.update_fn is not None
+        draft = Draft.of(self.workload, rule_of_update(self.workload.update_fn), torch.device("cpu"))
+        return prepare(plan, draft, (*members(), *self.more))
+
+    def update(self, plan: Plan) -> GateResult:
+        return update(self.build, plan, self.batch, 3, self.state)
+
+    def same(self, plan: Plan, **more: Any) -> GateResult:
+        return same_update(self.build, plan, Plan(), self.batch, self.state, **more)
+
+
+def bench(update_fn: Callable[..., Any] = gans.update, *more: Strategy) -> Bench:
+    return Bench(gans.workload(update_fn=update_fn), *more)
+
+
+@pytest.mark.parametrize("values", [{"checkpointed_blocks": 4}, {"optimizer_implementation": "fused"}])
+def test_another_order_of_operations_passes(values: dict[str, Any]) -> None:
+    found = bench().same(Plan(values=values))
+    assert found.passed, found.reason
+    assert found.reason.startswith("relative L2 of the gradients that the optimizers use ")
+
+
+@pytest.mark.parametrize("which", ["critic", "generator"])
+def test_a_change_of_either_model_is_found(which: str) -> None:
+    asked = bench(gans.update, Scaling(which, 1.2))
+    assert not asked.same(CHANGED).passed
+    assert not asked.update(CHANGED).passed
+
+
+def test_the_rounding_of_16_bits_is_allowed_where_it_is_asked_for() -> None:
+    slightly = bench(gans.update, Scaling("critic", 1.005))
+    assert not slightly.same(CHANGED).passed
+    assert slightly.same(CHANGED, rounded=True).passed
+    assert slightly.update(CHANGED).passed
+
+
+def test_bfloat16_is_judged_by_the_gradients_of_both_optimizers() -> None:
+    found = bench().update(BF16)
+    assert "cosine of the gradients that the optimizers use" in found.reason
+
+
+def stale(models: nn.ModuleDict, optimizers: Mapping[str, Optimizer], batch: Any) -> torch.Tensor:
+    """Uses the critic's graph after its update, which recomputing would replace by that of the new weights."""
+    real, critic = batch[0], models["critic"]
+    before: torch.Tensor = critic(real).mean()
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter.data.add_(0.1)  # as an in-place change that autograd does not see
+    optimizers["critic"].zero_grad()
+    torch.autograd.backward(before)
+    optimizers["critic"].step()
+    return before
+
+
+def test_blocks_that_would_be_recomputed_with_new_weights_are_found() -> None:
+    assert not bench(stale).same(Plan(values={"checkpointed_blocks": 4})).passed
+
+
+def test_everything_is_restored() -> None:
+    asked = bench()
+    before = asked.guard.digest
+    asked.update(BF16)
+    asked.same(Plan(values={"checkpointed_blocks": 4}))
+    assert asked.guard.digest == before
+
+
+def test_a_gradient_of_zero_is_not_a_verdict_on_precision() -> None:
+    def flat(models: nn.ModuleDict, optimizers: Mapping[str, Optimizer], batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = 0.0 * models["critic"](batch[0]).sum()
+        optimizers["critic"].zero_grad()
+        torch.autograd.backward(loss)
+        optimizers["critic"].step()
+        return loss
+
+    assert bench(flat).update(BF16) is ZERO
+    assert bench(flat).same(Plan(values={"checkpointed_blocks": 4})).passed
+
+
+def test_a_step_without_an_update_cannot_be_checked() -> None:
+    found = bench(lambda models, optimizers, batch: models["critic"](batch[0]).mean()).update(BF16)
+    assert (found.passed, found.checked) == (False, False)
+    assert "no optimizer was stepped" in found.reason
+
+
+def test_numbers_that_no_seed_repeats_are_not_held_against_a_technique() -> None:
+    drawn = torch.Generator()
+    drawn.seed()
+    asked = bench()
+
+    def noisy(models: nn.ModuleDict, optimizers: Mapping[str, Optimizer], batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = F.mse_loss(models["critic"](torch.randn(8, gans.WIDTH, generator=drawn)), batch[0][:, :1])
+        optimizers["critic"].zero_grad()
+        torch.autograd.backward(loss)
+        optimizers["critic"].step()
+        return loss
+
+    asked.workload = gans.workload(update_fn=noisy)  # the guard does not know the generator
+    asked.guard = Guard(asked.workload.model, asked.workload.optimizer)  # type: ignore[arg-type]
+    asked.state = State(asked.guard.restore, asked.guard.differences)
+    found = asked.same(Plan(values={"checkpointed_blocks": 4}))
+    assert (found.passed, found.checked) == (False, False)
+    assert "two steps from the same state and seed have different gradients" in found.reason
+
+
+def test_another_number_of_updates_is_named() -> None:
+    calls: list[int] = []
+
+    def twice(models: nn.ModuleDict, optimizers: Mapping[str, Optimizer], batch: Any) -> torch.Tensor:
+        calls.append(1)
+        for _ in range(len(calls)):
+            gans.update(models, optimizers, batch)
+        return torch.zeros(())
+
+    asked = bench(twice)
+    asked.state = State(asked.guard.restore_trained, asked.guard.differences)  # the list is kept
+    assert "updates instead of 2" in asked.same(Plan(values={"checkpointed_blocks": 4})).reason
