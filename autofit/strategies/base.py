@@ -193,7 +193,7 @@ class Strategy(ABC):
     def offered(self, facts: Facts) -> Offer:
         """Returns the offer for a workload, or the refusal of a technique that would change the user's step inside."""
         if facts.update_fn and not self.fits_update_fn:
-            return self.refuse(f"{WHOLE}, and this technique would have to change its inside")
+            return self.refuse(f"{WHOLE}, and this would change its inside")
         return self.offer(facts)
 
     @abstractmethod

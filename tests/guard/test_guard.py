@@ -319,3 +319,24 @@ def test_several_models_and_optimizers_are_restored() -> None:
     assert guard.digest == before
     assert optimizers["critic"] is kept
     assert not kept.state
+
+
+def test_what_a_step_of_the_user_keeps_itself_is_restored() -> None:
+    average: dict[str, torch.Tensor] = {}
+
+    def averaging(models: nn.ModuleDict, optimizers: Any, batch: Any) -> Any:
+        losses = gans.update(models, optimizers, batch)
+        for name, parameter in models["generator"].named_parameters():
+            kept = average.setdefault(name, parameter.detach().clone())
+            kept.lerp_(parameter.detach(), 0.1)
+        return losses
+
+    workload = gans.workload(update_fn=averaging)
+    batch = next(iter(gans.loader()))
+    averaging(workload.model, workload.optimizer, batch)  # type: ignore[arg-type]
+    guard, before = Guard.of(workload), {name: tensor.clone() for name, tensor in average.items()}
+    averaging(workload.model, workload.optimizer, batch)  # type: ignore[arg-type]
+    assert any("average" in name for name in guard.differences())
+    guard.restore()
+    assert all(torch.equal(average[name], tensor) for name, tensor in before.items())
+    assert guard.differences() == []

@@ -14,16 +14,21 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.guard import Guard
 from autofit.prepare import prepare
 from autofit.probing.proof_gate import ProofGate
 from autofit.probing.survey.gates import STATELESS
+from autofit.probing.survey.gradients import State
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft
+from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.update import rule_of_update
+from tests.probing.survey.test_update_gate import stale
 from tests.probing.test_compilation import Net, compiled_plan, compiling, plain
+from tests.workloads import gans
 
 # torch 2.13 warns of its own code while it compiles, and filters that turn warnings into errors would end it.
 pytestmark = [pytest.mark.usefixtures("compiler"), pytest.mark.filterwarnings("default")]
@@ -126,3 +131,27 @@ def test_what_cannot_be_compared_is_a_note() -> None:
     (note,) = outcome.measurement.compiler_notes
     assert note.startswith("compile=default: its gradient was not compared")
     assert "no second time" in note
+
+
+def gate_of(update_fn: Callable[..., Any]) -> tuple[ProofGate, Plan]:
+    """Returns the gate of a step that the user's function does, and its baseline."""
+    workload = gans.workload(update_fn=update_fn)
+    guard = Guard.of(workload)
+    rule, state = rule_of_update(update_fn), State(guard.restore, guard.differences)
+
+    def build(plan: Plan) -> TrainStep:
+        return prepare(plan, Draft.of(workload, rule, torch.device("cpu")), members())
+
+    baseline = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1, "checkpointed_blocks": 0})
+    return ProofGate(members(), build, BatchSource.of(gans.loader()), state, Watchdog()), baseline
+
+
+def test_a_users_step_is_compared_without_any_technique() -> None:
+    measured = Outcome(status=Status.REJECTED, reason="measured", phase="proof")
+    gate, baseline = gate_of(gans.update)
+    assert gate.judged(measured, baseline, baseline) == measured
+    assert gate.judged(measured, baseline.replace(checkpointed_blocks=4), baseline) == measured
+    gate, baseline = gate_of(stale)
+    found = gate.judged(measured, baseline.replace(checkpointed_blocks=4), baseline)
+    assert found.status is Status.NUMERIC
+    assert found.reason.startswith("checkpointed_blocks=4 changes the gradient of this model: relative L2 of the grad")
