@@ -1,7 +1,7 @@
 """The facts about a workload on a device that strategies need, including the baseline's batch."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autofit import devices
 from autofit.core.briefing import Options
@@ -105,6 +105,17 @@ def baseline_batch(
     else:
         micro = max(d for d in range(1, min(user_batch_size, global_batch_size) + 1) if global_batch_size % d == 0)
     return micro, global_batch_size // micro
+
+
+def baseline_notes(facts: Facts, user_batch_size: int) -> Iterator[str]:
+    """Yields a note if the baseline does not run in the loader's batches."""
+    total, steps = facts.global_batch_size, facts.accumulation_steps
+    if total is None or facts.micro_batch_size == user_batch_size:
+        return
+    why = f"the global batch of {total} is not a multiple of the loader's batch of {user_batch_size}"
+    if facts.update_fn:
+        why = f"{WHOLE} of {total} samples, and the loader has batches of {user_batch_size}"
+    yield f"{why}: the baseline is measured as {steps} micro batch{'es' * (steps > 1)} of {facts.micro_batch_size}"
 
 
 def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:

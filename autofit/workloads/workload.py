@@ -45,7 +45,7 @@ class Workload:
             optimizer step by itself: for several models, optimizers or losses (a GAN), or an update that is not the
             optimizer's (a moving average of the weights). It gets the model, and the optimizer or the dict of
             optimizers. The modes of modules are left as they are. Techniques that change the inside of a step, such as
-            accumulation, are refused.
+            accumulation, are refused. Each call should make the same updates, since few calls are measured.
 
     Batches for measuring are made from the loader's data set and `collate_fn`:
 

@@ -21,16 +21,16 @@ from autofit.probing.survey.block_profile import profiled
 from autofit.probing.survey.conflicts import check_size, conflicts
 from autofit.probing.survey.output_gate import output
 from autofit.probing.survey.padding_gate import padding
-from autofit.probing.survey.update_gate import update
+from autofit.probing.survey.update_gate import uneven_steps, update
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.probing.workload_facts import baseline_notes
 from autofit.strategies.base import Facts, Span, Strategy, no_profile
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import TrainStep
-from autofit.workloads.update import WHOLE
 from autofit.workloads.useful_targets import may_differ, unevenness
 
 T = TypeVar("T")
@@ -100,7 +100,8 @@ class Survey:
         """
         self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
         facts, knobs = self.facts, self._knobs()
-        self._note_baseline_batch()
+        self.caveats += baseline_notes(facts, self.source.user_batch_size)
+        self.caveats += self._uneven_steps() if facts.update_fn else ()
         sizes = [facts.micro_batch_size]
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
@@ -128,19 +129,6 @@ class Survey:
         check_size(space)
         pins.check_conflict(space)
         return space.model_copy(update={"refused": (*space.refused, *pins.notes(space))})
-
-    def _note_baseline_batch(self) -> None:
-        """Adds a caveat if the baseline does not run in the loader's batches."""
-        facts, size = self.facts, self.source.user_batch_size
-        if facts.global_batch_size is not None and facts.micro_batch_size != size:
-            total = facts.global_batch_size
-            why = f"the global batch of {total} is not a multiple of the loader's batch of {size}"
-            if facts.update_fn:
-                why = f"{WHOLE} of {total} samples, and the loader has batches of {size}"
-            self.caveats.append(
-                f"{why}: the baseline is measured as {facts.accumulation_steps} micro "
-                f"batch{'es' * (facts.accumulation_steps > 1)} of {facts.micro_batch_size}"
-            )
 
     def _knobs(self) -> dict[str, Knob]:
         knobs: dict[str, Knob] = {}
@@ -243,10 +231,23 @@ class Survey:
             batch = Counted(found.batch, found.samples)
             return profiled(self._build, plan, blocks, marked, batch, self.seed, self.state)
 
-        users, most = self.source.user_batch_size, self.source.max_size or math.inf
-        size = int(min(_PROFILED_SAMPLES, users, most)) if self.source.resizable else users
         with suppress(Exception):  # raised by the user's code; a probe will report it
-            return self._in_time(seen, size)
+            return self._in_time(seen, self._small_size)
+        return ()
+
+    @property
+    def _small_size(self) -> int:
+        users, most = self.source.user_batch_size, self.source.max_size or math.inf
+        return int(min(_PROFILED_SAMPLES, users, most)) if self.source.resizable else users
+
+    def _uneven_steps(self) -> Sequence[str]:
+        """Returns a caveat if the user's step does not do the same updates in each call."""
+
+        def seen(found: Cuttable) -> Sequence[str]:
+            return uneven_steps(self._build, Counted(found.batch, found.samples), self.state)
+
+        with suppress(Exception):  # raised by the user's code; a probe will report it
+            return self._in_time(seen, self._small_size)
         return ()
 
     def _in_time(self, gate: Callable[[Cuttable], T], size: int) -> T:

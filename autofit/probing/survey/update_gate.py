@@ -76,6 +76,31 @@ def same_update(
     return GateResult(found[1] <= most, f"relative L2 of the {_COMPARED} {found[1]:.1e} (at most {most:.2g})")
 
 
+def uneven_steps(build: Build, batch: Counted, state: State = STATELESS) -> list[str]:
+    """Returns a caveat if two steps do not make the same updates, or leave an optimizer out; else an empty list.
+
+    A probe runs few steps. If a model is trained in every fifth step only, its peak and its time may not be among them.
+    """
+    state.restore()
+    try:
+        with build(Plan()) as step, generators_restored(step.draft.device):
+            made = []
+            for _ in range(2):
+                with _noted(step) as found:
+                    step(fresh(batch.batch))
+                made.append([optimizer for optimizer, _ in found])
+            optimizers = () if step.draft.optimizer is None else each_of(step.draft.optimizer)
+    finally:
+        state.restore()
+    if made[0] == made[1] and all(each in made[0] for each in optimizers):
+        return []
+    return [
+        f"two calls of update_fn made {len(made[0])} and {len(made[1])} updates, with {len(optimizers)} "
+        f"optimizer{'s' * (len(optimizers) > 1)}: peak and speed are those of the calls that were run, and others may "
+        "need more. Make the same updates in each call"
+    ]
+
+
 def _difference(
     build: Build, plan: Plan, reference: Plan, batch: Counted, seed: int, state: State
 ) -> tuple[float, float] | GateResult:
@@ -117,17 +142,18 @@ def _gradients(build: Build, plan: Plan, batch: Counted, seed: int, state: State
         _seed(seed)
         with _noted(step) as found:
             step(fresh(batch.batch))
-        return found
+        return [gradients for _, gradients in found]
 
 
 @contextmanager
-def _noted(step: TrainStep) -> Iterator[list[torch.Tensor]]:
-    found: list[torch.Tensor] = []
+def _noted(step: TrainStep) -> Iterator[list[tuple[Optimizer, torch.Tensor]]]:
+    """Notes each update of the steps inside: the optimizer, with the gradients that it uses."""
+    found: list[tuple[Optimizer, torch.Tensor]] = []
 
     def note(optimizer: Optimizer, *_: Any) -> None:
         held = (p for group in optimizer.param_groups for p in group["params"])
         flat = [_flat(p) for p in held if p.requires_grad]
-        found.append(torch.cat(flat) if flat else torch.zeros(0))
+        found.append((optimizer, torch.cat(flat) if flat else torch.zeros(0)))
 
     optimizers = each_of(step.draft.optimizer) if step.draft.optimizer is not None else ()
     hooks = [each.register_step_pre_hook(note) for each in optimizers]

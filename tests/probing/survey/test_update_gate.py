@@ -15,7 +15,7 @@ from autofit.guard import Guard
 from autofit.prepare import prepare
 from autofit.probing.survey.gates import ZERO, GateResult
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.update_gate import same_update, update
+from autofit.probing.survey.update_gate import same_update, uneven_steps, update
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.counted_batches import Counted
@@ -177,3 +177,31 @@ def test_another_number_of_updates_is_named() -> None:
     asked = bench(twice)
     asked.state = State(asked.guard.restore_trained, asked.guard.differences)  # the list is kept
     assert "updates instead of 2" in asked.same(Plan(values={"checkpointed_blocks": 4})).reason
+
+
+def test_steps_that_make_the_same_updates_are_even() -> None:
+    asked = bench()
+    before = asked.guard.digest
+    assert uneven_steps(asked.build, asked.batch, asked.state) == []
+    assert asked.guard.digest == before
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_is_trained_in_some_steps_only_is_a_caveat(first: bool) -> None:
+    calls: list[int] = []
+
+    def alternating(models: nn.ModuleDict, optimizers: Mapping[str, Optimizer], batch: Any) -> torch.Tensor:
+        calls.append(1)
+        if (len(calls) % 5 == 1) is first:
+            gans.update(models, optimizers, batch)
+        return stale(models, optimizers, batch)
+
+    asked = bench(alternating)
+    (caveat,) = uneven_steps(asked.build, asked.batch, asked.state)
+    assert "with 2 optimizers: peak and speed are those of the calls that were run" in caveat
+    assert calls == []
+
+
+def test_an_optimizer_that_is_never_stepped_is_a_caveat() -> None:
+    (caveat,) = uneven_steps((asked := bench(stale)).build, asked.batch, asked.state)
+    assert caveat.startswith("two calls of update_fn made 1 and 1 updates, with 2 optimizers")
