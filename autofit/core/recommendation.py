@@ -90,10 +90,8 @@ class Recommendation(BaseModel):
         rate_per_s: throughput of `plan`, on the same scale as `Candidate.rate_per_s`.
         alternatives: other measured plans, best first. `plan`, the alternatives that are `on_front`, and the baseline
             if it is `on_front`, are the Pareto front of throughput against memory.
-        strategies: what the strategies do whose values differ between `plan` and the baseline; () in records of earlier
-            versions.
-        untried: why only the baseline could be measured, and what would help, as a sentence without a full stop; "" if
-            another plan was measured.
+        strategies: what the strategies do whose values differ between `plan` and the baseline; () in older records.
+        untried: why only the baseline could be measured, and what would help, without a full stop; "" if another was.
         caveats: notes to read before using the plan, the most important first.
         refused: strategies and knob values left out of the search, with the reason.
         budget: the limits of the search.

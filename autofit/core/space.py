@@ -52,8 +52,7 @@ class SpaceFacts(BaseModel):
         sizes: micro batch sizes that may be run, ascending.
         global_batch_size: samples per optimizer step to keep exactly; None if the batch is free.
         baseline: the user's plan.
-        refused: strategies and knob values that were left out, with the reason; those of a gate first, those of the
-            device last.
+        refused: strategies and knob values that were left out, with the reason: of a gate first, of the device last.
         forbidden: values that do not go together. The first one that applies to a plan gives the reason.
         pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
         batch_limit: what limits the size of a free batch and how to raise it, in words; "" without such a limit.
