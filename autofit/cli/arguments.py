@@ -101,7 +101,7 @@ def export(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="NAME",
         default="python",
-        help="export format: python, or one that another package adds (default: %(default)s)",
+        help="export format: python, accelerate, lightning, or one that another package adds (default: %(default)s)",
     )
     parser.add_argument(
         "--target-version",

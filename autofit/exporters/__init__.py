@@ -3,11 +3,13 @@
 from functools import cache
 
 from autofit.core.errors import UsageError
+from autofit.exporters.accelerate import Accelerate
 from autofit.exporters.base import Exporter
+from autofit.exporters.lightning import Lightning
 from autofit.exporters.python.python import Python
 from autofit.plugins import plugins
 
-BUILT_IN: tuple[type[Exporter], ...] = (Python,)
+BUILT_IN: tuple[type[Exporter], ...] = (Python, Accelerate, Lightning)
 """The exporters of autofit itself."""
 
 

@@ -28,6 +28,7 @@ class Export:
         by_hand: for each knob that the target expresses only in the user's code, the line to write there.
         target_version: version of the target whose keys the file has; "" if its keys depend on no version.
         warnings: what to know before the file is used.
+        settings: the target's settings of all knobs in the file, by key.
     """
 
     text: str
@@ -36,6 +37,7 @@ class Export:
     by_hand: Mapping[str, str] = field(default_factory=dict)
     target_version: str = ""
     warnings: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=dict)
 
 
 class Exporter(ABC):
@@ -114,6 +116,7 @@ class Exporter(ABC):
             by_hand=by_hand,
             target_version=version.text,
             warnings=version.warnings,
+            settings=merged,
         )
 
     def _check_update(self, recommendation: Recommendation) -> None:

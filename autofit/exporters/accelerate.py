@@ -1,0 +1,88 @@
+"""Exporter to Accelerate: a file for `accelerate launch --config_file`, and the arguments that only code can give."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import yaml
+
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.code_lines import code_lines, worker_arguments
+from autofit.exporters.target_version import TargetVersion
+
+_FIXED: Settings = {
+    "compute_environment": "LOCAL_MACHINE",
+    "debug": False,
+    "distributed_type": "NO",
+    "machine_rank": 0,
+    "main_training_function": "main",
+    "num_machines": 1,
+    "num_processes": 1,
+}
+"""A plan is measured on one device by one process. All keys exist since version 1.1."""
+_PRECISIONS: Mapping[KnobValue, str] = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+_MODES: Mapping[KnobValue, str] = {
+    "default": "default",
+    "blocks": "default",
+    "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
+    "reduce-overhead": "reduce-overhead",
+}
+"""Modes of torch.compile by value of the knob. Accelerate passes a mode of the file to torch as it is."""
+_REGIONAL = "1.7"
+"""First version that can compile the repeated blocks alone."""
+
+
+class Accelerate(Exporter):
+    """A file for `accelerate launch --config_file`. It holds precision and compilation.
+
+    Accelerate has no key for the batch: the user's code gives it to the DataLoader and to the `Accelerator`.
+    """
+
+    name: ClassVar[str] = "accelerate"
+    filename: ClassVar[str] = "autofit_accelerate.yaml"
+    package: ClassVar[str] = "accelerate"
+    oldest: ClassVar[str] = "1.1"
+    newest: ClassVar[str] = "1.15"
+
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the keys of the file for each knob."""
+        found: dict[str, Settings] = {}
+        precision = _PRECISIONS.get(plan.values.get("precision", ""))
+        if precision is not None:
+            found["precision"] = {"mixed_precision": precision}
+        compiled = _compiled(plan.values.get("compile", ""), version)
+        if compiled is not None:
+            found["compile"] = compiled
+        return found
+
+    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+        """Returns the arguments of the DataLoader and the `Accelerator`, and lines of plain PyTorch."""
+        lines = code_lines(plan, recommendation)
+        steps = plan.values.get(ACCUMULATION_STEPS)
+        if type(steps) is int and MICRO_BATCH_SIZE in lines:
+            lines[ACCUMULATION_STEPS] = (
+                f"Accelerator(gradient_accumulation_steps={steps}), and with accelerator.accumulate(model): around "
+                "each micro batch"
+            )
+        return lines
+
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+        """Returns the file's text."""
+        on_host: Settings = {"use_cpu": recommendation.environment.is_host}
+        text = yaml.safe_dump({**_FIXED, **on_host, **settings}, sort_keys=True)
+        workers = ", ".join(worker_arguments(recommendation))
+        return f"# The loader was measured with DataLoader(..., {workers}).\n{text}" if workers else text
+
+
+def _compiled(value: KnobValue, version: TargetVersion) -> Settings | None:
+    """Returns the section of torch.compile; None for a value that this version cannot express."""
+    if value == "off":
+        return {}
+    mode = _MODES.get(value)
+    if mode is None or (value == "blocks" and version < _REGIONAL):
+        return None
+    section: dict[str, object] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": mode}
+    if value == "blocks":
+        section["dynamo_use_regional_compilation"] = True
+    return {"dynamo_config": section}

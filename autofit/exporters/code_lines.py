@@ -1,0 +1,80 @@
+"""Lines of plain PyTorch for knobs that a trainer leaves to the user's code."""
+
+from collections.abc import Mapping
+
+from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.plan_facts import chosen_loading
+
+_OPTIMIZERS: Mapping[KnobValue, str] = {
+    "for-loop": "foreach=False, fused=False",
+    "foreach": "foreach=True, fused=False",
+    "fused": "foreach=False, fused=True",
+}
+_LAYOUTS: Mapping[KnobValue, str] = {
+    "channels_last": "model.to(memory_format=torch.channels_last), and the same for each batch of images",
+}
+_TF32 = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
+"""Not by `fp32_precision`, since Lightning reads the older setting on CUDA, which then raises an error."""
+_MODES: Mapping[KnobValue, str] = {
+    "default": "",
+    "max-autotune-no-cudagraphs": ', mode="max-autotune-no-cudagraphs"',
+    "reduce-overhead": ', mode="reduce-overhead"',
+}
+
+
+def code_lines(plan: Plan, recommendation: Recommendation) -> dict[str, str]:
+    """Returns for knobs of `plan` the line of plain PyTorch to write; knobs that one line cannot express are left out.
+
+    No text of the plan is in a line but numbers and the name of an optimizer, if it is an identifier.
+    """
+    lines = {
+        MICRO_BATCH_SIZE: loader_line(plan, recommendation),
+        "precision": _TF32 if plan.values.get("precision") == "tf32" else None,
+        "memory_format": _LAYOUTS.get(plan.values.get("memory_format", "")),
+        "optimizer_implementation": _optimizer_line(plan, recommendation),
+    }
+    return {knob: line for knob, line in lines.items() if knob in plan.values and line is not None}
+
+
+def loader_line(plan: Plan, recommendation: Recommendation) -> str | None:
+    """Returns the call of the DataLoader with the plan's batch and workers; None if the batch is not a number."""
+    size = plan.values.get(MICRO_BATCH_SIZE)
+    if type(size) is not int:
+        return None
+    arguments = [f"batch_size={size}", *worker_arguments(recommendation)]
+    return f"DataLoader(dataset, {', '.join(arguments)})"
+
+
+def worker_arguments(recommendation: Recommendation) -> list[str]:
+    """Returns the arguments of the DataLoader's worker processes, if they were chosen."""
+    loading = chosen_loading(recommendation)
+    if loading is None:
+        return []
+    arguments = [f"num_workers={loading.workers}"]
+    if loading.pin_memory is not None:
+        arguments.append(f"pin_memory={loading.pin_memory}")
+    if loading.persistent_workers:
+        arguments.append("persistent_workers=True")
+    if loading.prefetch_factor is not None:
+        arguments.append(f"prefetch_factor={loading.prefetch_factor}")
+    return arguments
+
+
+def compile_line(plan: Plan, place: str, name: str = "model") -> str | None:
+    """Returns the call of torch.compile for a plan that compiles the whole model; None for every other value.
+
+    Args:
+        plan: the plan.
+        place: where to write it, for the user.
+        name: the name of the model there.
+    """
+    mode = _MODES.get(plan.values.get("compile", ""))
+    return None if mode is None else f"{name} = torch.compile({name}{mode}), {place}"
+
+
+def _optimizer_line(plan: Plan, recommendation: Recommendation) -> str | None:
+    flags = _OPTIMIZERS.get(plan.values.get("optimizer_implementation", ""))
+    name = recommendation.environment.settings.get("optimizer", "")
+    known = name if name.isidentifier() else "AdamW"
+    return None if flags is None else f"torch.optim.{known}(..., {flags})"

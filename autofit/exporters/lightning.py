@@ -1,0 +1,59 @@
+"""Exporter to Lightning: an overlay for LightningCLI, `fit --config base.yaml --config autofit_lightning.yaml`."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import yaml
+
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.code_lines import code_lines, compile_line, worker_arguments
+from autofit.exporters.target_version import TargetVersion
+
+_PRECISIONS: Mapping[KnobValue, str] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+class Lightning(Exporter):
+    """An overlay that holds precision and accumulation: arguments of the `Trainer`.
+
+    The batch belongs to a data module or module, under a name that only the user knows.
+    """
+
+    name: ClassVar[str] = "lightning"
+    filename: ClassVar[str] = "autofit_lightning.yaml"
+    package: ClassVar[str] = "lightning"
+    oldest: ClassVar[str] = "2.0"
+    newest: ClassVar[str] = "2.6"
+
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the arguments of the `Trainer` for each knob."""
+        found: dict[str, Settings] = {}
+        precision, steps = _PRECISIONS.get(plan.values.get("precision", "")), plan.values.get(ACCUMULATION_STEPS)
+        if precision is not None:
+            found["precision"] = {"precision": precision}
+        if type(steps) is int:
+            found[ACCUMULATION_STEPS] = {"accumulate_grad_batches": steps}
+        if plan.values.get("compile") == "off":
+            found["compile"] = {}
+        return found
+
+    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+        """Returns the arguments of the data module, and lines of plain PyTorch."""
+        lines = code_lines(plan, recommendation)
+        if MICRO_BATCH_SIZE in lines:
+            arguments = (f"batch_size={plan.micro_batch_size}", *worker_arguments(recommendation))
+            lines[MICRO_BATCH_SIZE] = (
+                f"{lines[MICRO_BATCH_SIZE]} in train_dataloader, or under data: the names of your data module for "
+                f"{', '.join(arguments)}"
+            )
+        compiled = compile_line(plan, "in configure_model", "self.model")
+        if compiled is not None:
+            lines["compile"] = compiled
+        return lines
+
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+        """Returns the overlay's text. A plan without accumulation also replaces that of the user's file."""
+        text = yaml.safe_dump({"trainer": {"accumulate_grad_batches": 1, **settings}}, sort_keys=True)
+        workers = ", ".join(worker_arguments(recommendation))
+        return f"# The loader was measured with DataLoader(..., {workers}).\n{text}" if workers else text

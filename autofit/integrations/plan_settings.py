@@ -1,0 +1,108 @@
+"""A plan as arguments of another library's trainer, and what is left to the user's code."""
+
+import importlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autofit.api import load
+from autofit.core.errors import UsageError
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.exporters.base import Settings
+from autofit.fit import Fit
+from autofit.workloads.loading import loader_changes
+
+GivenPlan = Fit | str | Path
+"""What `autofit.tune` or `autofit.load` returned, or the path of a plan file."""
+
+BATCH = frozenset({MICRO_BATCH_SIZE, ACCUMULATION_STEPS})
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """A plan in the words of one export target.
+
+    Attributes:
+        fit: the plan with its proof.
+        values: the target's settings, by key.
+        left: knobs that the plan changes and no setting expresses; each with the line to write, or "".
+    """
+
+    fit: Fit
+    values: Settings
+    left: Mapping[str, str]
+
+    @classmethod
+    def of(cls, plan: GivenPlan, target: str) -> "PlanSettings":
+        """Returns the settings of `plan` for the installed version of an export target.
+
+        Raises:
+            UsageError: the target cannot express the plan's batch.
+            PlanFileError: the file is not a plan file.
+        """
+        fit = fit_of(plan)
+        found = fit.export(target)
+        return cls(fit, found.settings, {**found.by_hand, **dict.fromkeys(found.unmapped, "")})
+
+    def warn(self, stacklevel: int = 3) -> None:
+        """Warns of knobs that neither the settings nor the batch express."""
+        lines = [f"{knob}={self.fit.plan.values[knob]}" + _hint(line) for knob, line in self.left.items()]
+        lines = [line for knob, line in zip(self.left, lines, strict=True) if knob not in BATCH]
+        if lines:
+            warnings.warn(
+                f"the plan also has what these arguments cannot express: {'; '.join(lines)}. Its measured speed and "
+                "memory depend on it.",
+                stacklevel=stacklevel,
+            )
+
+
+def fit_of(plan: GivenPlan) -> Fit:
+    """Returns the fit, read from its file if a path is given.
+
+    Raises:
+        PlanFileError: the file is not a plan file.
+        UsageError: `plan` is something else.
+    """
+    if isinstance(plan, Fit):
+        return plan
+    if isinstance(plan, str | Path):
+        return load(plan)
+    raise UsageError(
+        f"found a plan of type {type(plan).__name__}; expected what autofit.tune or autofit.load returns, or the path "
+        "of a plan file. Pass one of these."
+    )
+
+
+def loader_arguments(plan: GivenPlan) -> dict[str, Any]:
+    """Returns the plan's micro batch and loader workers, for `DataLoader(dataset, **loader_arguments(plan))`.
+
+    The workers are those with which the loader kept up when it was measured; they are left out if the loader kept its
+    settings.
+
+    Raises:
+        PlanFileError: the file is not a plan file.
+    """
+    fit = fit_of(plan)
+    changes = loader_changes(fit.proof.loading)
+    return {"batch_size": fit.plan.micro_batch_size, **{k: v for k, v in changes.items() if v is not None}}
+
+
+def import_package(name: str, package: str) -> Any:
+    """Returns a module of an optional package, whose extra has the package's name.
+
+    Raises:
+        UsageError: the package is not installed, or cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"{name} cannot be imported ({error}); expected {package} to be installed. "
+            f'Install it: pip install "torch-autofit[{package}]"'
+        ) from error
+
+
+def _hint(line: str) -> str:
+    return f" (write: {line})" if line else ""

@@ -1,0 +1,149 @@
+"""The overlay is read by Lightning itself, and a training with it has the plan's batch, steps and precision."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit.core.loading import Loading, LoadingTrial
+from autofit.core.plan import KnobValue
+from autofit.exporters import by_name
+from autofit.exporters.base import Export
+from tests.conformance.test_exporters import OWN, recommendation
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+VALUES: list[dict[str, KnobValue]] = [
+    {},
+    {"precision": "bf16", "micro_batch_size": 4, "accumulation_steps": 2},
+    {"precision": "tf32"},
+    {"optimizer_implementation": "fused", "memory_format": "channels_last"},
+]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+    ),  # of Lightning itself
+    pytest.mark.leaves("Lightning seeds, installs log handlers and keeps the last accelerator"),
+]
+
+
+def export(values: Mapping[str, KnobValue] = MappingProxyType({}), version: str | None = None) -> Export:
+    plan = OWN.replace(compile="off")
+    return by_name("lightning").export(recommendation(plan.replace(**values), plan), version)
+
+
+def net(seen: dict[str, list[Any]]) -> Any:
+    """Returns a module that notes the rows and type of each forward pass, and its number at each update."""
+    from lightning.pytorch import LightningModule  # noqa: PLC0415
+
+    class Net(LightningModule):  # type: ignore[misc]  # not typed
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(6, 3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            inputs, targets = batch
+            out = self.line(inputs)
+            seen["rows"].append(len(inputs))
+            seen["dtypes"].append(out.dtype)
+            return nn.functional.cross_entropy(out, targets)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            seen["updates"].append(len(seen["rows"]))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Net()
+
+
+def samples() -> TensorDataset:
+    return TensorDataset(torch.randn(16, 6), torch.randint(3, (16,)))
+
+
+@pytest.mark.parametrize("values", VALUES, ids=str)
+def test_the_overlay_holds_arguments_of_the_trainer(values: dict[str, KnobValue]) -> None:
+    from lightning.pytorch import Trainer  # noqa: PLC0415
+
+    found = export(values)
+    overlay = yaml.safe_load(found.text)
+    assert overlay.keys() == {"trainer"}
+    trainer = Trainer(**overlay["trainer"], **QUIET)
+    assert trainer.accumulate_grad_batches == values.get("accumulation_steps", 1)
+    assert trainer.precision == ("bf16-mixed" if values.get("precision") == "bf16" else "32-true")
+    assert found.unmapped == ()
+
+
+def test_fp16_is_a_precision_of_the_trainer() -> None:
+    from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT_STR  # noqa: PLC0415
+
+    found = yaml.safe_load(export({"precision": "fp16"}).text)["trainer"]["precision"]
+    assert found in _PRECISION_INPUT_STR.__args__
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "dtype", "updates"),
+    [
+        ({"micro_batch_size": 4, "accumulation_steps": 2, "precision": "bf16"}, [4] * 4, torch.bfloat16, [2, 4]),
+        ({"micro_batch_size": 4}, [4, 4], torch.float32, [1, 2]),
+    ],
+)
+def test_a_training_has_the_plan_in_effect(
+    values: dict[str, KnobValue], rows: list[int], dtype: torch.dtype, updates: list[int]
+) -> None:
+    from lightning.pytorch import Trainer  # noqa: PLC0415
+
+    found = export(values)
+    seen: dict[str, list[Any]] = {"rows": [], "dtypes": [], "updates": []}
+    line = found.by_hand["micro_batch_size"].partition(" in ")[0]
+    loader = eval(line, {"DataLoader": DataLoader, "dataset": samples()})
+    Trainer(**yaml.safe_load(found.text)["trainer"], max_steps=2, **QUIET).fit(net(seen), loader)
+    assert seen["rows"] == rows
+    assert set(seen["dtypes"]) == {dtype}
+    assert seen["updates"] == updates
+
+
+def test_the_command_line_of_lightning_merges_the_overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI  # noqa: PLC0415
+    from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel  # noqa: PLC0415
+
+    mine, overlay = tmp_path / "mine.yaml", tmp_path / "autofit_lightning.yaml"
+    mine.write_text("trainer:\n  max_steps: 3\n  accumulate_grad_batches: 4\n")
+    overlay.write_text(export({"precision": "bf16", "accumulation_steps": 2}).text)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    arguments = ["--config", str(mine), "--config", str(overlay)]
+    cli = LightningCLI(BoringModel, BoringDataModule, args=arguments, run=False, trainer_defaults=QUIET)
+    assert (cli.trainer.max_steps, cli.trainer.accumulate_grad_batches) == (3, 2)
+    assert cli.trainer.precision == "bf16-mixed"
+
+
+def test_compilation_is_a_line_for_configure_model() -> None:
+    line = export({"compile": "reduce-overhead"}).by_hand["compile"]
+    assert line == 'self.model = torch.compile(self.model, mode="reduce-overhead"), in configure_model'
+    assert export({"compile": "blocks"}).unmapped == ("compile",)
+
+
+def test_chosen_workers_are_named_with_the_batch_and_in_a_comment() -> None:
+    loading = Loading(
+        needed_per_s=10.0, trials=(LoadingTrial(workers=2),), workers=2, prefetch_factor=2, persistent_workers=False
+    )
+    given = recommendation(OWN.replace(micro_batch_size=4))
+    found = given.model_copy(update={"proof": given.proof.model_copy(update={"loading": loading})})
+    result = by_name("lightning").export(found)
+    assert "for batch_size=4, num_workers=2, prefetch_factor=2" in result.by_hand["micro_batch_size"]
+    assert "# The loader was measured with DataLoader(..., num_workers=2, prefetch_factor=2)." in result.text

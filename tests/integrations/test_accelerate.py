@@ -1,0 +1,101 @@
+"""A script with Accelerate under a plan: its arguments, and what is in effect when it trains."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit.core.errors import UsageError
+from autofit.core.loading import Loading, LoadingTrial
+from autofit.core.plan import KnobValue
+from autofit.fit import Fit
+from autofit.integrations.accelerate import STEPS, accelerator_arguments, loader_arguments
+from tests.conformance.test_exporters import OWN, recommendation
+
+SCRIPT = """
+import json, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+import autofit
+from autofit.integrations.accelerate import accelerator_arguments, loader_arguments
+
+plan = autofit.load("autofit.yaml")
+accelerator = Accelerator(**accelerator_arguments(plan))
+rows, dtypes, updates, losses = [], [], [], []
+line = nn.Linear(6, 3)
+line.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+line.register_forward_hook(lambda module, inputs, out: dtypes.append(str(out.dtype)))
+dataset = TensorDataset(torch.randn(16, 6), torch.randint(3, (16,)))
+loader = DataLoader(dataset, **loader_arguments(plan))
+optimizer = torch.optim.SGD(line.parameters(), lr=0.1)
+optimizer.register_step_post_hook(lambda *_: updates.append(len(rows)))
+model, optimizer, loader = accelerator.prepare(nn.Sequential(line), optimizer, loader)
+for inputs, targets in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+print(json.dumps({"rows": rows, "dtypes": sorted(set(dtypes)), "updates": updates}))
+"""
+
+
+def fit(**values: KnobValue) -> Fit:
+    return Fit(recommendation(OWN.replace(**{"micro_batch_size": 4, "accumulation_steps": 2, **values})))
+
+
+def test_the_arguments_of_an_accelerator() -> None:
+    expected = {"mixed_precision": "bf16", "gradient_accumulation_steps": 2, "cpu": True}
+    assert accelerator_arguments(fit(precision="bf16")) == expected
+
+
+def test_a_plan_for_an_accelerator_device_leaves_the_choice_of_the_device() -> None:
+    given = fit().recommendation
+    environment = given.environment.model_copy(update={"device_type": "cuda"})
+    assert "cpu" not in accelerator_arguments(Fit(given.model_copy(update={"environment": environment})))
+
+
+@pytest.mark.slow
+def test_compilation_is_a_plugin() -> None:
+    plugin = accelerator_arguments(fit(compile="blocks"))["dynamo_plugin"]
+    assert (plugin.backend.value, plugin.mode, plugin.use_regional_compilation) == ("INDUCTOR", "default", True)
+
+
+def test_the_arguments_of_a_loader() -> None:
+    assert loader_arguments(fit()) == {"batch_size": 4}
+    loading = Loading(
+        needed_per_s=1.0, trials=(LoadingTrial(workers=1),), workers=1, prefetch_factor=2, persistent_workers=True
+    )
+    given = fit().recommendation
+    proof = given.proof.model_copy(update={"loading": loading})
+    arguments = loader_arguments(Fit(given.model_copy(update={"proof": proof})))
+    loader = DataLoader(TensorDataset(torch.zeros(8, 1)), **arguments)
+    assert (loader.batch_size, loader.num_workers, loader.persistent_workers) == (4, 1, True)
+
+
+def test_an_environment_variable_that_wins_is_refused_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STEPS, "8")
+    with pytest.raises(UsageError, match=rf"found {STEPS}=8 .*the plan has 2 accumulation steps"):
+        accelerator_arguments(fit())
+    monkeypatch.setenv(STEPS, "2")
+    assert accelerator_arguments(fit())["gradient_accumulation_steps"] == 2
+
+
+def test_what_no_argument_expresses_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"memory_format=channels_last \(write: model.to\(memory_format="):
+        accelerator_arguments(fit(memory_format="channels_last"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "torch.bfloat16"), ("fp32", "torch.float32")])
+def test_a_training_has_the_plan_in_effect(precision: str, dtype: str, tmp_path: Path) -> None:
+    fit(precision=precision).save(tmp_path / "autofit.yaml")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"rows": [4] * 4, "dtypes": [dtype], "updates": [2, 4]}

@@ -1,0 +1,228 @@
+"""A Lightning training under a plan that is given, and under one that the training itself looks for."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autofit.api import tune
+from autofit.core.errors import SpaceError, UsageError
+from autofit.core.loading import Loading as LoadingRecord
+from autofit.core.loading import LoadingTrial
+from autofit.core.plan import KnobValue
+from autofit.fit import Fit
+from autofit.guard import digest_of
+from autofit.integrations import lightning as integration
+from autofit.integrations.lightning import ApplyPlan, AutofitCallback, fabric_arguments, trainer_arguments
+from tests.conformance.test_exporters import OWN, recommendation
+from tests.integrations.lightning_modules import FILTERS, Data, Loading, Net, loader, trainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*FILTERS)]
+
+
+def fit(**values: KnobValue) -> Fit:
+    return Fit(recommendation(OWN.replace(**{"micro_batch_size": 4, "accumulation_steps": 2, **values})))
+
+
+def assert_in_effect(net: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Two steps of two micro batches of four samples."""
+    assert net.rows == [4, 4, 4, 4]
+    assert set(net.dtypes) == {dtype}
+    assert net.updates == [2, 4]
+
+
+def test_the_arguments_of_a_trainer_and_of_fabric() -> None:
+    assert trainer_arguments(fit(precision="bf16")) == {"precision": "bf16-mixed", "accumulate_grad_batches": 2}
+    assert fabric_arguments(fit(precision="bf16")) == {"precision": "bf16-mixed"}
+
+
+def test_fabric_computes_in_the_precision_of_the_plan() -> None:
+    from lightning.fabric import Fabric  # noqa: PLC0415
+
+    fabric = Fabric(accelerator="cpu", **fabric_arguments(fit(precision="bf16")))
+    seen: list[torch.dtype] = []
+    line = nn.Linear(2, 2)
+    line.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    fabric.setup(line)(torch.randn(3, 2))
+    assert seen == [torch.bfloat16]
+
+
+def test_what_no_argument_expresses_is_said() -> None:
+    with pytest.warns(
+        UserWarning, match=r"optimizer_implementation=fused \(write: torch.optim.*checkpointed_blocks=2;"
+    ):
+        trainer_arguments(fit(optimizer_implementation="fused", checkpointed_blocks=2, unheard_of="on"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_plan_is_in_effect_with_a_loader_that_is_passed_to_fit(precision: str) -> None:
+    plan, net = fit(precision=precision), Net()
+    trainer(ApplyPlan(plan), **trainer_arguments(plan)).fit(net, loader())
+    assert_in_effect(net, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def test_a_plan_is_in_effect_with_the_loader_of_a_module() -> None:
+    net = Loading()
+    trainer(ApplyPlan(fit())).fit(net)
+    assert_in_effect(net)
+
+
+def test_a_plan_is_in_effect_with_a_data_module_under_any_name() -> None:
+    class Named(Data):
+        def __init__(self) -> None:
+            super().__init__()
+            self.samples, self.workers = 8, 5
+
+        def train_dataloader(self) -> Any:
+            return loader(self.samples)
+
+    loading = LoadingRecord(needed_per_s=1.0, trials=(LoadingTrial(workers=2),), workers=2, prefetch_factor=2)
+    given = fit().recommendation
+    chosen = Fit(given.model_copy(update={"proof": given.proof.model_copy(update={"loading": loading})}))
+    net, data = Net(), Named()
+    trainer(ApplyPlan(chosen, batch_arg="samples", workers_arg="workers")).fit(net, datamodule=data)
+    assert_in_effect(net)
+    assert data.workers == 2
+
+
+def test_a_loader_made_early_for_a_schedule_does_not_stay() -> None:
+    class Scheduled(Loading):
+        def configure_optimizers(self) -> Any:
+            self.expected = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    net = Scheduled()
+    trainer(ApplyPlan(fit()), max_steps=-1, max_epochs=1).fit(net)
+    assert net.expected == len(net.updates) == 8
+
+
+def test_a_plan_file_will_do(tmp_path: Path) -> None:
+    path, net = tmp_path / "autofit.yaml", Net()
+    fit().save(path)
+    trainer(ApplyPlan(path)).fit(net, loader())
+    assert_in_effect(net)
+
+
+def test_another_precision_is_refused_with_both_values() -> None:
+    with pytest.raises(UsageError, match=r"found a Trainer with precision='32-true'; the plan needs 'bf16-mixed'"):
+        trainer(ApplyPlan(fit(precision="bf16"))).fit(Net(), loader())
+
+
+def test_a_loader_that_ignores_the_attribute_is_refused_with_both_values() -> None:
+    class Fixed(Loading):
+        def train_dataloader(self) -> Any:
+            return loader(16)
+
+    with pytest.raises(UsageError, match=r"found a train loader with batch_size=16; the plan has micro_batch_size=4"):
+        trainer(ApplyPlan(fit())).fit(Fixed())
+
+
+def test_evaluation_alone_is_left_alone() -> None:
+    class Validating(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.rows.append(len(batch[0]))
+
+    net = Validating()
+    trainer(ApplyPlan(fit(precision="bf16")), AutofitCallback()).validate(net, loader())
+    assert set(net.rows) == {8}
+
+
+@pytest.mark.parametrize("source", ["module", "data module", "loader"])
+def test_a_training_tunes_itself_leaves_no_trace_and_trains_under_the_plan(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests: list[str] = []
+
+    def watched(model: Any, batches: Any, **arguments: Any) -> Fit:
+        digests.append(digest_of(model, arguments["optimizer"], batches))  # the trainer included
+        found = tune(model, batches, **arguments)
+        digests.append(digest_of(model, arguments["optimizer"], batches))
+        return found
+
+    monkeypatch.setattr(integration, "tune", watched)
+    net: Any = Loading() if source == "module" else Net()
+    data: dict[str, Any] = {"train_dataloaders": loader()} if source == "loader" else {}
+    data |= {"datamodule": Data()} if source == "data module" else {}
+    callback = AutofitCallback(
+        pinned={"micro_batch_size": 4}, study=tmp_path / "study.db", time_budget=20, progress=False
+    )
+    trainer(callback).fit(net, **data)
+    before, after = digests
+    assert after == before
+    assert not {"log", "log_dict"} & vars(net).keys()
+    assert_in_effect(net)
+    assert callback.fit is not None
+    assert callback.fit.plan.global_batch_size == 8
+    assert callback.fit.proof.worst_steps >= 3
+
+
+def test_the_precision_of_the_trainer_is_that_of_the_plan(tmp_path: Path) -> None:
+    net = Net()
+    callback = AutofitCallback(
+        pinned={"micro_batch_size": 4}, study=tmp_path / "study.db", time_budget=20, progress=False
+    )
+    trainer(callback, precision="bf16-mixed", gradient_clip_val=0.5).fit(net, loader())
+    assert_in_effect(net, torch.bfloat16)
+    assert callback.fit is not None
+    assert callback.fit.plan.values["precision"] == "bf16"
+    assert callback.fit.recommendation.environment.settings["max_grad_norm"] == "0.5"
+
+
+def test_a_schedule_fits_a_global_batch_that_changed(tmp_path: Path) -> None:
+    class Scheduled(Net):
+        def configure_optimizers(self) -> Any:
+            self.expected = self.trainer.estimated_stepping_batches
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=self.expected)]
+
+    net = Scheduled()
+    callback = AutofitCallback(global_batch_size=16, study=tmp_path / "study.db", time_budget=20, progress=False)
+    trainer(callback, max_steps=-1, max_epochs=1).fit(net, loader())
+    assert net.expected == len(net.updates) == 4
+
+
+def test_a_trial_run_is_not_tuned() -> None:
+    callback, net = AutofitCallback(), Net()
+    with pytest.warns(UserWarning, match="fast_dev_run is on"):
+        trainer(callback, fast_dev_run=True).fit(net, loader())
+    assert callback.fit is None
+    assert net.rows == [8]
+
+
+def test_arguments_that_the_module_decides_are_refused() -> None:
+    with pytest.raises(UsageError, match="found step_fn, optimizer among the arguments"):
+        AutofitCallback(step_fn=print, optimizer=None)
+
+
+def test_a_precision_that_changes_the_module_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"precision='64-true'; expected one of 32-true, bf16-mixed, 16-mixed"):
+        trainer(AutofitCallback(), precision="64-true").fit(Net(), loader())
+
+
+def test_a_missing_attribute_is_named_before_anything_is_measured() -> None:
+    with pytest.raises(UsageError, match="found no attribute 'samples'"):
+        trainer(AutofitCallback(batch_arg="samples")).fit(Loading())
+
+
+def test_errors_of_the_search_reach_the_user(tmp_path: Path) -> None:
+    callback = AutofitCallback(pinned={"micro_batch_size": 5}, study=tmp_path / "study.db", progress=False)
+    net = Net()
+    with pytest.raises(SpaceError):
+        trainer(callback).fit(net, loader())
+    assert "log" not in vars(net)
+
+
+def test_nothing_imports_lightning_before_it_is_used_and_its_absence_is_said() -> None:
+    code = (
+        "import sys, autofit.cli, autofit.api, autofit.integrations, autofit.integrations.accelerate\n"
+        "assert not {'lightning', 'accelerate'} & set(sys.modules)\n"
+        "sys.modules['lightning.pytorch'] = None\n"
+        "import autofit.integrations.lightning\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "UsageError: lightning.pytorch cannot be imported" in done.stderr
+    assert 'pip install "torch-autofit[lightning]"' in done.stderr
