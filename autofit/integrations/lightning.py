@@ -27,6 +27,7 @@ from autofit.integrations.lightning_trainer import (
     without_logging,
 )
 from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
+from autofit.integrations.reached import Reached
 
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]
 
@@ -68,11 +69,64 @@ def fabric_arguments(plan: GivenPlan) -> dict[str, Any]:
     return {key: value for key, value in found.values.items() if key != "accumulate_grad_batches"}
 
 
-class ApplyPlan(Callback):  # type: ignore[misc]  # not typed
+class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
+    """Compares a training with its plan.
+
+    Attributes:
+        reached: how fast the training is; None before it starts, or if nothing was tuned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached: Reached | None = None
+
+    def plan_in_effect(self) -> Fit | None:
+        """Returns the plan that the training is under, if there is one."""
+        raise NotImplementedError
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Checks that the loader that was made has the plan's batch.
+
+        Raises:
+            UsageError: it has another.
+        """
+        fit = self.plan_in_effect()
+        if fit is not None:
+            check_loader(trainer.train_dataloader, fit.plan.micro_batch_size)
+            self.reached = Reached(fit)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Notes the time before a micro batch."""
+        if self.reached is not None:
+            self.reached.begin()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Notes the time after a micro batch."""
+        if self.reached is not None:
+            self.reached.end()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Leaves a validation out of the training's time."""
+        if self.reached is not None:
+            self.reached.pause()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leaves the end of an epoch out of the training's time."""
+        if self.reached is not None:
+            self.reached.pause()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Warns if the training was slower than its plan, and says where the time went."""
+        if self.reached is not None and (shortfall := self.reached.shortfall()):
+            warnings.warn(f"{shortfall}.", stacklevel=2)
+
+
+class ApplyPlan(_UnderPlan):
     """Gives a plan's batch, loader workers and accumulation to the training, and checks its precision.
 
     The `train_dataloader` of a module or data module must take its batch size from the attribute `batch_arg`. A loader
-    that is passed to `fit` is rebuilt at the plan's batch.
+    that is passed to `fit` is rebuilt at the plan's batch. A training of at least 20 steps that is more than 5 % slower
+    than the plan promised ends with a warning that says where the time went.
 
     Args:
         plan: what `autofit.tune` or `autofit.load` returned, or the path of a plan file.
@@ -109,23 +163,20 @@ class ApplyPlan(Callback):  # type: ignore[misc]  # not typed
         self._settings.warn()
         set_batch(trainer, pl_module, self.fit, self._batch_arg, self._workers_arg)
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Checks that the loader that was made has the plan's batch.
-
-        Raises:
-            UsageError: it has another.
-        """
-        check_loader(trainer.train_dataloader, self.fit.plan.micro_batch_size)
+    def plan_in_effect(self) -> Fit:
+        """Returns the plan that was given."""
+        return self.fit
 
 
-class AutofitCallback(Callback):  # type: ignore[misc]  # not typed
+class AutofitCallback(_UnderPlan):
     """Tunes when `fit` starts, and trains under the plan that it found.
 
     The measured step is the module's `training_step` with the optimizer of `configure_optimizers`. Everything is
     restored before the training. The Trainer's precision stays: where it is "bf16-mixed" or "16-mixed", plans have that
     precision, and the gain in `fit` is over float32. The global batch is that of the loader and the Trainer's
     accumulation, unless `global_batch_size` is given. Only the batch is searched, because the Trainer can still change
-    it; `strategies` names further techniques, which you then apply yourself.
+    it; `strategies` names further techniques, which you then apply yourself. Like `ApplyPlan`, it warns of a slower
+    training.
 
     With `fast_dev_run` nothing is tuned.
 
@@ -188,14 +239,9 @@ class AutofitCallback(Callback):  # type: ignore[misc]  # not typed
         if fit.plan.global_batch_size != before and trainer.lr_scheduler_configs:
             trainer.strategy.setup_optimizers(trainer)  # schedules may depend on the number of steps
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Checks that the loader that was made has the plan's batch.
-
-        Raises:
-            UsageError: it has another.
-        """
-        if self.fit is not None:
-            check_loader(trainer.train_dataloader, self.fit.plan.micro_batch_size)
+    def plan_in_effect(self) -> Fit | None:
+        """Returns the plan that was found."""
+        return self.fit
 
     def _tuning(self, trainer: Any, module: Any, before: int) -> dict[str, Any]:
         """Returns the arguments of `autofit.tune`; `before` is the global batch of the training, or 0."""

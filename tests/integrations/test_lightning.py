@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,22 @@ def test_a_schedule_fits_a_global_batch_that_changed(tmp_path: Path) -> None:
     callback = AutofitCallback(global_batch_size=16, study=tmp_path / "study.db", time_budget=20, progress=False)
     trainer(callback, max_steps=-1, max_epochs=1).fit(net, loader())
     assert net.expected == len(net.updates) == 4
+
+
+def test_a_training_that_is_slower_than_its_plan_says_where_the_time_goes() -> None:
+    """The proof of `fit` has 8 samples in 0.1 s; here the loader takes longer."""
+
+    class Slow(Net):
+        def on_train_batch_end(self, *_: Any) -> None:
+            time.sleep(0.06)
+
+    callback = ApplyPlan(fit())
+    message = r"the training reached \S+ samples/s, and the plan promised 80\. .* between its micro batches"
+    with pytest.warns(UserWarning, match=message):
+        trainer(callback, max_steps=26).fit(Slow(), loader())
+    assert callback.reached is not None
+    assert callback.reached.samples_per_s is not None
+    assert callback.reached.samples_per_s < 8 / 0.12
 
 
 def test_a_trial_run_is_not_tuned() -> None:

@@ -1,0 +1,61 @@
+"""How fast a training is under its plan, with a clock of the test's own."""
+
+import pytest
+
+from autofit.core.objective import Objective
+from autofit.fit import Fit
+from autofit.integrations.reached import Reached
+from tests.conformance.test_exporters import OWN, recommendation
+from tests.fakes import FakeTime
+
+
+def train(time: FakeTime, steps: int, inside_s: float, between_s: float, first_s: float = 0.0) -> Reached:
+    """Two micro batches of four samples a step; the first five take `first_s` longer. 80 samples/s are promised."""
+    found = Reached(Fit(recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=2))), time)
+    for number in range(2 * steps):
+        found.begin()
+        time.advance(inside_s / 2 + (first_s if number < 10 else 0.0))
+        found.end()
+        time.advance(between_s / 2)
+    return found
+
+
+def test_steps_after_the_first_five_count() -> None:
+    found = train(FakeTime(), 25, inside_s=0.1, between_s=0.1, first_s=9.0)
+    assert found.promised_per_s == pytest.approx(80)
+    assert found.samples_per_s == pytest.approx(40, rel=1e-3)
+    assert found.shortfall() == (
+        "the training reached 40 samples/s, and the plan promised 80. An optimizer step took 100 ms instead of 100 ms; "
+        "100 ms were spent between its micro batches, on the loader, callbacks and logging"
+    )
+
+
+def test_a_training_as_fast_as_its_plan_needs_no_words() -> None:
+    assert train(FakeTime(), 25, inside_s=0.1, between_s=0.004).shortfall() == ""
+    assert train(FakeTime(), 25, inside_s=0.1, between_s=0.006).shortfall() != ""
+
+
+def test_a_short_training_says_nothing() -> None:
+    found = train(FakeTime(), 24, inside_s=0.5, between_s=0.5)
+    assert found.samples_per_s is None
+    assert found.shortfall() == ""
+
+
+def test_a_pause_is_not_counted() -> None:
+    time = FakeTime()
+    found = train(time, 25, inside_s=0.1, between_s=0.0)
+    before = found.samples_per_s
+    found.pause()
+    time.advance(100.0)
+    for _ in range(2):
+        found.begin()
+        time.advance(0.05)
+        found.end()
+    assert found.samples_per_s == pytest.approx(before)
+
+
+def test_the_promise_is_on_the_scale_of_the_race_unless_that_counts_tokens() -> None:
+    given = recommendation(OWN).model_copy(update={"rate_per_s": 70.0})
+    assert Reached(Fit(given)).promised_per_s == 70.0
+    tokens = given.model_copy(update={"objective": Objective(unit="tokens")})
+    assert Reached(Fit(tokens)).promised_per_s == pytest.approx(80)
