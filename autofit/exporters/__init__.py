@@ -4,12 +4,16 @@ from functools import cache
 
 from autofit.core.errors import UsageError
 from autofit.exporters.accelerate import Accelerate
+from autofit.exporters.axolotl import Axolotl
 from autofit.exporters.base import Exporter
+from autofit.exporters.deepspeed import DeepSpeed
 from autofit.exporters.lightning import Lightning
 from autofit.exporters.python.python import Python
+from autofit.exporters.torchtitan import Torchtitan
+from autofit.exporters.torchtune import Torchtune
 from autofit.plugins import plugins
 
-BUILT_IN: tuple[type[Exporter], ...] = (Python, Accelerate, Lightning)
+BUILT_IN: tuple[type[Exporter], ...] = (Python, Accelerate, Lightning, DeepSpeed, Torchtitan, Axolotl, Torchtune)
 """The exporters of autofit itself."""
 
 

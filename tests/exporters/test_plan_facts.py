@@ -2,8 +2,9 @@
 
 import pytest
 
+from autofit.core.errors import UsageError
 from autofit.core.loading import Loading, LoadingTrial
-from autofit.exporters.plan_facts import checkpoints_every_block, chosen_loading
+from autofit.exporters.plan_facts import checkpoints_every_block, chosen_loading, max_grad_norm, refuse_inference
 from tests.conformance.test_exporters import OWN, recommendation
 
 
@@ -31,3 +32,18 @@ def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
     for loading, expected in ((chosen, chosen), (kept, None), (none, None)):
         proof = found.proof.model_copy(update={"loading": loading})
         assert chosen_loading(found.model_copy(update={"proof": proof})) == expected
+
+
+def test_a_plan_for_inference_is_not_for_a_target_that_trains() -> None:
+    refuse_inference(recommendation(OWN), "target")
+    with pytest.raises(UsageError, match="expected one for training, since target trains"):
+        refuse_inference(recommendation(OWN, settings={"mode": "inference"}), "target")
+
+
+@pytest.mark.parametrize(
+    ("text", "norm"),
+    [("0.5", 0.5), ("", None), ("none", None), ("0", None), ("-1", None), ("inf", None), ("nan", None)],
+)
+def test_the_norm_of_clipping_is_a_positive_number(text: str, norm: float | None) -> None:
+    assert max_grad_norm(recommendation(OWN, settings={"max_grad_norm": text})) == norm
+    assert max_grad_norm(recommendation(OWN)) is None

@@ -1,0 +1,134 @@
+"""Exporter to Axolotl: maps a plan to keys of its configuration."""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.plan_facts import (
+    CHECKPOINT_ORDER,
+    CHECKPOINTED_BLOCKS,
+    checkpoints_every_block,
+    chosen_loading,
+    refuse_inference,
+)
+from autofit.exporters.target_version import TargetVersion
+from autofit.strict_yaml import dump
+
+_PRECISIONS: Mapping[KnobValue, Settings] = {
+    "fp32": {"bf16": False, "fp16": False, "tf32": False},
+    "tf32": {"bf16": False, "fp16": False, "tf32": True},
+}
+"""`bf16: true` and `fp16: true` also load the weights in 16 bits, which autocast does not; so they are left out. The
+defaults are "auto", which would choose bf16 and TF32."""
+_COMPILED: Mapping[KnobValue, Settings] = {
+    "off": {"torch_compile": False},
+    "default": {"torch_compile": True, "torch_compile_mode": "default"},
+    "reduce-overhead": {"torch_compile": True, "torch_compile_mode": "reduce-overhead"},
+}
+_TABLES: Mapping[str, Mapping[KnobValue, Settings]] = {
+    "precision": _PRECISIONS,
+    "compile": _COMPILED,
+    "attention": {"default": {}, "sdpa": {"attn_implementation": "sdpa"}},
+    "length_grouping": {False: {}, True: {"group_by_length": True}},
+    "recomputed_operators": {"all": {}},
+}
+"""Settings by knob and value that depend on nothing else."""
+_ADAMW: Mapping[tuple[str, KnobValue, bool], str] = {
+    ("optimizer_implementation", "fused", True): "adamw_torch_fused",
+    ("optimizer_implementation", "fused", False): "adamw_torch_fused",
+    ("optimizer_implementation", "foreach", False): "adamw_torch",
+    ("optimizer_implementation", "for-loop", True): "adamw_torch",
+    ("optimizer_states", "torchao-8bit", True): "adamw_torch_8bit",
+    ("optimizer_states", "torchao-8bit", False): "adamw_torch_8bit",
+}
+"""Name of AdamW by knob, value, and whether it runs on the host. `adamw_torch` is torch's default: a loop on the host,
+else foreach. `adamw_bnb_8bit` keeps the states of embeddings in 32 bits, so that it needs more memory than the plan."""
+
+
+class Axolotl(Exporter):
+    """Keys to copy into the file that is passed to `axolotl train config.yaml`, in place of those with the same name.
+
+    Axolotl reads one file, so that both cannot be passed. With `sample_packing`, a sample is a packed row of
+    `sequence_len` tokens.
+    """
+
+    name: ClassVar[str] = "axolotl"
+    filename: ClassVar[str] = "autofit_axolotl.yaml"
+    package: ClassVar[str] = "axolotl"
+    oldest: ClassVar[str] = "0.17"
+    newest: ClassVar[str] = "0.19"
+
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the keys for each knob.
+
+        Raises:
+            UsageError: the plan is for inference.
+        """
+        refuse_inference(recommendation, self.name)
+        known: dict[str, Callable[[KnobValue], Settings | None]] = {
+            MICRO_BATCH_SIZE: _count("micro_batch_size"),
+            ACCUMULATION_STEPS: _count("gradient_accumulation_steps"),
+            "padding_multiple": _padding,
+            **{knob: table.get for knob, table in _TABLES.items()},
+        }
+        found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
+        found |= _optimizer(plan, recommendation) | _checkpointing(plan)
+        return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+        """Returns the YAML text."""
+        batch = f"{self.comment}The batch is that of one device. Axolotl multiplies it by the number of devices.\n"
+        use = f"{self.comment}Replace the keys of the same names in your Axolotl configuration; `batch_size` must not "
+        return f"{batch}{use}be set.\n{dump({**settings, **_loading(recommendation)})}"
+
+
+def _count(key: str) -> Callable[[KnobValue], Settings | None]:
+    return lambda value: {key: value} if type(value) is int and value > 0 else None
+
+
+def _padding(value: KnobValue) -> Settings | None:
+    """Returns the multiple. Axolotl pads to 64 by default, and to the full length unless it is switched off."""
+    if type(value) is not int or value < 1:
+        return None
+    return {"pad_to_multiple_of": value, "pad_to_sequence_len": None} if value > 1 else {}
+
+
+def _optimizer(plan: Plan, recommendation: Recommendation) -> dict[str, Settings | None]:
+    """Returns the name of the optimizer, if the plan chose how it updates and it is AdamW."""
+    environment, found = recommendation.environment, dict[str, Settings | None]()
+    for knob in ("optimizer_implementation", "optimizer_states"):
+        value = plan.values.get(knob, "")
+        name = _ADAMW.get((knob, value, environment.is_host))
+        if value == "default":
+            found[knob] = {}
+        elif name is not None and environment.settings.get("optimizer", "AdamW") == "AdamW":
+            found[knob] = {"optimizer": name}
+    return found
+
+
+def _checkpointing(plan: Plan) -> dict[str, Settings | None]:
+    """Returns the keys of checkpointing: that of every block, or of none."""
+    blocks = plan.values.get(CHECKPOINTED_BLOCKS)
+    if type(blocks) is int and blocks == 0:
+        settings: Settings = {"gradient_checkpointing": False}
+    elif blocks == "default":
+        settings = {}
+    elif checkpoints_every_block(plan):
+        settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    else:
+        return {}
+    return {CHECKPOINTED_BLOCKS: settings, CHECKPOINT_ORDER: {}}  # the order matters only for a part of the blocks
+
+
+def _loading(recommendation: Recommendation) -> Settings:
+    """Returns the keys of the loader's worker processes, if they were chosen."""
+    loading = chosen_loading(recommendation)
+    if loading is None:
+        return {}
+    found: dict[str, object] = {
+        "dataloader_num_workers": loading.workers,
+        "dataloader_prefetch_factor": loading.prefetch_factor,
+    }
+    return found if loading.pin_memory is None else {**found, "dataloader_pin_memory": loading.pin_memory}

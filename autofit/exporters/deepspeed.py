@@ -1,0 +1,139 @@
+"""Exporter to DeepSpeed: maps a plan to a configuration in JSON, and the rest to lines of the user's code."""
+
+import json
+from collections.abc import Mapping
+from typing import ClassVar
+
+from autofit.core.block_order import read_order, written_order
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, max_grad_norm, refuse_inference
+from autofit.exporters.target_version import TargetVersion
+
+AUTOCAST_SINCE = "0.17.2"
+"""First version with the section `torch_autocast`, which leaves the weights in float32. `bf16` and `fp16` cast them."""
+SCALER_SINCE = "0.18"
+"""First version that scales the loss of `torch_autocast` in float16 without ZeRO."""
+
+_SECTIONS: Mapping[KnobValue, tuple[str, Settings]] = {
+    "bf16": (AUTOCAST_SINCE, {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
+    "fp16": (SCALER_SINCE, {"torch_autocast": {"enabled": True, "dtype": "float16"}}),
+}
+"""First version that can express a precision, and its section."""
+_LINES: Mapping[str, Mapping[KnobValue, str]] = {
+    "precision": {
+        "tf32": 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True',
+        "bf16": "with torch.autocast(engine.device.type, torch.bfloat16): around each forward pass",
+    },
+    "compile": {
+        "default": "engine.compile()",
+        "blocks": "call .compile() on each repeated block of the model, before deepspeed.initialize",
+        "max-autotune-no-cudagraphs": 'engine.compile(compile_kwargs={"mode": "max-autotune-no-cudagraphs"})',
+        "reduce-overhead": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
+    },
+    "activation_budget": {
+        "half": "torch._functorch.config.activation_memory_budget = 0.5, before the model is compiled",
+        "fifth": "torch._functorch.config.activation_memory_budget = 0.2, before the model is compiled",
+    },
+    "attention": {
+        "sdpa": 'load the model with attn_implementation="sdpa"',
+        "flash": "torch.backends.cuda.enable_cudnn_sdp(False)",
+    },
+    "memory_format": {
+        "channels_last": "model.to(memory_format=torch.channels_last), and the same for each batch of images",
+    },
+}
+"""Lines by knob and value that depend on nothing else."""
+_FLAGS: Mapping[KnobValue, str] = {
+    "for-loop": "foreach=False, fused=False",
+    "foreach": "foreach=True, fused=False",
+    "fused": "foreach=False, fused=True",
+}
+_LIBRARIES: Mapping[KnobValue, str] = {
+    "torchao-8bit": "torchao.optim.AdamW8bit(...)",
+    "bitsandbytes-8bit": "bitsandbytes.optim.AdamW8bit(...)",
+}
+
+
+class DeepSpeed(Exporter):
+    """A configuration for `deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")`.
+
+    The batch is that of one device. DeepSpeed multiplies it by the number of devices, so that `train_batch_size` is
+    left out. Parameters are not partitioned (ZeRO stage 0), as in the measurement, and the optimizer is the one that
+    is passed: a section `optimizer` would replace it. DeepSpeed weights all micro batches of a step alike.
+
+    `gradient_clipping` is always written, because its default differs between versions: 0, or 1.0 in later ones.
+    """
+
+    name: ClassVar[str] = "deepspeed"
+    filename: ClassVar[str] = "ds_config.json"
+    comment: ClassVar[str] = ""
+    package: ClassVar[str] = "deepspeed"
+    oldest: ClassVar[str] = "0.15"
+    newest: ClassVar[str] = "0.19"
+
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the sections for each knob.
+
+        Raises:
+            UsageError: the plan is for inference.
+        """
+        refuse_inference(recommendation, self.name)
+        values, found = plan.values, dict[str, Settings]()
+        keys = {MICRO_BATCH_SIZE: "train_micro_batch_size_per_gpu", ACCUMULATION_STEPS: "gradient_accumulation_steps"}
+        for knob, key in keys.items():
+            value = values.get(knob)
+            if type(value) is int and value > 0:
+                found[knob] = {key: value}
+        precision = values.get("precision", "")
+        since, section = _SECTIONS.get(precision, ("", {}))
+        if precision == "fp32" or (section and version >= since):
+            found["precision"] = section
+        return found
+
+    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+        """Returns lines for the code that makes the model, the optimizer and the engine."""
+        values = plan.values
+        lines = {knob: known.get(values.get(knob, "")) for knob, known in _LINES.items()}
+        lines |= {
+            "padding_multiple": _padding_line(values.get("padding_multiple")),
+            "optimizer_implementation": _flags_line(plan, recommendation),
+            "optimizer_states": _states_line(plan, recommendation),
+            **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(plan)),
+        }
+        return {knob: line for knob, line in lines.items() if line is not None}
+
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+        """Returns the configuration."""
+        fixed = {"gradient_clipping": max_grad_norm(recommendation) or 0.0, "zero_optimization": {"stage": 0}}
+        return json.dumps({**settings, **fixed}, indent=2)
+
+
+def _padding_line(value: KnobValue | None) -> str | None:
+    return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
+
+
+def _flags_line(plan: Plan, recommendation: Recommendation) -> str | None:
+    flags, name = _FLAGS.get(plan.values.get("optimizer_implementation", "")), _optimizer(recommendation)
+    return flags and f"torch.optim.{name if name.isidentifier() else 'AdamW'}(..., {flags})"
+
+
+def _states_line(plan: Plan, recommendation: Recommendation) -> str | None:
+    made = _LIBRARIES.get(plan.values.get("optimizer_states", ""))
+    return made and f"{made} in place of torch.optim.AdamW(...)" if _optimizer(recommendation) == "AdamW" else None
+
+
+def _optimizer(recommendation: Recommendation) -> str:
+    return recommendation.environment.settings.get("optimizer", "AdamW")
+
+
+def _blocks_line(plan: Plan) -> str | None:
+    """Returns how to checkpoint the plan's blocks. DeepSpeed's section for it switches nothing on."""
+    count, order = plan.values.get(CHECKPOINTED_BLOCKS), read_order(plan.values.get(CHECKPOINT_ORDER, ""))
+    if type(count) is not int or count < 0 or order is None:
+        return None
+    if count == 0:
+        return "switch the model's activation checkpointing off"
+    chosen = f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
+    return f"torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) in place of block(...), for {chosen}"

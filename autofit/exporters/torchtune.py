@@ -1,0 +1,133 @@
+"""Exporter to torchtune: maps a plan to keys of a recipe's configuration."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.plan_facts import (
+    CHECKPOINT_ORDER,
+    CHECKPOINTED_BLOCKS,
+    checkpoints_every_block,
+    refuse_inference,
+)
+from autofit.exporters.target_version import TargetVersion
+from autofit.strict_yaml import dump
+
+_TABLES: Mapping[str, Mapping[KnobValue, Settings]] = {
+    "precision": {"fp32": {"dtype": "fp32"}},
+    "compile": {"off": {"compile": False}, "blocks": {"compile": True}},
+    "optimizer_in_backward": {False: {"optimizer_in_bwd": False}, True: {"optimizer_in_bwd": True}},
+    "optimizer_states": {"default": {}},
+    "recomputed_operators": {"all": {}},
+}
+"""Settings by knob and value that depend on nothing else. `dtype: bf16` would store weights, gradients and the states
+of the optimizer in bfloat16, which neither autocast nor weights with stochastic rounding do."""
+_FLAGS: Mapping[KnobValue, Settings] = {
+    "for-loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"foreach": False, "fused": True},
+}
+_OPTIMIZERS = ("Adagrad", "Adam", "AdamW", "SGD")
+"""Optimizers of torch that have both flags. The optimizer is named, because many recipes have one of a library."""
+_TF32 = "dtype: fp32, and run the recipe with the environment variable TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1"
+_LIBRARIES: Mapping[KnobValue, str] = {
+    "torchao-8bit": "optimizer: _component_: torchao.optim.AdamW8bit, without fused and foreach",
+    "bitsandbytes-8bit": "optimizer: _component_: bitsandbytes.optim.AdamW8bit, without fused and foreach",
+}
+
+
+class Torchtune(Exporter):
+    """Keys to copy into a recipe's configuration. torchtune reads one file.
+
+    The same settings stand in a comment as the overrides that `tune run RECIPE --config CONFIG` takes, so that nothing
+    needs to be copied.
+
+    torchtune checkpoints every layer of a model or none, compiles each layer, and offloads activations only beside
+    checkpointing.
+    """
+
+    name: ClassVar[str] = "torchtune"
+    filename: ClassVar[str] = "autofit_torchtune.yaml"
+    package: ClassVar[str] = "torchtune"
+    oldest: ClassVar[str] = "0.4"
+    newest: ClassVar[str] = "0.6"
+
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the keys for each knob.
+
+        Raises:
+            UsageError: the plan is for inference.
+        """
+        refuse_inference(recommendation, self.name)
+        known: dict[str, Callable[[KnobValue], Settings | None]] = {
+            MICRO_BATCH_SIZE: _count("batch_size"),
+            ACCUMULATION_STEPS: _count("gradient_accumulation_steps"),
+            **{knob: table.get for knob, table in _TABLES.items()},
+        }
+        found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
+        found["optimizer_implementation"] = _implementation(plan, recommendation)
+        found |= _checkpointing(plan)
+        return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+
+    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+        """Returns what to do in the recipe's configuration, and where it is run."""
+        lines = {"precision": _TF32} if plan.values.get("precision") == "tf32" else {}
+        states = _LIBRARIES.get(plan.values.get("optimizer_states", ""))
+        if states is not None and _optimizer(recommendation) == "AdamW":
+            lines["optimizer_states"] = states
+        return lines
+
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+        """Returns the YAML text, with the same overrides in a comment."""
+        lines = [
+            "The batch is that of one device. torchtune multiplies it by the number of devices.",
+            f"Use: tune run RECIPE --config CONFIG {' '.join(_overrides(settings))}",
+        ]
+        return "".join(f"{self.comment}{line}\n" for line in lines) + dump(settings)
+
+
+def _overrides(settings: Settings, prefix: str = "") -> Iterator[str]:
+    """Yields the settings as words of the command line, such as "optimizer.fused=True"."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _overrides(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={value}"
+
+
+def _count(key: str) -> Callable[[KnobValue], Settings | None]:
+    return lambda value: {key: value} if type(value) is int and value > 0 else None
+
+
+def _optimizer(recommendation: Recommendation) -> str:
+    return recommendation.environment.settings.get("optimizer", "AdamW")
+
+
+def _implementation(plan: Plan, recommendation: Recommendation) -> Settings | None:
+    value, name = plan.values.get("optimizer_implementation", ""), _optimizer(recommendation)
+    if value == "default":
+        return {}
+    if value not in _FLAGS or name not in _OPTIMIZERS:
+        return None
+    return {"optimizer": {"_component_": f"torch.optim.{name}", **_FLAGS[value]}}
+
+
+def _checkpointing(plan: Plan) -> dict[str, Settings | None]:
+    """Returns the keys of checkpointing, that of every layer or of none, and of offload beside it."""
+    blocks, offload, every = (
+        plan.values.get(CHECKPOINTED_BLOCKS),
+        plan.values.get("activation_offload"),
+        checkpoints_every_block(plan),
+    )
+    found: dict[str, Settings | None] = {}
+    if every or (type(blocks) is int and blocks == 0):
+        found[CHECKPOINTED_BLOCKS] = {"enable_activation_checkpointing": every}
+    elif blocks == "default":
+        found[CHECKPOINTED_BLOCKS] = {}
+    if CHECKPOINTED_BLOCKS in found:
+        found[CHECKPOINT_ORDER] = {}  # it matters only for a part of the blocks
+    if offload is False or (offload is True and every):
+        found["activation_offload"] = {"enable_activation_offloading": offload}
+    return found

@@ -1,0 +1,156 @@
+"""The exported configuration has DeepSpeed's keys, and DeepSpeed reads the plan's batch and precision from it."""
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.core.errors import UsageError
+from autofit.core.plan import KnobValue
+from autofit.exporters.base import Export
+from autofit.exporters.deepspeed import DeepSpeed
+from autofit.strategies.compilation import SHARES
+from tests.conformance.test_exporters import EVIL, OWN, recommendation
+
+COMMON = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "zero_optimization"}
+FIELDS = {
+    "0.15.0": COMMON,
+    "0.17.1": COMMON,
+    "0.17.2": COMMON | {"torch_autocast"},
+    "0.18.0": COMMON | {"torch_autocast"},
+    "0.19.8": COMMON | {"torch_autocast"},
+}
+"""Keys of the configuration that matter here, read from `deepspeed/runtime/constants.py` of each version's sdist."""
+BELOW = {"zero_optimization": {"stage"}, "torch_autocast": {"enabled", "dtype"}}
+"""Keys of the sections, from `deepspeed/runtime/zero/config.py` and `deepspeed/runtime/constants.py`."""
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+Values = dict[str, KnobValue]
+BATCH: Values = {"micro_batch_size": 4, "accumulation_steps": 2}
+
+
+def exported(values: Values, version: str | None = None, settings: dict[str, str] | None = None) -> Export:
+    return DeepSpeed().export(recommendation(OWN.replace(**values), settings=settings), version)
+
+
+def read(export: Export) -> dict[str, Any]:
+    document = json.loads(export.text)
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.mark.parametrize("version", FIELDS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_each_key_is_one_of_that_version(precision: str, version: str) -> None:
+    export = exported({"precision": precision, **BATCH}, version)
+    assert export.warnings == ()
+    document = read(export)
+    assert document.keys() <= FIELDS[version]
+    for key, section in document.items():
+        assert not isinstance(section, dict) or section.keys() <= BELOW[key]
+
+
+def test_only_the_batch_of_one_device_is_given() -> None:
+    document = read(exported(BATCH))
+    assert document["train_micro_batch_size_per_gpu"] == 4
+    assert document["gradient_accumulation_steps"] == 2
+    assert "train_batch_size" not in document
+
+
+@pytest.mark.parametrize(("precision", "since", "before"), [("bf16", "0.17.2", "0.17.1"), ("fp16", "0.18.0", "0.17.6")])
+def test_weights_stay_in_float32_under_autocast(precision: str, since: str, before: str) -> None:
+    section = read(exported({"precision": precision}, since))["torch_autocast"]
+    assert section == {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision]}
+    older = exported({"precision": precision}, before)
+    assert "torch_autocast" not in read(older)
+    if precision == "bf16":
+        assert "torch.autocast" in older.by_hand["precision"]
+    else:
+        assert older.unmapped == ("precision",)
+
+
+@pytest.mark.parametrize(
+    ("norm", "clipping"), [({}, 0.0), ({"max_grad_norm": "0.5"}, 0.5), ({"max_grad_norm": "x"}, 0)]
+)
+def test_gradients_are_clipped_as_in_the_measurement(norm: dict[str, str], clipping: float) -> None:
+    assert read(exported({}, settings=norm))["gradient_clipping"] == clipping
+
+
+def test_a_plan_for_inference_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"found a plan for inference.*deepspeed trains"):
+        exported({}, settings={"mode": "inference"})
+
+
+LINES: list[tuple[str, KnobValue, str]] = [
+    ("precision", "tf32", "set_float32_matmul_precision"),
+    ("compile", "default", "engine.compile()"),
+    ("compile", "reduce-overhead", '"reduce-overhead"'),
+    ("compile", "blocks", "each repeated block"),
+    ("memory_format", "channels_last", "torch.channels_last"),
+    ("optimizer_implementation", "fused", "torch.optim.SGD(..., foreach=False, fused=True)"),
+    ("padding_multiple", 8, "pad_to_multiple_of=8"),
+    ("checkpointed_blocks", 2, "the first 2 blocks"),
+    ("attention", "sdpa", 'attn_implementation="sdpa"'),
+]
+
+
+@pytest.mark.parametrize(("knob", "value", "words"), LINES)
+def test_what_the_users_code_must_do_is_said(knob: str, value: KnobValue, words: str) -> None:
+    export = exported({knob: value}, settings={"optimizer": "SGD"})
+    assert export.unmapped == ()
+    assert words in export.by_hand[knob]
+
+
+def test_the_blocks_are_named_in_the_order_of_the_plan() -> None:
+    export = exported({"checkpointed_blocks": 3, "checkpoint_order": "4-5,0-3"})
+    assert "for blocks 4-5,0" in export.by_hand["checkpointed_blocks"]
+    own = OWN.replace(checkpointed_blocks="default")
+    off = DeepSpeed().export(recommendation(OWN, own))
+    assert off.by_hand == {"checkpointed_blocks": "switch the model's activation checkpointing off"}
+
+
+@pytest.mark.parametrize("value", ["half", "fifth"])
+def test_the_budget_of_compiled_code_is_the_share_that_was_measured(value: str) -> None:
+    line = exported({"compile": "blocks", "activation_budget": value}).by_hand["activation_budget"]
+    assert f"activation_memory_budget = {SHARES[value]}," in line
+
+
+def test_8_bit_states_are_those_of_adamw_only() -> None:
+    export = exported({"optimizer_states": "torchao-8bit"}, settings={"optimizer": "AdamW"})
+    assert "torchao.optim.AdamW8bit" in export.by_hand["optimizer_states"]
+    assert exported({"optimizer_states": "torchao-8bit"}, settings={"optimizer": "Adam"}).unmapped == (
+        "optimizer_states",
+    )
+
+
+def test_what_only_autofit_does_is_listed() -> None:
+    knobs: Values = {
+        "bf16_parameters": True,
+        "activation_offload": True,
+        "linear_cross_entropy": "chunked",
+        "optimizer_in_backward": True,
+    }
+    assert exported(knobs).unmapped == tuple(knobs)
+
+
+def test_no_text_of_a_foreign_plan_is_in_a_line() -> None:
+    export = exported({"optimizer_implementation": "fused", "checkpointed_blocks": EVIL}, settings={"optimizer": EVIL})
+    assert export.by_hand == {"optimizer_implementation": "torch.optim.AdamW(..., foreach=False, fused=True)"}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_installed_library_reads_the_plan(precision: str) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    made = import_module("deepspeed.runtime.config").DeepSpeedConfig
+    export = exported({"precision": precision, "micro_batch_size": 4, "accumulation_steps": 8})
+    config = made(read(export))
+    assert (config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps) == (4, 8)
+    assert config.train_batch_size == 32
+    assert config.gradient_clipping == 0
+    assert config.zero_optimization_stage == 0
+    assert not config.bfloat16_config.enabled
+    assert not config.float16_config.enabled
+    assert config.torch_autocast_enabled is (precision in ("bf16", "fp16"))
+    assert config.torch_autocast_dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
