@@ -101,8 +101,8 @@ def export(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="NAME",
         default="python",
-        help="export format: python, accelerate, lightning, deepspeed, torchtitan, axolotl, torchtune, or one that "
-        "another package adds (default: %(default)s)",
+        help="export format: python, huggingface, accelerate, lightning, deepspeed, torchtitan, axolotl, torchtune, or "
+        "one that another package adds (default: %(default)s)",
     )
     parser.add_argument(
         "--target-version",

@@ -7,13 +7,16 @@ from autofit.exporters.accelerate import Accelerate
 from autofit.exporters.axolotl import Axolotl
 from autofit.exporters.base import Exporter
 from autofit.exporters.deepspeed import DeepSpeed
+from autofit.exporters.huggingface import HuggingFace
 from autofit.exporters.lightning import Lightning
 from autofit.exporters.python.python import Python
 from autofit.exporters.torchtitan import Torchtitan
 from autofit.exporters.torchtune import Torchtune
 from autofit.plugins import plugins
 
-BUILT_IN: tuple[type[Exporter], ...] = (Python, Accelerate, Lightning, DeepSpeed, Torchtitan, Axolotl, Torchtune)
+BUILT_IN: tuple[type[Exporter], ...] = (
+    Python, HuggingFace, Accelerate, Lightning, DeepSpeed, Torchtitan, Axolotl, Torchtune,
+)  # fmt: skip
 """The exporters of autofit itself."""
 
 

@@ -1,0 +1,245 @@
+"""Exporter to Hugging Face: maps a plan to the fields of `transformers.TrainingArguments`."""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from autofit.core.block_order import read_order, written_order
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.plan_facts import (
+    CHECKPOINT_ORDER,
+    CHECKPOINTED_BLOCKS,
+    checkpoints_every_block,
+    chosen_loading,
+)
+from autofit.exporters.target_version import TargetVersion
+from autofit.strict_yaml import dump
+
+PRECISION, COMPILE, UPDATE = "precision", "compile", "optimizer_implementation"
+STATES, GROUPED, OPERATORS = "optimizer_states", "length_grouping", "recomputed_operators"
+
+_PRECISIONS: dict[KnobValue, Settings] = {
+    "fp32": {"bf16": False, "fp16": False},
+    "tf32": {"bf16": False, "fp16": False, "tf32": True},
+    "bf16": {"bf16": True, "fp16": False},
+    "fp16": {"bf16": False, "fp16": True},
+}
+_MODES: dict[KnobValue, str] = {
+    "default": "default",
+    "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
+    "reduce-overhead": "reduce-overhead",
+}
+_NOT_COMPILED: Settings = {"torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
+"""A backend or a mode alone would switch compilation on."""
+_IMPLEMENTATIONS: dict[tuple[KnobValue, str], str] = {
+    ("fused", "cpu"): "adamw_torch_fused",
+    ("fused", "cuda"): "adamw_torch_fused",
+    ("foreach", "cuda"): "adamw_torch",
+    ("for-loop", "cpu"): "adamw_torch",
+}
+"""The AdamW of `optim` that runs an implementation on a device. `adamw_torch` is torch's default, which is foreach on
+CUDA and a loop on the CPU; other implementations have no name."""
+_FLAGS: dict[KnobValue, str] = {
+    "for-loop": "foreach=False, fused=False",
+    "foreach": "foreach=True, fused=False",
+    "fused": "foreach=False, fused=True",
+}
+_LIBRARIES: dict[KnobValue, str] = {
+    "torchao-8bit": "torchao.optim.AdamW8bit",
+    "bitsandbytes-8bit": "bitsandbytes.optim.AdamW8bit",
+}
+_ATTENTION: dict[KnobValue, str] = {
+    "sdpa": 'load the model with attn_implementation="sdpa"',
+    "flash": "call torch.backends.cuda.enable_cudnn_sdp(False) before the training",
+}
+TORCHAO_SINCE = "4.49"
+"""First version with `optim: adamw_torch_8bit`."""
+STRATEGY_SINCE = "5.2"
+"""First version in which `train_sampling_strategy` replaces `group_by_length`."""
+ACTIVATION_SINCE = "5.23"
+"""First version in which `activation_checkpointing` replaces `gradient_checkpointing`."""
+BLOCKS_SINCE = "4.53"
+"""First version in which each block of a model has a switch of its own."""
+
+
+class HuggingFace(Exporter):
+    """A YAML file of `TrainingArguments`, for `HfArgumentParser.parse_yaml_file`.
+
+    A plan for inference is for the evaluation in `Trainer.evaluate`.
+    """
+
+    name: ClassVar[str] = "huggingface"
+    filename: ClassVar[str] = "training_arguments.yaml"
+    package: ClassVar[str] = "transformers"
+    oldest: ClassVar[str] = "4.45"
+    newest: ClassVar[str] = "5.23"
+
+    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the fields for each knob."""
+        r = recommendation
+        found: dict[str, Settings | None] = {knob: given(value) for knob, (value, given) in _plain(plan, r).items()}
+        found |= {
+            knob: settings
+            for knob, settings in (
+                (COMPILE, _compiled(plan)),
+                (UPDATE, _implementation(plan, r)),
+                (STATES, _states(plan, version)),
+                (GROUPED, _grouped(plan, version)),
+                *_checkpointing(plan, version).items(),
+            )
+            if knob in plan.values
+        }
+        return {knob: settings for knob, settings in found.items() if settings is not None}
+
+    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+        """Returns what to do in the code that makes the model, the optimizer and the collator."""
+        values = plan.values
+        lines = {
+            "attention": _ATTENTION.get(values.get("attention", "")),
+            "padding_multiple": _padding(values.get("padding_multiple")),
+            UPDATE: _flags_line(values.get(UPDATE, "")),
+            STATES: _library_line(values.get(STATES, "")),
+            **_blocks_lines(plan, version),
+        }
+        if values.get(COMPILE) == "blocks":
+            lines[COMPILE] = "call .compile() on each repeated layer of the model before the Trainer is made"
+        return {knob: line for knob, line in lines.items() if line is not None}
+
+    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+        """Returns the YAML text, with comments."""
+        lines = ["To load: args, = HfArgumentParser(TrainingArguments).parse_yaml_file(path)"]
+        if _evaluates(recommendation):
+            lines.append("The batch is that of one device.")
+        else:
+            samples = recommendation.plan.global_batch_size
+            lines.append(f"The batch is that of one device: {samples} samples per step. With several, divide it.")
+        if "group_by_length" in (settings.get("train_sampling_strategy"), *settings):
+            lines.append("Grouping by length needs samples with input_ids, or a column `length`.")
+        comments = "".join(f"{self.comment}{line}\n" for line in lines)
+        return comments + dump({**settings, **_loading(recommendation)})
+
+
+def _plain(
+    plan: Plan, recommendation: Recommendation
+) -> dict[str, tuple[KnobValue, Callable[[KnobValue], Settings | None]]]:
+    """Returns the knobs of a plan whose fields depend on nothing but their value, with the value and its mapping."""
+    size = "per_device_eval_batch_size" if _evaluates(recommendation) else "per_device_train_batch_size"
+    known: dict[str, Callable[[KnobValue], Settings | None]] = {
+        MICRO_BATCH_SIZE: _count(size),
+        ACCUMULATION_STEPS: _steps if _evaluates(recommendation) else _count("gradient_accumulation_steps"),
+        PRECISION: _PRECISIONS.get,
+    }
+    return {knob: (plan.values[knob], given) for knob, given in known.items() if knob in plan.values}
+
+
+def _evaluates(recommendation: Recommendation) -> bool:
+    return recommendation.environment.settings.get("mode") == "inference"
+
+
+def _count(key: str) -> Callable[[KnobValue], Settings | None]:
+    return lambda value: {key: value} if type(value) is int and value > 0 else None
+
+
+def _steps(value: KnobValue) -> Settings | None:
+    return {} if type(value) is int and value == 1 else None
+
+
+def _compiled(plan: Plan) -> Settings | None:
+    """Returns the fields of compilation. With it, the Trainer switches TF32 on unless it is switched off."""
+    value = plan.values.get(COMPILE)
+    if value == "off":
+        return _NOT_COMPILED
+    if value not in _MODES:
+        return None
+    chosen = {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": _MODES[value]}
+    return chosen if plan.values.get(PRECISION) == "tf32" else {**chosen, "tf32": False}
+
+
+def _implementation(plan: Plan, recommendation: Recommendation) -> Settings | None:
+    environment, value = recommendation.environment, plan.values.get(UPDATE)
+    if value == "default":
+        return {}
+    if environment.settings.get("optimizer", "AdamW") != "AdamW":
+        return None
+    optim = _IMPLEMENTATIONS.get((value or "", environment.device_type))
+    return None if optim is None else {"optim": optim}
+
+
+def _states(plan: Plan, version: TargetVersion) -> Settings | None:
+    """Returns the optimizer with 8-bit states.
+
+    The Trainer's `adamw_bnb_8bit` keeps the states of embeddings in 32 bits, so that it needs more memory than the
+    plan.
+    """
+    value = plan.values.get(STATES)
+    if value == "torchao-8bit" and version >= TORCHAO_SINCE:
+        return {"optim": "adamw_torch_8bit"}
+    return {} if value == "default" else None
+
+
+def _grouped(plan: Plan, version: TargetVersion) -> Settings | None:
+    value = plan.values.get(GROUPED)
+    if type(value) is not bool:
+        return None
+    if not value:
+        return {}
+    return {"train_sampling_strategy": "group_by_length"} if version >= STRATEGY_SINCE else {"group_by_length": True}
+
+
+def _checkpointing(plan: Plan, version: TargetVersion) -> Mapping[str, Settings | None]:
+    """Returns the fields of checkpointing: that of every block, or of none."""
+    name = "activation_checkpointing" if version >= ACTIVATION_SINCE else "gradient_checkpointing"
+    blocks, found = plan.values.get(CHECKPOINTED_BLOCKS), dict[str, Settings | None]()
+    if type(blocks) is int and blocks == 0:
+        found[CHECKPOINTED_BLOCKS] = {name: False}
+    elif blocks == "default":
+        found[CHECKPOINTED_BLOCKS] = {}
+    elif checkpoints_every_block(plan):
+        found[CHECKPOINTED_BLOCKS] = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+    if CHECKPOINTED_BLOCKS in found:
+        found[CHECKPOINT_ORDER] = {}  # it matters for a part of the blocks only
+    if plan.values.get(OPERATORS) == "all":
+        found[OPERATORS] = {}
+    return found
+
+
+def _blocks_lines(plan: Plan, version: TargetVersion) -> Mapping[str, str]:
+    """Returns how to checkpoint some blocks of a model, or all of them if the plan does not say how many it has."""
+    blocks, order = plan.values.get(CHECKPOINTED_BLOCKS), read_order(plan.values.get(CHECKPOINT_ORDER, ""))
+    if type(blocks) is not int or blocks < 1 or order is None or not version >= BLOCKS_SINCE:
+        return {}
+    kind = "activation" if version >= ACTIVATION_SINCE else "gradient"
+    chosen = f"blocks {written_order(order[:blocks])}" if order else f"the first {blocks} blocks"
+    line = (
+        f'call model.{kind}_checkpointing_enable({{"use_reentrant": False}}), then set gradient_checkpointing = False '
+        f"in each GradientCheckpointingLayer of the model but {chosen}"
+    )
+    return {CHECKPOINTED_BLOCKS: line, CHECKPOINT_ORDER: f"see {CHECKPOINTED_BLOCKS}"}
+
+
+def _padding(value: KnobValue | None) -> str | None:
+    return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
+
+
+def _flags_line(value: KnobValue) -> str | None:
+    flags = _FLAGS.get(value)
+    return flags and f"make the optimizer with {flags}, and pass it as Trainer(optimizers=(optimizer, None))"
+
+
+def _library_line(value: KnobValue) -> str | None:
+    kind = _LIBRARIES.get(value)
+    return kind and f"make the optimizer by {kind}, and pass it as Trainer(optimizers=(optimizer, None))"
+
+
+def _loading(recommendation: Recommendation) -> Settings:
+    """Returns the fields of the loader's worker processes, if they were chosen."""
+    loading = chosen_loading(recommendation)
+    if loading is None:
+        return {}
+    found: dict[str, object] = {
+        "dataloader_num_workers": loading.workers,
+        "dataloader_prefetch_factor": loading.prefetch_factor,
+        "dataloader_persistent_workers": loading.persistent_workers,
+    }
+    return found if loading.pin_memory is None else {**found, "dataloader_pin_memory": loading.pin_memory}
