@@ -113,7 +113,9 @@ class HuggingFace(Exporter):
             lines.append("The batch is that of one device.")
         else:
             samples = recommendation.plan.global_batch_size
-            lines.append(f"The batch is that of one device: {samples} samples per step. With several, divide it.")
+            lines.append(
+                f"The batch is that of one device: {samples} samples per step. With several, divide its steps."
+            )
         if "group_by_length" in (settings.get("train_sampling_strategy"), *settings):
             lines.append("Grouping by length needs samples with input_ids, or a column `length`.")
         comments = "".join(f"{self.comment}{line}\n" for line in lines)

@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "autofit/core/environment.py": "`Environment.is_host`, which everybody else asks",
     "autofit/estimation/records.py": "keys of `autofit estimate --json` (autofit.estimate/1)",
     "autofit/exporters/": "an exporter has a table of the knobs that it can express; others are listed as unmapped",
-    "autofit/integrations/": "a trainer fixes its precision when it is made, and can change the batch later",
+    "autofit/integrations/": "a trainer has switches for some knobs, fixes some when it is made, and lacks others",
     "autofit/probing/survey/gates.py": "has a gate called `precision`, for any strategy that is gated",
     "autofit/devices/host_recording.py": TENSORS,
     "autofit/devices/of_model.py": TENSORS,

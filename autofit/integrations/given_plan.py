@@ -1,0 +1,31 @@
+"""Reads a plan in the forms in which a user has one."""
+
+from pathlib import Path
+from typing import TypeAlias
+
+from autofit import planfile
+from autofit.core.errors import UsageError
+from autofit.core.recommendation import Recommendation
+from autofit.fit import Fit
+
+GivenPlan: TypeAlias = str | Path | Recommendation | Fit
+"""A plan file, a recommendation, or what `autofit.tune` or `autofit.load` returned."""
+
+
+def recommendation_of(plan: GivenPlan) -> Recommendation:
+    """Returns the recommendation of a plan file or a fit.
+
+    Raises:
+        PlanFileError: the file is missing, damaged, or of another schema.
+        UsageError: `plan` is something else.
+    """
+    if isinstance(plan, Recommendation):
+        return plan
+    if isinstance(plan, Fit):
+        return plan.recommendation
+    if isinstance(plan, str | Path):
+        return planfile.load(plan)
+    raise UsageError(
+        f"found a {type(plan).__name__} as plan; expected the path of a plan file, or what autofit.tune or "
+        "autofit.load returned. Pass one of these."
+    )

@@ -1,0 +1,121 @@
+"""Applies a plan to `TrainingArguments`, before the `Trainer` is built."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import nn
+
+from autofit import exporters, strict_yaml
+from autofit.core.errors import UsageError
+from autofit.core.plan import ACCUMULATION_STEPS, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Export
+from autofit.integrations.given_plan import GivenPlan, recommendation_of
+from autofit.integrations.huggingface.model_blocks import BLOCKS, ORDER, checkpoint_some, counted_blocks
+
+Arguments = TypeVar("Arguments")
+
+PRECISIONS = ("bf16", "fp16")
+ACCUMULATION = "gradient_accumulation_steps"
+
+
+def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> Arguments:
+    """Returns a copy of `args` with the fields of the plan. All other fields stay as they are.
+
+    Knobs that `TrainingArguments` has no field for are named in a warning, with what to do in your code. With several
+    devices, the accumulation steps are divided among them, so that the plan's global batch is kept.
+
+    Args:
+        plan: a plan file, or what `autofit.tune` or `autofit.load` returned.
+        args: a `TrainingArguments`, which is not changed.
+        model: the transformers model to train, if the plan checkpoints a part of its blocks: they are switched on in
+            the model, which `TrainingArguments` has no field for.
+
+    Raises:
+        UsageError: `args` asks for something that contradicts the plan, or the model does not have its blocks.
+        PlanFileError: the plan file cannot be read.
+    """
+    found = recommendation_of(plan)
+    for given, planned in _contradictions(args, found):
+        raise UsageError(f"found {given} in the arguments, and {planned}. Remove it, or tune again with it.")
+    export = exporters.by_name("huggingface").export(found)
+    settings = {**strict_yaml.load(export.text), **_divided(args, found)}
+    if getattr(args, "tf32", None) is True and settings.get("tf32") is False:
+        del settings["tf32"]  # it was on when the plan was measured
+    changed: Arguments = replace(args, **settings)  # type: ignore[type-var]  # a data class
+    left = _left(export, found)
+    if model is not None and BLOCKS in left:
+        changed = _with_blocks(changed, model, found.plan)
+        left = {knob: line for knob, line in left.items() if knob not in (BLOCKS, ORDER)}
+    _warn(left, args, found)
+    return changed
+
+
+def _contradictions(args: Any, found: Recommendation) -> Iterator[tuple[str, str]]:
+    """Yields what the arguments ask for, with the value of the plan that it contradicts."""
+    plan = found.plan
+    for name in ("fsdp", "deepspeed"):
+        if value := getattr(args, name, None):
+            yield f"{name}={value!r}", "the plan was measured without sharding"
+    if getattr(args, "auto_find_batch_size", False):
+        yield "auto_find_batch_size=True", f"the plan has the micro batch {plan.values.get('micro_batch_size')}"
+    kwargs = getattr(getattr(args, "accelerator_config", None), "gradient_accumulation_kwargs", None) or {}
+    if "num_steps" in kwargs:
+        steps = plan.values.get(ACCUMULATION_STEPS, 1)
+        yield f"num_steps={kwargs['num_steps']} in accelerator_config", f"the plan has {ACCUMULATION_STEPS}={steps}"
+    precision = plan.values.get("precision")
+    for name in PRECISIONS:
+        if precision is not None and precision != name and getattr(args, name, False):
+            yield f"{name}=True", f"the plan has precision={precision}"
+
+
+def _divided(args: Any, found: Recommendation) -> Mapping[str, int]:
+    """Returns the accumulation steps of each device.
+
+    Raises:
+        UsageError: the plan's steps cannot be divided among the devices.
+    """
+    devices, steps = args.world_size * max(args.n_gpu, 1), found.plan.accumulation_steps
+    if devices == 1 or found.environment.settings.get("mode") == "inference":
+        return {}
+    if steps % devices:
+        raise UsageError(
+            f"found {devices} devices, and the plan has {ACCUMULATION_STEPS}={steps}, which cannot be divided among "
+            f"them: a step would train on more than {found.plan.global_batch_size} samples. Train on one device, or "
+            f'tune with pinned={{"{ACCUMULATION_STEPS}": {devices}}}.'
+        )
+    return {ACCUMULATION: steps // devices}
+
+
+def _left(export: Export, found: Recommendation) -> dict[str, str]:
+    """Returns the knobs without a field, with what to do for each."""
+    unmapped = {knob: f"{found.plan.values[knob]} has no equivalent in the Trainer" for knob in export.unmapped}
+    return {**export.by_hand, **unmapped}
+
+
+def _with_blocks(args: Arguments, model: nn.Module, plan: Plan) -> Arguments:
+    """Returns the arguments with which the blocks of the plan are checkpointed, and switches a part of them on."""
+    name = "activation_checkpointing" if hasattr(args, "activation_checkpointing") else "gradient_checkpointing"
+    every = plan.values[BLOCKS] == counted_blocks(model)
+    if not every:
+        checkpoint_some(model, plan)
+    kwargs = {f"{name}_kwargs": {"use_reentrant": False}} if every else {}
+    return replace(args, **{name: every, **kwargs})  # type: ignore[type-var]  # a data class
+
+
+def _warn(left: Mapping[str, str], args: Any, found: Recommendation) -> None:
+    if left:
+        lines = "; ".join(f"{knob}: {line}" for knob, line in left.items())
+        warnings.warn(
+            f"TrainingArguments has no field for a part of the plan, on which its speed and memory depend: {lines}",
+            stacklevel=3,
+        )
+    proven = found.environment
+    if args.device.type != proven.device_type:
+        warnings.warn(
+            f"the plan was proven on {proven.device_name} ({proven.device_type}), and these arguments train on "
+            f"{args.device.type}, where its speed and peak memory are unknown. Tune again on this device.",
+            stacklevel=3,
+        )

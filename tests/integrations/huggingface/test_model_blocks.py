@@ -1,0 +1,51 @@
+"""Blocks that are checkpointed one by one, seen in a real training."""
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from autofit.core.errors import UsageError
+from autofit.core.plan import KnobValue
+from autofit.integrations.huggingface.model_blocks import checkpoint_some, counted_blocks
+from tests.conformance.test_exporters import OWN
+from tests.integrations.huggingface.training import LAYERS, arguments, model, trainer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "twice"),
+    [
+        ({"checkpointed_blocks": 2}, {0, 1}),
+        ({"checkpointed_blocks": 1, "checkpoint_order": "2,0-1,3"}, {2}),
+        ({"checkpointed_blocks": 4}, {0, 1, 2, 3}),
+    ],
+)
+def test_the_chosen_blocks_run_again_in_the_backward_pass(
+    values: dict[str, KnobValue], twice: set[int], tmp_path: Path
+) -> None:
+    net = model()
+    checkpoint_some(net, OWN.replace(**values))
+    runs = [0] * LAYERS
+
+    def watch(place: int) -> None:
+        def seen(module: nn.Module, inputs: object) -> None:
+            runs[place] += 1
+
+        net.transformer.h[place].mlp.register_forward_pre_hook(seen)
+
+    for place in range(LAYERS):
+        watch(place)
+    trainer(arguments(tmp_path), model=net).train()
+    assert runs == [4 if place in twice else 2 for place in range(LAYERS)]
+
+
+@pytest.mark.parametrize("values", [{"checkpointed_blocks": 5}, {"checkpointed_blocks": 1, "checkpoint_order": "0-2"}])
+def test_blocks_that_the_model_does_not_have_are_refused(values: dict[str, KnobValue]) -> None:
+    with pytest.raises(UsageError, match="found a model with 4 blocks"):
+        checkpoint_some(model(), OWN.replace(**values))
+
+
+def test_a_model_of_another_library_has_no_blocks() -> None:
+    assert counted_blocks(model()) == LAYERS
+    assert counted_blocks(nn.Sequential(nn.Linear(2, 2))) == 0
