@@ -41,6 +41,7 @@ class Accelerate(Exporter):
 
     name: ClassVar[str] = "accelerate"
     filename: ClassVar[str] = "autofit_accelerate.yaml"
+    infers: ClassVar[bool] = True
     package: ClassVar[str] = "accelerate"
     oldest: ClassVar[str] = "1.1"
     newest: ClassVar[str] = "1.15"

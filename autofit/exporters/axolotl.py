@@ -11,7 +11,6 @@ from autofit.exporters.plan_facts import (
     CHECKPOINTED_BLOCKS,
     checkpoints_every_block,
     chosen_loading,
-    refuse_inference,
 )
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
@@ -61,12 +60,7 @@ class Axolotl(Exporter):
     newest: ClassVar[str] = "0.19"
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
-        """Returns the keys for each knob.
-
-        Raises:
-            UsageError: the plan is for inference.
-        """
-        refuse_inference(recommendation, self.name)
+        """Returns the keys for each knob."""
         known: dict[str, Callable[[KnobValue], Settings | None]] = {
             MICRO_BATCH_SIZE: _count("micro_batch_size"),
             ACCUMULATION_STEPS: _count("gradient_accumulation_steps"),

@@ -54,6 +54,7 @@ class Exporter(ABC):
         package: distribution whose version decides the keys; "" if they depend on no version.
         oldest: oldest version of the package whose keys are known.
         newest: newest version of the package whose keys are known.
+        infers: whether it can express a plan for inference, whose batch does not fit in training.
     """
 
     name: ClassVar[str]
@@ -62,6 +63,7 @@ class Exporter(ABC):
     package: ClassVar[str] = ""
     oldest: ClassVar[str] = ""
     newest: ClassVar[str] = ""
+    infers: ClassVar[bool] = False
 
     @abstractmethod
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
@@ -93,9 +95,10 @@ class Exporter(ABC):
 
         Raises:
             UsageError: the target has no version or `target_version` is not one, or it cannot express the plan's batch,
-                so that the global batch would be another, or the user's `update_fn` does the step.
+                so that the global batch would be another, or it only trains and the plan is for inference, or the
+                user's `update_fn` does the step.
         """
-        self._check_update(recommendation)
+        self._check_step(recommendation)
         version = TargetVersion.of(target_version, self.name, self.package, self.oldest, self.newest)
         plan, baseline = recommendation.plan, recommendation.baseline.plan
         fields, changes = self.fields(plan, recommendation, version), plan.changes_from(baseline)
@@ -119,8 +122,13 @@ class Exporter(ABC):
             settings=merged,
         )
 
-    def _check_update(self, recommendation: Recommendation) -> None:
-        """Refuses a plan for a step that only the user's function knows: the target would train another one."""
+    def _check_step(self, recommendation: Recommendation) -> None:
+        """Refuses a plan for another step than that of the target."""
+        if recommendation.environment.settings.get("mode") == "inference" and not self.infers:
+            raise UsageError(
+                "the plan was not exported: found a plan for inference, whose batch does not fit in training; expected "
+                f"one for training, which is all that {self.name} does. Tune with mode='train'."
+            )
         if UPDATE in recommendation.environment.settings:
             raise UsageError(
                 f"the plan was not exported: found a plan for a step that update_fn does, which {self.name} cannot "

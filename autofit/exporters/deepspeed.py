@@ -8,7 +8,7 @@ from autofit.core.block_order import read_order, written_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, max_grad_norm, refuse_inference
+from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, max_grad_norm
 from autofit.exporters.target_version import TargetVersion
 
 AUTOCAST_SINCE = "0.17.2"
@@ -74,12 +74,7 @@ class DeepSpeed(Exporter):
     newest: ClassVar[str] = "0.19"
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
-        """Returns the sections for each knob.
-
-        Raises:
-            UsageError: the plan is for inference.
-        """
-        refuse_inference(recommendation, self.name)
+        """Returns the sections for each knob."""
         values, found = plan.values, dict[str, Settings]()
         keys = {MICRO_BATCH_SIZE: "train_micro_batch_size_per_gpu", ACCUMULATION_STEPS: "gradient_accumulation_steps"}
         for knob, key in keys.items():

@@ -71,6 +71,7 @@ class HuggingFace(Exporter):
 
     name: ClassVar[str] = "huggingface"
     filename: ClassVar[str] = "training_arguments.yaml"
+    infers: ClassVar[bool] = True
     package: ClassVar[str] = "transformers"
     oldest: ClassVar[str] = "4.45"
     newest: ClassVar[str] = "5.23"

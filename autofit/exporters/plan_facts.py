@@ -3,7 +3,6 @@
 import math
 
 from autofit.core.block_order import read_order
-from autofit.core.errors import UsageError
 from autofit.core.loading import Loading
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
@@ -21,19 +20,6 @@ def chosen_loading(recommendation: Recommendation) -> Loading | None:
     """Returns how the loader is to be built, if its workers were chosen by measurement and differ from the user's."""
     loading = recommendation.proof.loading
     return None if loading is None or loading.kept or not loading.workers else loading
-
-
-def refuse_inference(recommendation: Recommendation, target: str) -> None:
-    """Checks that a plan is for training, before it is written for a target that only trains.
-
-    Raises:
-        UsageError: the plan was tuned for inference.
-    """
-    if recommendation.environment.settings.get("mode") == "inference":
-        raise UsageError(
-            f"the plan was not exported: found a plan for inference, whose batch does not fit in training; expected "
-            f"one for training, since {target} trains. Tune with mode='train'."
-        )
 
 
 def max_grad_norm(recommendation: Recommendation) -> float | None:

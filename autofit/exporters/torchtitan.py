@@ -11,7 +11,6 @@ from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     checkpoints_every_block,
-    refuse_inference,
 )
 from autofit.exporters.target_version import TargetVersion
 
@@ -50,12 +49,7 @@ class Torchtitan(Exporter):
     newest: ClassVar[str] = "0.3"
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
-        """Returns the overrides for each knob.
-
-        Raises:
-            UsageError: the plan is for inference.
-        """
-        refuse_inference(recommendation, self.name)
+        """Returns the overrides for each knob."""
         known: dict[str, Callable[[Plan, TargetVersion], Settings | None]] = {
             MICRO_BATCH_SIZE: _batch,
             ACCUMULATION_STEPS: lambda plan, _: None if _batch(plan, version) is None else {},  # see _batch

@@ -10,7 +10,6 @@ from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     checkpoints_every_block,
-    refuse_inference,
 )
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
@@ -55,12 +54,7 @@ class Torchtune(Exporter):
     newest: ClassVar[str] = "0.6"
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
-        """Returns the keys for each knob.
-
-        Raises:
-            UsageError: the plan is for inference.
-        """
-        refuse_inference(recommendation, self.name)
+        """Returns the keys for each knob."""
         known: dict[str, Callable[[KnobValue], Settings | None]] = {
             MICRO_BATCH_SIZE: _count("batch_size"),
             ACCUMULATION_STEPS: _count("gradient_accumulation_steps"),

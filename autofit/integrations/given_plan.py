@@ -12,6 +12,17 @@ GivenPlan: TypeAlias = str | Path | Recommendation | Fit
 """A plan file, a recommendation, or what `autofit.tune` or `autofit.load` returned."""
 
 
+def fit_of(plan: GivenPlan) -> Fit:
+    """Returns the plan as `autofit.load` does.
+
+    Raises:
+        PlanFileError, UsageError: as in `recommendation_of`.
+    """
+    if isinstance(plan, Fit):
+        return plan
+    return Fit(plan) if isinstance(plan, Recommendation) else Fit(recommendation_of(plan), plan_file=str(plan))
+
+
 def recommendation_of(plan: GivenPlan) -> Recommendation:
     """Returns the recommendation of a plan file or a fit.
 

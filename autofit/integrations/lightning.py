@@ -15,6 +15,7 @@ from typing import Any
 from autofit.api import tune
 from autofit.core.errors import UsageError
 from autofit.fit import Fit
+from autofit.integrations.given_plan import GivenPlan
 from autofit.integrations.lightning_trainer import (
     batch_size_of,
     check_attribute,
@@ -26,7 +27,7 @@ from autofit.integrations.lightning_trainer import (
     train_loader,
     without_logging,
 )
-from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
+from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
 from autofit.integrations.reached import Reached
 
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]

@@ -4,18 +4,14 @@ import importlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from autofit.api import load
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.exporters.base import Settings
 from autofit.fit import Fit
+from autofit.integrations.given_plan import GivenPlan, fit_of
 from autofit.workloads.loading import loader_changes
-
-GivenPlan = Fit | str | Path
-"""What `autofit.tune` or `autofit.load` returned, or the path of a plan file."""
 
 BATCH = frozenset({MICRO_BATCH_SIZE, ACCUMULATION_STEPS})
 
@@ -56,23 +52,6 @@ class PlanSettings:
                 "memory depend on it.",
                 stacklevel=stacklevel,
             )
-
-
-def fit_of(plan: GivenPlan) -> Fit:
-    """Returns the fit, read from its file if a path is given.
-
-    Raises:
-        PlanFileError: the file is not a plan file.
-        UsageError: `plan` is something else.
-    """
-    if isinstance(plan, Fit):
-        return plan
-    if isinstance(plan, str | Path):
-        return load(plan)
-    raise UsageError(
-        f"found a plan of type {type(plan).__name__}; expected what autofit.tune or autofit.load returns, or the path "
-        "of a plan file. Pass one of these."
-    )
 
 
 def loader_arguments(plan: GivenPlan) -> dict[str, Any]:

@@ -130,6 +130,15 @@ def test_a_file_never_trains_with_another_global_batch(exporter: Exporter) -> No
         exporter.export(recommendation(plan))
 
 
+def test_a_plan_for_inference_is_refused_by_what_only_trains(exporter: Exporter) -> None:
+    found = recommendation(OWN, settings={"mode": "inference"})
+    if exporter.infers:
+        assert exporter.export(found).text
+        return
+    with pytest.raises(UsageError, match="found a plan for inference"):
+        exporter.export(found)
+
+
 def test_a_version_that_is_not_known_is_said_in_the_file(exporter: Exporter) -> None:
     if not exporter.package:
         with pytest.raises(UsageError, match="depends on no version"):

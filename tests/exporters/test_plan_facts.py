@@ -2,9 +2,8 @@
 
 import pytest
 
-from autofit.core.errors import UsageError
 from autofit.core.loading import Loading, LoadingTrial
-from autofit.exporters.plan_facts import checkpoints_every_block, chosen_loading, max_grad_norm, refuse_inference
+from autofit.exporters.plan_facts import checkpoints_every_block, chosen_loading, max_grad_norm
 from tests.conformance.test_exporters import OWN, recommendation
 
 
@@ -32,12 +31,6 @@ def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
     for loading, expected in ((chosen, chosen), (kept, None), (none, None)):
         proof = found.proof.model_copy(update={"loading": loading})
         assert chosen_loading(found.model_copy(update={"proof": proof})) == expected
-
-
-def test_a_plan_for_inference_is_not_for_a_target_that_trains() -> None:
-    refuse_inference(recommendation(OWN), "target")
-    with pytest.raises(UsageError, match="expected one for training, since target trains"):
-        refuse_inference(recommendation(OWN, settings={"mode": "inference"}), "target")
 
 
 @pytest.mark.parametrize(

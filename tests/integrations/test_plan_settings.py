@@ -1,30 +1,18 @@
 """A plan as another library's arguments: where it comes from, and what is left to the user's code."""
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autofit.core.errors import PlanFileError, UsageError
+from autofit.core.errors import UsageError
 from autofit.fit import Fit
-from autofit.integrations.plan_settings import PlanSettings, fit_of, import_package
+from autofit.integrations.plan_settings import PlanSettings, import_package
 from tests.conformance.test_exporters import OWN, recommendation
 
 
 def fit(**values: Any) -> Fit:
     return Fit(recommendation(OWN.replace(**values)))
-
-
-def test_a_plan_is_a_fit_or_its_file(tmp_path: Path) -> None:
-    path, given = tmp_path / "autofit.yaml", fit(precision="bf16")
-    given.save(path)
-    assert fit_of(given) is given
-    assert fit_of(path).plan == fit_of(str(path)).plan == given.plan
-    with pytest.raises(PlanFileError):
-        fit_of(tmp_path / "missing.yaml")
-    with pytest.raises(UsageError, match="found a plan of type Plan; expected what"):
-        fit_of(given.plan)  # type: ignore[arg-type]  # the mistake
 
 
 def test_settings_and_the_rest_are_all_that_a_plan_changes() -> None:

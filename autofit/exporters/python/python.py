@@ -1,6 +1,5 @@
 """Exporter to plain PyTorch: maps a plan to constants and parts of the training loop."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -8,7 +7,7 @@ from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, chosen_loading
+from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, chosen_loading, max_grad_norm
 from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
 from autofit.exporters.target_version import TargetVersion
 from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES, Weighing
@@ -83,6 +82,7 @@ class Python(Exporter):
 
     name: ClassVar[str] = "python"
     filename: ClassVar[str] = "train_loop.py"
+    infers: ClassVar[bool] = True
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns constants and parts of the loop for each knob."""
@@ -99,7 +99,7 @@ class Python(Exporter):
         """Returns the module's text."""
         environment = recommendation.environment.settings
         predicts = environment.get("mode") == "inference"
-        norm = _positive(environment.get("max_grad_norm", ""))
+        norm = max_grad_norm(recommendation)
         if norm is not None and not predicts:
             settings = {**settings, "MAX_GRAD_NORM": norm}
         weighing = Weighing.of(environment)
@@ -132,12 +132,3 @@ def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapp
     if weighing is not None:
         return {"summed"} if weighing.summed else {"weighted"}
     return {"by_samples"} if environment.get(SAMPLES) == COLLATED else {"by_samples", "shapes"}
-
-
-def _positive(text: str) -> float | None:
-    """Returns the number in `text` if it is finite and above 0, else None."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if number > 0 and math.isfinite(number) else None
