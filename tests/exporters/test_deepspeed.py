@@ -142,7 +142,7 @@ def test_no_text_of_a_foreign_plan_is_in_a_line() -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_installed_library_reads_the_plan(precision: str) -> None:
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    pytest.importorskip("deepspeed", minversion="0.19", reason="deepspeed 0.19 is not installed")
     made = import_module("deepspeed.runtime.config").DeepSpeedConfig
     export = exported({"precision": precision, "micro_batch_size": 4, "accumulation_steps": 8})
     config = made(read(export))
