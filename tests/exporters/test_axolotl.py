@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from autofit.core.errors import UsageError
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
@@ -127,11 +126,6 @@ def test_workers_that_were_chosen_are_in_the_file(pin: bool | None, pinned: dict
     keys = keys_of(Axolotl().export(made.model_copy(update={"proof": proof})))
     chosen = {key: value for key, value in keys.items() if key.startswith("dataloader_")}
     assert chosen == {"dataloader_num_workers": 3, "dataloader_prefetch_factor": 4, **pinned}
-
-
-def test_a_plan_for_inference_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"found a plan for inference.*axolotl trains"):
-        exported({}, settings={"mode": "inference"})
 
 
 CONFIG = {

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
 from autofit.exporters.base import Export
 from autofit.exporters.deepspeed import DeepSpeed
@@ -76,11 +75,6 @@ def test_weights_stay_in_float32_under_autocast(precision: str, since: str, befo
 )
 def test_gradients_are_clipped_as_in_the_measurement(norm: dict[str, str], clipping: float) -> None:
     assert read(exported({}, settings=norm))["gradient_clipping"] == clipping
-
-
-def test_a_plan_for_inference_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"found a plan for inference.*deepspeed trains"):
-        exported({}, settings={"mode": "inference"})
 
 
 LINES: list[tuple[str, KnobValue, str]] = [

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
 from autofit.exporters.base import Export
 from autofit.exporters.torchtitan import TF32, Torchtitan
@@ -129,11 +128,6 @@ def test_the_budget_of_compiled_code_is_the_share_that_was_measured(value: str) 
 )
 def test_what_torchtitan_does_in_another_way_is_listed(knob: str, value: KnobValue) -> None:
     assert exported({knob: value}).unmapped == (knob,)
-
-
-def test_a_plan_for_inference_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"found a plan for inference.*torchtitan trains"):
-        Torchtitan().export(recommendation(OWN, settings={"mode": "inference"}))
 
 
 def parsed(words: list[str]) -> Any:

@@ -12,7 +12,6 @@ import torch
 import yaml
 from torch import nn
 
-from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
 from autofit.exporters.base import Export
 from autofit.exporters.torchtune import Torchtune
@@ -128,11 +127,6 @@ def test_8_bit_states_are_those_of_adamw_only() -> None:
     assert "torchao.optim.AdamW8bit" in export.by_hand["optimizer_states"]
     export = exported({"optimizer_states": "torchao-8bit"}, settings={"optimizer": "Adam"})
     assert export.unmapped == ("optimizer_states",)
-
-
-def test_a_plan_for_inference_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"found a plan for inference.*torchtune trains"):
-        exported({}, settings={"mode": "inference"})
 
 
 RECIPE = {
