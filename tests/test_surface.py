@@ -48,7 +48,7 @@ FLAGS = {
     "nightly revert": ["--help", "--jobs", "--json", "--quiet", "-h", "-q", "JOB"],
     "worker": ["--device", "--help", "--idle", "--json", "--quiet", "--study", "-h", "-q"],
     "completion": ["--help", "-h", "None"],
-    "export": ["--force", "--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],
+    "export": ["--force", "--help", "--json", "--output", "--quiet", "--target-version", "--to", "-h", "-o", "-q", "PLAN"],
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from autofit.integrations.lightning_trainer import (
     without_logging,
 )
 from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
-from autofit.integrations.reached import Reached
+from autofit.integrations.reached import ReachedThroughput
 
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]
 
@@ -79,7 +79,7 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
 
     def __init__(self) -> None:
         super().__init__()
-        self.reached: Reached | None = None
+        self.reached: ReachedThroughput | None = None
 
     def plan_in_effect(self) -> Fit | None:
         """Returns the plan that the training is under, if there is one."""
@@ -94,7 +94,7 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
         fit = self.plan_in_effect()
         if fit is not None:
             check_loader(trainer.train_dataloader, fit.plan.micro_batch_size)
-            self.reached = Reached(fit)
+            self.reached = ReachedThroughput(fit)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Notes the time before a micro batch."""

@@ -16,7 +16,7 @@ TOLERANCE = 0.05
 
 
 @dataclass(slots=True)
-class Reached:
+class ReachedThroughput:
     """Counts the micro batches of a training, and the time in them and between them.
 
     A trainer calls `begin` and `end` around each micro batch: the forward and backward pass, and the update after the

@@ -4,14 +4,14 @@ import pytest
 
 from autofit.core.objective import Objective
 from autofit.fit import Fit
-from autofit.integrations.reached import Reached
+from autofit.integrations.reached import ReachedThroughput
 from tests.conformance.test_exporters import OWN, recommendation
 from tests.fakes import FakeTime
 
 
-def train(time: FakeTime, steps: int, inside_s: float, between_s: float, first_s: float = 0.0) -> Reached:
+def train(time: FakeTime, steps: int, inside_s: float, between_s: float, first_s: float = 0.0) -> ReachedThroughput:
     """Two micro batches of four samples a step; the first five take `first_s` longer. 80 samples/s are promised."""
-    found = Reached(Fit(recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=2))), time)
+    found = ReachedThroughput(Fit(recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=2))), time)
     for number in range(2 * steps):
         found.begin()
         time.advance(inside_s / 2 + (first_s if number < 10 else 0.0))
@@ -56,6 +56,6 @@ def test_a_pause_is_not_counted() -> None:
 
 def test_the_promise_is_on_the_scale_of_the_race_unless_that_counts_tokens() -> None:
     given = recommendation(OWN).model_copy(update={"rate_per_s": 70.0})
-    assert Reached(Fit(given)).promised_per_s == 70.0
+    assert ReachedThroughput(Fit(given)).promised_per_s == 70.0
     tokens = given.model_copy(update={"objective": Objective(unit="tokens")})
-    assert Reached(Fit(tokens)).promised_per_s == pytest.approx(80)
+    assert ReachedThroughput(Fit(tokens)).promised_per_s == pytest.approx(80)
