@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
@@ -99,7 +100,7 @@ def test_the_installed_library_loads_each_file(plan: str, tmp_path: Path) -> Non
 
 
 def test_the_installed_version_has_the_listed_fields() -> None:
-    assert FIELDS["5.23.0"] <= TrainingArguments.__dataclass_fields__.keys()
+    assert FIELDS.get(transformers.__version__, COMMON) <= TrainingArguments.__dataclass_fields__.keys()
 
 
 def test_checkpointing_has_the_name_of_the_version() -> None:
@@ -260,7 +261,10 @@ def trained(args: Any) -> tuple[Watched, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_two_steps_of_a_real_trainer_follow_the_plan(checkpointed: bool, precision: str, tmp_path: Path) -> None:
+def test_two_steps_of_a_real_trainer_follow_the_plan(
+    checkpointed: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)  # transformers 4 sets it and leaves it set
     values: Values = {"micro_batch_size": 2, "accumulation_steps": 3, "precision": precision}
     args = loaded(exported({**values, **(WHOLE if checkpointed else {})}), tmp_path)
     watched, trainer = trained(args)

@@ -1,5 +1,6 @@
 """Applies a plan to `TrainingArguments`, before the `Trainer` is built."""
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +19,9 @@ from autofit.integrations.huggingface.model_blocks import BLOCKS, ORDER, checkpo
 Arguments = TypeVar("Arguments")
 
 PRECISIONS = ("bf16", "fp16")
+INHERITED = "ACCELERATE_MIXED_PRECISION"
+"""Variable that decides if the arguments ask for nothing. transformers 4 sets it whenever arguments are made, so that
+it outlives them."""
 ACCUMULATION = "gradient_accumulation_steps"
 
 
@@ -39,7 +43,7 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     """
     found = recommendation_of(plan)
     for given, planned in _contradictions(args, found):
-        raise UsageError(f"found {given} in the arguments, and {planned}. Remove it, or tune again with it.")
+        raise UsageError(f"found {given}, and {planned}. Remove it from the training, or tune again with it.")
     export = exporters.by_name("huggingface").export(found)
     settings = {**strict_yaml.load(export.text), **_divided(args, found)}
     if getattr(args, "tf32", None) is True and settings.get("tf32") is False:
@@ -65,10 +69,19 @@ def _contradictions(args: Any, found: Recommendation) -> Iterator[tuple[str, str
     if "num_steps" in kwargs:
         steps = plan.values.get(ACCUMULATION_STEPS, 1)
         yield f"num_steps={kwargs['num_steps']} in accelerator_config", f"the plan has {ACCUMULATION_STEPS}={steps}"
-    precision = plan.values.get("precision")
+    yield from _other_precisions(args, plan)
+
+
+def _other_precisions(args: Any, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yields a precision that is asked for and is not that of the plan. A plan without one leaves the user's."""
+    precision, inherited = plan.values.get("precision"), os.environ.get(INHERITED, "no")
     for name in PRECISIONS:
-        if precision is not None and precision != name and getattr(args, name, False):
+        if precision is None or precision == name:
+            continue
+        if getattr(args, name, False):
             yield f"{name}=True", f"the plan has precision={precision}"
+        elif inherited == name and precision not in PRECISIONS:
+            yield f"{INHERITED}={name} in the environment", f"the plan has precision={precision}"
 
 
 def _divided(args: Any, found: Recommendation) -> Mapping[str, int]:

@@ -40,13 +40,13 @@ def test_what_the_plan_switches_off_is_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "values", "message"),
     [
-        ({"fp16": True}, {"precision": "bf16"}, "found fp16=True .* the plan has precision=bf16"),
-        ({"bf16": True}, {"precision": "fp32"}, "found bf16=True .* the plan has precision=fp32"),
-        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size=True .* the micro batch 8"),
+        ({"fp16": True}, {"precision": "bf16"}, "found fp16=True, and the plan has precision=bf16"),
+        ({"bf16": True}, {"precision": "fp32"}, "found bf16=True, and the plan has precision=fp32"),
+        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size=True, .* the micro batch 8"),
         (
             {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}},
             {"accumulation_steps": 2},
-            "num_steps=4 in accelerator_config .* accumulation_steps=2",
+            "num_steps=4 in accelerator_config, .* accumulation_steps=2",
         ),
     ],
 )
@@ -55,6 +55,13 @@ def test_arguments_that_contradict_the_plan_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         apply(plan(**values), arguments(tmp_path, **fields))
+
+
+def test_a_precision_that_the_environment_sets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(UsageError, match=r"MIXED_PRECISION=bf16 in the environment, and the plan has .*fp32"):
+        apply(plan(precision="fp32"), arguments(tmp_path))
+    assert apply(plan(precision="bf16"), arguments(tmp_path)).bf16 is True
 
 
 @pytest.mark.parametrize(("name", "value"), [("fsdp", True), ("deepspeed", "zero3.json")])
