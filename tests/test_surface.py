@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = [
     "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Estimation", "Fit",
     "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "Recommendation", "RestoreError", "SpaceError",
-    "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate",
+    "StorageError", "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate",
     "load", "tune",
 ]  # fmt: skip
 
@@ -48,7 +48,9 @@ FLAGS = {
     "nightly revert": ["--help", "--jobs", "--json", "--quiet", "-h", "-q", "JOB"],
     "worker": ["--device", "--help", "--idle", "--json", "--quiet", "--study", "-h", "-q"],
     "completion": ["--help", "-h", "None"],
-    "export": ["--force", "--help", "--json", "--output", "--quiet", "--target-version", "--to", "-h", "-o", "-q", "PLAN"],
+    "export": [
+        "--force", "--help", "--json", "--output", "--quiet", "--target-version", "--to", "-h", "-o", "-q", "PLAN",
+    ],
 }  # fmt: skip
 
 

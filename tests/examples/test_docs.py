@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import autofit
+from autofit import exporters
 from autofit.cli import parser
 from autofit.core import errors
 from autofit.core.outcome import Status
@@ -57,6 +58,23 @@ def test_the_code_of_the_first_page_tunes_and_trains(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_its_command_lines_parse(page: str, line: str) -> None:
     assert parser().parse_args(shlex.split(line, comments=True)[1:]), page
+
+
+def test_the_lines_that_a_trainer_needs_are_those_of_an_example_and_at_most_twelve() -> None:
+    diffs = re.findall(r'^```diff title="(.+?)"\n(.*?)^```', text_of("trainers.md"), re.MULTILINE | re.DOTALL)
+    assert len(diffs) == 5
+    for path, diff in diffs:
+        example = (DOCS.parents[1] / path).read_text(encoding="utf-8").splitlines()
+        added = [line.removeprefix("+") for line in diff.splitlines()]
+        assert [line for line in added if line not in example] == [], path
+        assert 1 <= len(added) <= 12
+
+
+def test_every_export_target_has_its_row() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `([\w.]+)` \| ?(?:\w+ )?([\d.]*)(?: to )?([\d.]*)", text_of("trainers.md"), re.MULTILINE
+    )
+    assert rows == [(each.name, each.filename, each.oldest, each.newest) for each in exporters.BUILT_IN]
 
 
 def test_every_error_has_its_exit_code_and_a_remedy() -> None:

@@ -199,7 +199,7 @@ def test_a_training_that_is_slower_than_its_plan_says_where_the_time_goes() -> N
         trainer(callback, max_steps=26).fit(Slow(), loader())
     assert callback.reached is not None
     assert callback.reached.samples_per_s is not None
-    assert callback.reached.samples_per_s < 8 / 0.12
+    assert callback.reached.samples_per_s < 0.95 * 80
 
 
 def test_a_trial_run_is_not_tuned() -> None:
