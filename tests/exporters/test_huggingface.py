@@ -54,6 +54,13 @@ PLANS: dict[str, Values] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_variables_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes what transformers 4 sets whenever arguments are made, and what the next Trainer would follow."""
+    for name in ("MIXED_PRECISION", "DYNAMO_BACKEND", "DYNAMO_MODE"):
+        monkeypatch.delenv(f"ACCELERATE_{name}", raising=False)
+
+
 def exported(values: Values, version: str | None = None, *, device: str = "cpu") -> Export:
     return HuggingFace().export(found(OWN.replace(**values), device), version)
 
@@ -261,10 +268,7 @@ def trained(args: Any) -> tuple[Watched, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_two_steps_of_a_real_trainer_follow_the_plan(
-    checkpointed: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)  # transformers 4 sets it and leaves it set
+def test_two_steps_of_a_real_trainer_follow_the_plan(checkpointed: bool, precision: str, tmp_path: Path) -> None:
     values: Values = {"micro_batch_size": 2, "accumulation_steps": 3, "precision": precision}
     args = loaded(exported({**values, **(WHOLE if checkpointed else {})}), tmp_path)
     watched, trainer = trained(args)
