@@ -6,7 +6,7 @@ Loads neither Optuna nor SQLAlchemy, which would take longer than reading a stud
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -16,6 +16,7 @@ from autofit import locks
 from autofit.core.errors import StorageError, StudyError, UsageError
 from autofit.core.units import format_duration
 from autofit.study import permissions
+from autofit.study.silence import ANSWER_S, limited
 
 LOCK_WAIT_S = 30.0
 """Maximum time to wait for another process that holds the study's file or directory."""
@@ -66,10 +67,11 @@ class Place:
         return cls(str(path), path=path)
 
     @contextmanager
-    def guarded(self, doing: str) -> Iterator[None]:
-        """Raises failures of the storage as `StudyError`."""
+    def guarded(self, doing: str, seconds: float = ANSWER_S) -> Iterator[None]:
+        """Raises failures of the storage as `StudyError`, also that of a database that is silent for this long."""
         try:
-            yield
+            with nullcontext() if self.url is None else limited(seconds):
+                yield
         except _storage_failures() as error:
             # The cause is left out: tracebacks of database drivers can show the password.
             raise StorageError(self._message(error, doing)) from None

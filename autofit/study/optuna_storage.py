@@ -11,7 +11,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from autofit.study import location, permissions
+from autofit.study import location, permissions, silence
 from autofit.study.location import Place
 from autofit.study.time_limits import connect_args
 
@@ -44,12 +44,19 @@ def database(url: str) -> RDBStorage:
     options = {"pool_pre_ping": True, "connect_args": connect_args(make_url(url))}
     for wait_s in CREATING_S:
         try:
-            return RDBStorage(url, engine_kwargs=options)
+            return _watched(RDBStorage(url, engine_kwargs=options))
         except (IntegrityError, ProgrammingError, OperationalError) as error:
             if isinstance(error, OperationalError) and "already exists" not in str(error):
                 raise  # it cannot be reached
             time.sleep(wait_s)
-    return RDBStorage(url, engine_kwargs=options)
+    return _watched(RDBStorage(url, engine_kwargs=options))
+
+
+def _watched(storage: RDBStorage) -> RDBStorage:
+    """Returns the storage, connected anew, so that its connections are watched."""
+    silence.watch(storage.engine)
+    storage.engine.dispose()
+    return storage
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from autofit.study import silence
 from autofit.study.location import Place
 from autofit.study.time_limits import connect_args
 
@@ -119,6 +120,7 @@ def _database(url: str) -> Iterator[Tables]:
     import sqlalchemy as sql  # noqa: PLC0415  # takes longer than to read an SQLite file
 
     engine = sql.create_engine(url, poolclass=sql.NullPool, connect_args=connect_args(sql.make_url(url)))
+    silence.watch(engine)
     with engine.connect() as connection:
         names = frozenset(sql.inspect(connection).get_table_names())
         yield Tables(lambda query, values: connection.execute(sql.text(query), dict(values)).fetchall(), names)
