@@ -25,7 +25,11 @@ def watch(engine: "sqlalchemy.Engine") -> None:
     """Watches the connections that an engine opens from now on."""
     from sqlalchemy import event  # noqa: PLC0415  # takes longer than to read an SQLite file
 
-    event.listen(engine, "connect", lambda connection, record: _connections.add(connection))
+    def opened(connection: Any, record: object) -> None:
+        if hasattr(connection, "fileno"):  # it has a socket
+            _connections.add(connection)
+
+    event.listen(engine, "connect", opened)
 
 
 @contextmanager
