@@ -20,6 +20,7 @@ from autofit.core.errors import (
     NothingFits,
     PlanFileError,
     SpaceError,
+    StorageError,
     StudyError,
     UsageError,
     UserCodeError,
@@ -268,7 +269,7 @@ def test_a_directory_as_study_is_refused(tmp_path: Path) -> None:
 
 def test_a_study_in_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    message = refused(StudyError, targets.mlp(), targets.vectors(), study=tmp_path / "file" / "study.db")
+    message = refused(StorageError, targets.mlp(), targets.vectors(), study=tmp_path / "file" / "study.db")
     assert str(tmp_path / "file") in message
     (tmp_path / "notes.txt").write_text("my notes, longer than a header")
     message = refused(StudyError, targets.mlp(), targets.vectors(), study=tmp_path / "notes.txt")

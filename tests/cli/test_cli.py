@@ -40,7 +40,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
         "import sys\n"
         "from autofit.cli import main\n"
         f"code = main({words!r})\n"
-        "loaded = [name for name in sys.modules if name == 'torch' or 'target' in name]\n"
+        "loaded = [name for name in sys.modules if name == 'torch' or name.endswith('targets')]\n"
         "sys.exit(code or (f'loaded in the parent: {loaded}' if loaded else 0))\n"
     )
     done = subprocess.run(

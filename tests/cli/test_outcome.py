@@ -32,7 +32,7 @@ def test_json_is_one_document_on_stdout(remote: type[FakeRemote], run: Run) -> N
     assert told == json.loads(planfile.load("autofit.yaml").model_dump_json(by_alias=True))
     assert json.loads(run("show", "--json")[1]) == told
     export = json.loads(run("export", "--json")[1])
-    assert set(export) == {"text", "filename", "unmapped"}
+    assert set(export) == {"text", "filename", "target_version", "unmapped", "by_hand", "warnings"}
 
 
 FAILURES = [

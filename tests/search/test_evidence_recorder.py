@@ -8,6 +8,7 @@ import pytest
 from autofit.core.budget import Clock
 from autofit.core.errors import DevicePoisoned, NothingFits
 from autofit.core.plan import Plan
+from autofit.core.wording import describe_plan
 from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
 from autofit.search.event import Event
@@ -97,7 +98,7 @@ def test_a_recommended_plan_that_the_search_did_not_trace_is_traced_after_its_pr
     assert r is not None
     assert r.plan != r.baseline.plan
     assert [event.text for event in events if event.text.endswith(" for the report")] == [
-        f"tracing {r.plan} for the report"
+        f"tracing {describe_plan(r.plan, r.baseline.plan)} for the report"
     ]
     assert results[0].evidence.profile is not None
     assert results[0].evidence.baseline_profile is not None
@@ -123,9 +124,8 @@ def test_a_trace_for_the_report_that_fails_costs_no_answer(monkeypatch: pytest.M
     events = fake_search()
     assert events[-1].result is not None
     assert (found := events[-1].result.recommendation) is not None
-    assert f"{found.plan} was not traced for the report: DevicePoisoned: the device is in an error state" in [
-        event.text for event in events
-    ]
+    lost = "was not traced for the report: DevicePoisoned: the device is in an error state"
+    assert f"{describe_plan(found.plan, found.baseline.plan)} {lost}" in [event.text for event in events]
 
 
 def test_a_study_that_cannot_be_written_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
