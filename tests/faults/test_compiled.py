@@ -36,7 +36,7 @@ def test_f51_each_size_has_a_graph_of_its_own_and_none_runs_uncompiled() -> None
         return graph.forward
 
     torch.manual_seed(0)
-    # Lightning replaces torch.compile by a function that keeps its arguments on the model. The bench would restore them.
+    # Lightning replaces torch.compile: it keeps the arguments on the model, and the bench would restore them.
     compile_ = inspect.unwrap(torch.compile)
     model = compile_(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), backend=backend)
     assert isinstance(model, nn.Module)
