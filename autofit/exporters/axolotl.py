@@ -6,12 +6,7 @@ from typing import ClassVar
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import (
-    CHECKPOINT_ORDER,
-    CHECKPOINTED_BLOCKS,
-    checkpoints_every_block,
-    chosen_loading,
-)
+from autofit.exporters.plan_facts import checkpointing_fields, counted, dataloader_fields, optimizer_name
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
 
@@ -45,6 +40,9 @@ _ADAMW: Mapping[tuple[str, KnobValue, bool], str] = {
 """Name of AdamW by knob, value, and whether it runs on the host. `adamw_torch` is torch's default: a loop on the host,
 else foreach. `adamw_bnb_8bit` keeps the states of embeddings in 32 bits, so that it needs more memory than the plan."""
 
+_NONE: Settings = {"gradient_checkpointing": False}
+_EVERY: Settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
 
 class Axolotl(Exporter):
     """Keys to copy into the file that is passed to `axolotl train config.yaml`, in place of those with the same name.
@@ -62,24 +60,24 @@ class Axolotl(Exporter):
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
         known: dict[str, Callable[[KnobValue], Settings | None]] = {
-            MICRO_BATCH_SIZE: _count("micro_batch_size"),
-            ACCUMULATION_STEPS: _count("gradient_accumulation_steps"),
+            MICRO_BATCH_SIZE: counted("micro_batch_size"),
+            ACCUMULATION_STEPS: counted("gradient_accumulation_steps"),
             "padding_multiple": _padding,
             **{knob: table.get for knob, table in _TABLES.items()},
         }
         found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
-        found |= _optimizer(plan, recommendation) | _checkpointing(plan)
+        found |= _optimizer(plan, recommendation) | checkpointing_fields(plan, _NONE, _EVERY)
         return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+
+    def loading(self, recommendation: Recommendation) -> Settings:
+        """Returns the keys of the loader's worker processes, if they were chosen."""
+        return dataloader_fields(recommendation)
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the YAML text."""
         batch = f"{self.comment}The batch is that of one device. Axolotl multiplies it by the number of devices.\n"
         use = f"{self.comment}Replace the keys of the same names in your Axolotl configuration; `batch_size` must not "
-        return f"{batch}{use}be set.\n{dump({**settings, **_loading(recommendation)})}"
-
-
-def _count(key: str) -> Callable[[KnobValue], Settings | None]:
-    return lambda value: {key: value} if type(value) is int and value > 0 else None
+        return f"{batch}{use}be set.\n{dump(settings)}"
 
 
 def _padding(value: KnobValue) -> Settings | None:
@@ -97,32 +95,6 @@ def _optimizer(plan: Plan, recommendation: Recommendation) -> dict[str, Settings
         name = _ADAMW.get((knob, value, environment.is_host))
         if value == "default":
             found[knob] = {}
-        elif name is not None and environment.settings.get("optimizer", "AdamW") == "AdamW":
+        elif name is not None and optimizer_name(recommendation) == "AdamW":
             found[knob] = {"optimizer": name}
     return found
-
-
-def _checkpointing(plan: Plan) -> dict[str, Settings | None]:
-    """Returns the keys of checkpointing: that of every block, or of none."""
-    blocks = plan.values.get(CHECKPOINTED_BLOCKS)
-    if type(blocks) is int and blocks == 0:
-        settings: Settings = {"gradient_checkpointing": False}
-    elif blocks == "default":
-        settings = {}
-    elif checkpoints_every_block(plan):
-        settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    else:
-        return {}
-    return {CHECKPOINTED_BLOCKS: settings, CHECKPOINT_ORDER: {}}  # the order matters only for a part of the blocks
-
-
-def _loading(recommendation: Recommendation) -> Settings:
-    """Returns the keys of the loader's worker processes, if they were chosen."""
-    loading = chosen_loading(recommendation)
-    if loading is None:
-        return {}
-    found: dict[str, object] = {
-        "dataloader_num_workers": loading.workers,
-        "dataloader_prefetch_factor": loading.prefetch_factor,
-    }
-    return found if loading.pin_memory is None else {**found, "dataloader_pin_memory": loading.pin_memory}

@@ -28,7 +28,7 @@ class Export:
         by_hand: for each knob that the target expresses only in the user's code, the line to write there.
         target_version: version of the target whose keys the file has; "" if its keys depend on no version.
         warnings: what to know before the file is used.
-        settings: the target's settings of all knobs in the file, by key.
+        settings: the target's settings of all knobs in the file and of the loader, by key.
     """
 
     text: str
@@ -80,9 +80,13 @@ class Exporter(ABC):
         """
         return {}
 
+    def loading(self, recommendation: Recommendation) -> Settings:
+        """Returns the target's settings of the loader's worker processes, if these were chosen. No knob has them."""
+        return {}
+
     @abstractmethod
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
-        """Returns the text of the file for the settings of all knobs, without the leading comment."""
+        """Returns the text of the file for the settings of all knobs and the loader, without the leading comment."""
 
     @final
     def export(self, recommendation: Recommendation, target_version: str | None = None) -> Export:
@@ -110,6 +114,7 @@ class Exporter(ABC):
         unmapped = tuple(knob for knob in changes if knob not in fields and knob not in by_hand)
         self._check_batch(plan, unmapped)
         merged = {key: value for settings in fields.values() for key, value in settings.items()}
+        merged |= self.loading(recommendation)
         text = self._header(recommendation, unmapped, by_hand, version)
         text += self.render(merged, recommendation, version)
         return Export(

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
-from autofit.exporters.plan_facts import chosen_loading
+from autofit.exporters.plan_facts import chosen_loading, optimizer_name
 
-_OPTIMIZERS: Mapping[KnobValue, str] = {
+FLAGS: Mapping[KnobValue, str] = {
     "for-loop": "foreach=False, fused=False",
     "foreach": "foreach=True, fused=False",
     "fused": "foreach=False, fused=True",
 }
+"""Arguments of torch's optimizers by implementation of their update."""
 _LAYOUTS: Mapping[KnobValue, str] = {
     "channels_last": "model.to(memory_format=torch.channels_last), and the same for each batch of images",
 }
@@ -73,8 +74,11 @@ def compile_line(plan: Plan, place: str, name: str = "model") -> str | None:
     return None if mode is None else f"{name} = torch.compile({name}{mode}), {place}"
 
 
+def padding_line(value: KnobValue | None) -> str | None:
+    """Returns the argument of the data collator for a padding multiple; None if there is none."""
+    return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
+
+
 def _optimizer_line(plan: Plan, recommendation: Recommendation) -> str | None:
-    flags = _OPTIMIZERS.get(plan.values.get("optimizer_implementation", ""))
-    name = recommendation.environment.settings.get("optimizer", "")
-    known = name if name.isidentifier() else "AdamW"
-    return None if flags is None else f"torch.optim.{known}(..., {flags})"
+    flags, name = FLAGS.get(plan.values.get("optimizer_implementation", "")), optimizer_name(recommendation)
+    return None if flags is None else f"torch.optim.{name if name.isidentifier() else 'AdamW'}(..., {flags})"

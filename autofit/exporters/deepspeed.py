@@ -4,11 +4,18 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar
 
-from autofit.core.block_order import read_order, written_order
+from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, max_grad_norm
+from autofit.exporters.code_lines import code_lines, padding_line
+from autofit.exporters.plan_facts import (
+    CHECKPOINT_ORDER,
+    CHECKPOINTED_BLOCKS,
+    blocks_in_words,
+    max_grad_norm,
+    optimizer_name,
+)
 from autofit.exporters.target_version import TargetVersion
 
 AUTOCAST_SINCE = "0.17.2"
@@ -23,7 +30,6 @@ _SECTIONS: Mapping[KnobValue, tuple[str, Settings]] = {
 """First version that can express a precision, and its section."""
 _LINES: Mapping[str, Mapping[KnobValue, str]] = {
     "precision": {
-        "tf32": 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True',
         "bf16": "with torch.autocast(engine.device.type, torch.bfloat16): around each forward pass",
     },
     "compile": {
@@ -40,16 +46,8 @@ _LINES: Mapping[str, Mapping[KnobValue, str]] = {
         "sdpa": 'load the model with attn_implementation="sdpa"',
         "flash": "torch.backends.cuda.enable_cudnn_sdp(False)",
     },
-    "memory_format": {
-        "channels_last": "model.to(memory_format=torch.channels_last), and the same for each batch of images",
-    },
 }
 """Lines by knob and value that depend on nothing else."""
-_FLAGS: Mapping[KnobValue, str] = {
-    "for-loop": "foreach=False, fused=False",
-    "foreach": "foreach=True, fused=False",
-    "fused": "foreach=False, fused=True",
-}
 _LIBRARIES: Mapping[KnobValue, str] = {
     "torchao-8bit": "torchao.optim.AdamW8bit(...)",
     "bitsandbytes-8bit": "bitsandbytes.optim.AdamW8bit(...)",
@@ -89,11 +87,11 @@ class DeepSpeed(Exporter):
 
     def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
         """Returns lines for the code that makes the model, the optimizer and the engine."""
-        values = plan.values
-        lines = {knob: known.get(values.get(knob, "")) for knob, known in _LINES.items()}
+        values, lines = plan.values, dict[str, str | None](code_lines(plan, recommendation))
+        lines.pop(MICRO_BATCH_SIZE, None)  # a section has it
+        lines |= {knob: line for knob, known in _LINES.items() if (line := known.get(values.get(knob, "")))}
         lines |= {
-            "padding_multiple": _padding_line(values.get("padding_multiple")),
-            "optimizer_implementation": _flags_line(plan, recommendation),
+            "padding_multiple": padding_line(values.get("padding_multiple")),
             "optimizer_states": _states_line(plan, recommendation),
             **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(plan)),
         }
@@ -105,22 +103,9 @@ class DeepSpeed(Exporter):
         return json.dumps({**settings, **fixed}, indent=2)
 
 
-def _padding_line(value: KnobValue | None) -> str | None:
-    return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
-
-
-def _flags_line(plan: Plan, recommendation: Recommendation) -> str | None:
-    flags, name = _FLAGS.get(plan.values.get("optimizer_implementation", "")), _optimizer(recommendation)
-    return flags and f"torch.optim.{name if name.isidentifier() else 'AdamW'}(..., {flags})"
-
-
 def _states_line(plan: Plan, recommendation: Recommendation) -> str | None:
     made = _LIBRARIES.get(plan.values.get("optimizer_states", ""))
-    return made and f"{made} in place of torch.optim.AdamW(...)" if _optimizer(recommendation) == "AdamW" else None
-
-
-def _optimizer(recommendation: Recommendation) -> str:
-    return recommendation.environment.settings.get("optimizer", "AdamW")
+    return made and f"{made} in place of torch.optim.AdamW(...)" if optimizer_name(recommendation) == "AdamW" else None
 
 
 def _blocks_line(plan: Plan) -> str | None:
@@ -130,5 +115,5 @@ def _blocks_line(plan: Plan) -> str | None:
         return None
     if count == 0:
         return "switch the model's activation checkpointing off"
-    chosen = f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
+    chosen = blocks_in_words(order, count)
     return f"torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) in place of block(...), for {chosen}"

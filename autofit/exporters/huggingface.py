@@ -3,15 +3,20 @@
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from autofit.core.block_order import read_order, written_order
+from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.code_lines import FLAGS, padding_line
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
-    checkpoints_every_block,
+    blocks_in_words,
+    checkpointing_fields,
     chosen_loading,
+    counted,
+    dataloader_fields,
+    optimizer_name,
 )
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
@@ -40,11 +45,6 @@ _IMPLEMENTATIONS: dict[tuple[KnobValue, str], str] = {
 }
 """The AdamW of `optim` that runs an implementation on a device. `adamw_torch` is torch's default, which is foreach on
 CUDA and a loop on the CPU; other implementations have no name."""
-_FLAGS: dict[KnobValue, str] = {
-    "for-loop": "foreach=False, fused=False",
-    "foreach": "foreach=True, fused=False",
-    "fused": "foreach=False, fused=True",
-}
 _LIBRARIES: dict[KnobValue, str] = {
     "torchao-8bit": "torchao.optim.AdamW8bit",
     "bitsandbytes-8bit": "bitsandbytes.optim.AdamW8bit",
@@ -98,7 +98,7 @@ class HuggingFace(Exporter):
         values = plan.values
         lines = {
             "attention": _ATTENTION.get(values.get("attention", "")),
-            "padding_multiple": _padding(values.get("padding_multiple")),
+            "padding_multiple": padding_line(values.get("padding_multiple")),
             UPDATE: _flags_line(values.get(UPDATE, "")),
             STATES: _library_line(values.get(STATES, "")),
             **_blocks_lines(plan, version),
@@ -106,6 +106,12 @@ class HuggingFace(Exporter):
         if values.get(COMPILE) == "blocks":
             lines[COMPILE] = "call .compile() on each repeated layer of the model before the Trainer is made"
         return {knob: line for knob, line in lines.items() if line is not None}
+
+    def loading(self, recommendation: Recommendation) -> Settings:
+        """Returns the fields of the loader's worker processes, if they were chosen."""
+        loading = chosen_loading(recommendation)
+        lasting = {} if loading is None else {"dataloader_persistent_workers": loading.persistent_workers}
+        return {**dataloader_fields(recommendation), **lasting}
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the YAML text, with comments."""
@@ -120,7 +126,7 @@ class HuggingFace(Exporter):
         if "group_by_length" in (settings.get("train_sampling_strategy"), *settings):
             lines.append("Grouping by length needs samples with input_ids, or a column `length`.")
         comments = "".join(f"{self.comment}{line}\n" for line in lines)
-        return comments + dump({**settings, **_loading(recommendation)})
+        return comments + dump(settings)
 
 
 def _plain(
@@ -129,8 +135,8 @@ def _plain(
     """Returns the knobs of a plan whose fields depend on nothing but their value, with the value and its mapping."""
     size = "per_device_eval_batch_size" if _evaluates(recommendation) else "per_device_train_batch_size"
     known: dict[str, Callable[[KnobValue], Settings | None]] = {
-        MICRO_BATCH_SIZE: _count(size),
-        ACCUMULATION_STEPS: _steps if _evaluates(recommendation) else _count("gradient_accumulation_steps"),
+        MICRO_BATCH_SIZE: counted(size),
+        ACCUMULATION_STEPS: _steps if _evaluates(recommendation) else counted("gradient_accumulation_steps"),
         PRECISION: _PRECISIONS.get,
     }
     return {knob: (plan.values[knob], given) for knob, given in known.items() if knob in plan.values}
@@ -138,10 +144,6 @@ def _plain(
 
 def _evaluates(recommendation: Recommendation) -> bool:
     return recommendation.environment.settings.get("mode") == "inference"
-
-
-def _count(key: str) -> Callable[[KnobValue], Settings | None]:
-    return lambda value: {key: value} if type(value) is int and value > 0 else None
 
 
 def _steps(value: KnobValue) -> Settings | None:
@@ -163,7 +165,7 @@ def _implementation(plan: Plan, recommendation: Recommendation) -> Settings | No
     environment, value = recommendation.environment, plan.values.get(UPDATE)
     if value == "default":
         return {}
-    if environment.settings.get("optimizer", "AdamW") != "AdamW":
+    if optimizer_name(recommendation) != "AdamW":
         return None
     optim = _IMPLEMENTATIONS.get((value or "", environment.device_type))
     return None if optim is None else {"optim": optim}
@@ -193,18 +195,9 @@ def _grouped(plan: Plan, version: TargetVersion) -> Settings | None:
 def _checkpointing(plan: Plan, version: TargetVersion) -> Mapping[str, Settings | None]:
     """Returns the fields of checkpointing: that of every block, or of none."""
     name = "activation_checkpointing" if version >= ACTIVATION_SINCE else "gradient_checkpointing"
-    blocks, found = plan.values.get(CHECKPOINTED_BLOCKS), dict[str, Settings | None]()
-    if type(blocks) is int and blocks == 0:
-        found[CHECKPOINTED_BLOCKS] = {name: False}
-    elif blocks == "default":
-        found[CHECKPOINTED_BLOCKS] = {}
-    elif checkpoints_every_block(plan):
-        found[CHECKPOINTED_BLOCKS] = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
-    if CHECKPOINTED_BLOCKS in found:
-        found[CHECKPOINT_ORDER] = {}  # it matters for a part of the blocks only
-    if plan.values.get(OPERATORS) == "all":
-        found[OPERATORS] = {}
-    return found
+    every = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+    operators: dict[str, Settings] = {OPERATORS: {}} if plan.values.get(OPERATORS) == "all" else {}
+    return {**checkpointing_fields(plan, {name: False}, every), **operators}
 
 
 def _blocks_lines(plan: Plan, version: TargetVersion) -> Mapping[str, str]:
@@ -213,36 +206,18 @@ def _blocks_lines(plan: Plan, version: TargetVersion) -> Mapping[str, str]:
     if type(blocks) is not int or blocks < 1 or order is None or not version >= BLOCKS_SINCE:
         return {}
     kind = "activation" if version >= ACTIVATION_SINCE else "gradient"
-    chosen = f"blocks {written_order(order[:blocks])}" if order else f"the first {blocks} blocks"
     line = (
         f'call model.{kind}_checkpointing_enable({{"use_reentrant": False}}), then set gradient_checkpointing = False '
-        f"in each GradientCheckpointingLayer of the model but {chosen}"
+        f"in each GradientCheckpointingLayer of the model but {blocks_in_words(order, blocks)}"
     )
     return {CHECKPOINTED_BLOCKS: line, CHECKPOINT_ORDER: f"see {CHECKPOINTED_BLOCKS}"}
 
 
-def _padding(value: KnobValue | None) -> str | None:
-    return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
-
-
 def _flags_line(value: KnobValue) -> str | None:
-    flags = _FLAGS.get(value)
+    flags = FLAGS.get(value)
     return flags and f"make the optimizer with {flags}, and pass it as Trainer(optimizers=(optimizer, None))"
 
 
 def _library_line(value: KnobValue) -> str | None:
     kind = _LIBRARIES.get(value)
     return kind and f"make the optimizer by {kind}, and pass it as Trainer(optimizers=(optimizer, None))"
-
-
-def _loading(recommendation: Recommendation) -> Settings:
-    """Returns the fields of the loader's worker processes, if they were chosen."""
-    loading = chosen_loading(recommendation)
-    if loading is None:
-        return {}
-    found: dict[str, object] = {
-        "dataloader_num_workers": loading.workers,
-        "dataloader_prefetch_factor": loading.prefetch_factor,
-        "dataloader_persistent_workers": loading.persistent_workers,
-    }
-    return found if loading.pin_memory is None else {**found, "dataloader_pin_memory": loading.pin_memory}

@@ -1,19 +1,69 @@
 """What several exporters ask of a plan: facts that no single value of a knob says."""
 
 import math
+from collections.abc import Callable, Sequence
 
-from autofit.core.block_order import read_order
+from autofit.core.block_order import read_order, written_order
 from autofit.core.loading import Loading
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Settings
 
 CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order"
 
 
 def checkpoints_every_block(plan: Plan) -> bool:
     """Returns whether the plan checkpoints all blocks of the model, as the switches of most trainers do."""
-    order, blocks = read_order(plan.values.get(CHECKPOINT_ORDER)), plan.values.get(CHECKPOINTED_BLOCKS)
-    return bool(order) and type(blocks) is int and order is not None and blocks == len(order)
+    order, blocks = read_order(plan.values.get(CHECKPOINT_ORDER)) or (), plan.values.get(CHECKPOINTED_BLOCKS)
+    return len(order) > 0 and type(blocks) is int and blocks == len(order)
+
+
+def checkpointing_fields(plan: Plan, none: Settings, every: Settings) -> dict[str, Settings]:
+    """Returns the settings of a target that checkpoints every block or none, by knob; {} if the plan does neither.
+
+    Args:
+        plan: the plan.
+        none: settings for no block.
+        every: settings for every block. The order of blocks then says nothing.
+    """
+    blocks = plan.values.get(CHECKPOINTED_BLOCKS)
+    if type(blocks) is int and blocks == 0:
+        settings = none
+    elif checkpoints_every_block(plan):
+        settings = every
+    elif blocks == "default":
+        settings = {}
+    else:
+        return {}
+    return {CHECKPOINTED_BLOCKS: settings, CHECKPOINT_ORDER: {}}
+
+
+def blocks_in_words(order: Sequence[int], count: int) -> str:
+    """Returns which blocks are checkpointed, as a part of a sentence."""
+    return f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
+
+
+def counted(key: str) -> Callable[[KnobValue], Settings | None]:
+    """Returns a mapping to a setting for positive integers; None for everything else."""
+    return lambda value: {key: value} if type(value) is int and value > 0 else None
+
+
+def optimizer_name(recommendation: Recommendation) -> str:
+    """Returns the class of the measured optimizer. It may be any text, if the plan file comes from a stranger."""
+    return recommendation.environment.settings.get("optimizer", "AdamW")
+
+
+def dataloader_fields(recommendation: Recommendation) -> dict[str, object]:
+    """Returns the fields of the loader's worker processes that Hugging Face made common; {} if they were not chosen."""
+    loading = chosen_loading(recommendation)
+    if loading is None:
+        return {}
+    pinned = {} if loading.pin_memory is None else {"dataloader_pin_memory": loading.pin_memory}
+    return {
+        "dataloader_num_workers": loading.workers,
+        "dataloader_prefetch_factor": loading.prefetch_factor,
+        **pinned,
+    }
 
 
 def chosen_loading(recommendation: Recommendation) -> Loading | None:

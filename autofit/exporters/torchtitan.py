@@ -7,11 +7,7 @@ from typing import ClassVar
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import (
-    CHECKPOINT_ORDER,
-    CHECKPOINTED_BLOCKS,
-    checkpoints_every_block,
-)
+from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, checkpointing_fields
 from autofit.exporters.target_version import TargetVersion
 
 SECTIONS_SINCE = "0.2"
@@ -127,18 +123,10 @@ def _in_backward(plan: Plan, version: TargetVersion) -> Settings | None:
     return {} if version >= SUBCOMMANDS_SINCE else {"optimizer.early_step_in_backward": value}
 
 
-def _checkpointing(plan: Plan, version: TargetVersion) -> dict[str, Settings | None]:
+def _checkpointing(plan: Plan, version: TargetVersion) -> dict[str, Settings]:
     """Returns the overrides of what is recomputed: by default torchtitan checkpoints a part of the operators."""
-    blocks, budget = plan.values.get(CHECKPOINTED_BLOCKS), plan.values.get("activation_budget", "default")
-    found: dict[str, Settings | None] = {}
-    if type(blocks) is int and blocks == 0:
-        found[CHECKPOINTED_BLOCKS] = _kind("none", version)
-    elif checkpoints_every_block(plan):
-        found[CHECKPOINTED_BLOCKS] = _kind("full", version)
-    elif blocks == "default":
-        found[CHECKPOINTED_BLOCKS] = {}
-    if CHECKPOINTED_BLOCKS in found:
-        found[CHECKPOINT_ORDER] = {}  # it matters only for a part of the blocks
+    budget = plan.values.get("activation_budget", "default")
+    found = checkpointing_fields(plan, _kind("none", version), _kind("full", version))
     if plan.values.get("recomputed_operators") == "all":
         found["recomputed_operators"] = {}
     if budget == "default":

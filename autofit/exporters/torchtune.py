@@ -7,9 +7,10 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.plan_facts import (
-    CHECKPOINT_ORDER,
-    CHECKPOINTED_BLOCKS,
+    checkpointing_fields,
     checkpoints_every_block,
+    counted,
+    optimizer_name,
 )
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
@@ -56,8 +57,8 @@ class Torchtune(Exporter):
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
         known: dict[str, Callable[[KnobValue], Settings | None]] = {
-            MICRO_BATCH_SIZE: _count("batch_size"),
-            ACCUMULATION_STEPS: _count("gradient_accumulation_steps"),
+            MICRO_BATCH_SIZE: counted("batch_size"),
+            ACCUMULATION_STEPS: counted("gradient_accumulation_steps"),
             **{knob: table.get for knob, table in _TABLES.items()},
         }
         found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
@@ -69,7 +70,7 @@ class Torchtune(Exporter):
         """Returns what to do in the recipe's configuration, and where it is run."""
         lines = {"precision": _TF32} if plan.values.get("precision") == "tf32" else {}
         states = _LIBRARIES.get(plan.values.get("optimizer_states", ""))
-        if states is not None and _optimizer(recommendation) == "AdamW":
+        if states is not None and optimizer_name(recommendation) == "AdamW":
             lines["optimizer_states"] = states
         return lines
 
@@ -91,16 +92,8 @@ def _overrides(settings: Settings, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}={value}"
 
 
-def _count(key: str) -> Callable[[KnobValue], Settings | None]:
-    return lambda value: {key: value} if type(value) is int and value > 0 else None
-
-
-def _optimizer(recommendation: Recommendation) -> str:
-    return recommendation.environment.settings.get("optimizer", "AdamW")
-
-
 def _implementation(plan: Plan, recommendation: Recommendation) -> Settings | None:
-    value, name = plan.values.get("optimizer_implementation", ""), _optimizer(recommendation)
+    value, name = plan.values.get("optimizer_implementation", ""), optimizer_name(recommendation)
     if value == "default":
         return {}
     if value not in _FLAGS or name not in _OPTIMIZERS:
@@ -108,20 +101,10 @@ def _implementation(plan: Plan, recommendation: Recommendation) -> Settings | No
     return {"optimizer": {"_component_": f"torch.optim.{name}", **_FLAGS[value]}}
 
 
-def _checkpointing(plan: Plan) -> dict[str, Settings | None]:
+def _checkpointing(plan: Plan) -> dict[str, Settings]:
     """Returns the keys of checkpointing, that of every layer or of none, and of offload beside it."""
-    blocks, offload, every = (
-        plan.values.get(CHECKPOINTED_BLOCKS),
-        plan.values.get("activation_offload"),
-        checkpoints_every_block(plan),
-    )
-    found: dict[str, Settings | None] = {}
-    if every or (type(blocks) is int and blocks == 0):
-        found[CHECKPOINTED_BLOCKS] = {"enable_activation_checkpointing": every}
-    elif blocks == "default":
-        found[CHECKPOINTED_BLOCKS] = {}
-    if CHECKPOINTED_BLOCKS in found:
-        found[CHECKPOINT_ORDER] = {}  # it matters only for a part of the blocks
-    if offload is False or (offload is True and every):
+    key, offload = "enable_activation_checkpointing", plan.values.get("activation_offload")
+    found = checkpointing_fields(plan, {key: False}, {key: True})
+    if offload is False or (offload is True and checkpoints_every_block(plan)):
         found["activation_offload"] = {"enable_activation_offloading": offload}
     return found

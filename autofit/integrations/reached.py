@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_duration, short_number
 from autofit.fit import Fit
 
@@ -13,6 +14,12 @@ LEAST_STEPS = 20
 """With fewer counted steps, nothing is said."""
 TOLERANCE = 0.05
 """Smallest shortfall that is reported."""
+
+
+def promised_per_s(found: Recommendation) -> float:
+    """Returns the throughput that was shown for a plan, in samples per second, without waiting for the loader."""
+    by_race = found.rate_per_s if found.objective.unit == "samples" else None
+    return by_race or found.proof.samples_per_s
 
 
 @dataclass(slots=True)
@@ -56,9 +63,7 @@ class ReachedThroughput:
     @property
     def promised_per_s(self) -> float:
         """Samples per second of the plan when it was measured, without waiting for the loader."""
-        found = self.fit.recommendation
-        by_race = found.rate_per_s if found.objective.unit == "samples" else None
-        return by_race or found.proof.samples_per_s
+        return promised_per_s(self.fit.recommendation)
 
     @property
     def samples_per_s(self) -> float | None:

@@ -1,6 +1,5 @@
 """Merging: copies the studies of a local file into another storage, such as a database that is available again."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from optuna.trial import FrozenTrial
 from autofit.study.location import LOCK_WAIT_S, Place
 from autofit.study.optuna_storage import DAMAGED, connected, quiet
 from autofit.study.repair import heal
-from autofit.study.stored import PREFIX
+from autofit.study.stored import PREFIX, first_of
 
 MERGED_FROM, MERGED = f"{PREFIX}merged_from", f"{PREFIX}merged"
 """Attributes of a copy: what it is a copy of, set before its trials; and that it is complete, set after them."""
@@ -101,7 +100,7 @@ def _copied(study: LocalStudy, storage: BaseStorage) -> int:
 
 def _created(name: str, storage: BaseStorage, taken: Collection[str]) -> int:
     """Creates a study with the first free name among that of a study and those of its continuations."""
-    first, number = re.sub(r"#[0-9]+$", "", name), 1
+    first, number = first_of(name), 1
     while True:
         free = first if number == 1 else f"{first}#{number}"
         number += 1

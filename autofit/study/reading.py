@@ -4,7 +4,6 @@ Optuna is not loaded, which would take longer than everything else.
 """
 
 import json
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from autofit.core.errors import StudyError
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.trial import Trial
 from autofit.study.location import Place
-from autofit.study.stored import DROPPED, SCHEMA, STUDY_SCHEMA, Drop, decoded, rejudged
+from autofit.study.stored import DROPPED, SCHEMA, STUDY_SCHEMA, Drop, decoded, first_of, rejudged
 from autofit.study.tables import opened
 
 _FINISHED = ("COMPLETE", "PRUNED", "FAIL")
@@ -82,7 +81,7 @@ class ReadStudy:
     @property
     def family(self) -> str:
         """The name without the number of a continuation: `a#2` continues `a`."""
-        return re.sub(r"#[0-9]+$", "", self.name)
+        return first_of(self.name)
 
 
 def read_studies(location: str | Path) -> list[ReadStudy]:

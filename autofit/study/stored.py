@@ -1,6 +1,7 @@
 """How trials and studies read back from their attributes in the storage. Loads no Optuna."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,12 @@ REQUEST, OUTCOME, CHECKSUM = f"{PREFIX}request", f"{PREFIX}outcome", ".sum"
 """Attributes of a trial; the checksum of each has this ending."""
 STORED_LETTERS = 30_000
 """Maximum number of characters of one text. Escaped, it stays below the 64 KiB that a text has in MySQL."""
+_CONTINUATION = re.compile(r"#[0-9]+$")
+
+
+def first_of(name: str) -> str:
+    """Returns the name of the study that a study continues: "net" for "net#2", and for "net" itself."""
+    return _CONTINUATION.sub("", name)
 
 
 class Drop(BaseModel):

@@ -27,6 +27,7 @@ from autofit.study.optuna_storage import DAMAGED, connect, disconnect
 from autofit.study.optuna_study import OptunaStudy
 from autofit.study.plan_queue import PlanQueue
 from autofit.study.repair import heal
+from autofit.study.stored import first_of
 from autofit.study.trial_start import RunContext, TrialStart
 
 
@@ -177,7 +178,7 @@ class Study:
         """
         storage, notes = self._stored.storage, dict[str, object]()
         with self._place.guarded("read"):
-            for name in _family(storage, re.sub(r"#[0-9]+$", "", self.name)):
+            for name in _family(storage, first_of(self.name)):
                 notes |= storage.get_study_user_attrs(storage.get_study_id_from_name(name))
             return notes | self._stored.study.user_attrs
 

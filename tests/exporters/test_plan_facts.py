@@ -3,7 +3,17 @@
 import pytest
 
 from autofit.core.loading import Loading, LoadingTrial
-from autofit.exporters.plan_facts import checkpoints_every_block, chosen_loading, max_grad_norm
+from autofit.core.plan import KnobValue
+from autofit.exporters.base import Settings
+from autofit.exporters.plan_facts import (
+    blocks_in_words,
+    checkpointing_fields,
+    checkpoints_every_block,
+    chosen_loading,
+    counted,
+    dataloader_fields,
+    max_grad_norm,
+)
 from tests.conformance.test_exporters import OWN, recommendation
 
 
@@ -40,3 +50,36 @@ def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
 def test_the_norm_of_clipping_is_a_positive_number(text: str, norm: float | None) -> None:
     assert max_grad_norm(recommendation(OWN, settings={"max_grad_norm": text})) == norm
     assert max_grad_norm(recommendation(OWN)) is None
+
+
+def test_the_settings_of_checkpointing_are_those_of_no_block_or_of_every_block() -> None:
+    def fields(**values: KnobValue) -> dict[str, Settings]:
+        return checkpointing_fields(OWN.replace(**values), {"on": False}, {"on": True})
+
+    assert fields(checkpointed_blocks=0) == {"checkpointed_blocks": {"on": False}, "checkpoint_order": {}}
+    assert fields(checkpointed_blocks=3, checkpoint_order="0-2")["checkpointed_blocks"] == {"on": True}
+    assert fields(checkpointed_blocks="default")["checkpointed_blocks"] == {}
+    assert fields(checkpointed_blocks=2, checkpoint_order="0-2") == {}
+
+
+def test_blocks_are_named_by_their_order_or_their_number() -> None:
+    assert blocks_in_words((2, 0, 1), 2) == "blocks 2,0"
+    assert blocks_in_words((), 2) == "the first 2 blocks"
+
+
+@pytest.mark.parametrize(("value", "settings"), [(4, {"size": 4}), (0, None), (True, None), ("4", None)])
+def test_a_count_is_a_positive_integer(value: KnobValue, settings: Settings | None) -> None:
+    assert counted("size")(value) == settings
+
+
+def test_the_fields_of_the_loader_are_those_that_were_chosen() -> None:
+    found = recommendation(OWN)
+    assert dataloader_fields(found) == {}
+    trials = (LoadingTrial(workers=2),)
+    chosen = Loading(needed_per_s=10.0, trials=trials, workers=2, prefetch_factor=4, pin_memory=True)
+    proof = found.proof.model_copy(update={"loading": chosen})
+    assert dataloader_fields(found.model_copy(update={"proof": proof})) == {
+        "dataloader_num_workers": 2,
+        "dataloader_prefetch_factor": 4,
+        "dataloader_pin_memory": True,
+    }

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from autofit import exporters, strict_yaml
+from autofit import exporters
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
 from autofit.core.recommendation import Recommendation
@@ -45,7 +45,7 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     for given, planned in _contradictions(args, found):
         raise UsageError(f"found {given}, and {planned}. Remove it from the training, or tune again with it.")
     export = exporters.by_name("huggingface").export(found)
-    settings = {**strict_yaml.load(export.text), **_divided(args, found)}
+    settings = {**export.settings, **_divided(args, found)}
     if getattr(args, "tf32", None) is True and settings.get("tf32") is False:
         del settings["tf32"]  # it was on when the plan was measured
     changed: Arguments = replace(args, **settings)  # type: ignore[type-var]  # a data class

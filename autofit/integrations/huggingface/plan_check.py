@@ -13,6 +13,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes
 from autofit.integrations.given_plan import GivenPlan, recommendation_of
+from autofit.integrations.reached import promised_per_s
 
 WARM_UP_STEPS = 5
 MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -160,19 +161,13 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
         samples = kept.samples * kept.clock.steps
         memory = self.recommendation.proof.memory.allocated_bytes if _counts_memory(args) else None
         self.reached = PlanComparison(
-            promised_per_s=_promised_per_s(self.recommendation),
+            promised_per_s=promised_per_s(self.recommendation),
             samples_per_s=samples / kept.clock.whole_s,
             inside_per_s=samples / kept.clock.inside_s,
             promised_bytes=memory,
             peak_bytes=None if memory is None else torch.accelerator.max_memory_allocated(),
         )
         self.report(str(self.reached))
-
-
-def _promised_per_s(found: Recommendation) -> float:
-    """Returns the throughput that was shown for the plan, in samples per second."""
-    in_samples = found.objective.unit == "samples" and found.rate_per_s is not None
-    return found.rate_per_s if in_samples and found.rate_per_s is not None else found.proof.samples_per_s
 
 
 def _planned(plan: Plan, devices: int) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.integrations.huggingface import PlanCheck, apply
 from autofit.integrations.huggingface import plan_check as checking
 from autofit.integrations.huggingface.plan_check import PlanComparison
+from autofit.integrations.reached import promised_per_s
 from tests.conformance.test_exporters import OWN, recommendation
 from tests.integrations.huggingface.training import arguments, trainer
 
@@ -103,8 +104,8 @@ def test_too_few_steps_are_not_compared(tmp_path: Path) -> None:
 def test_a_plan_tuned_for_tokens_promises_the_samples_of_its_proof() -> None:
     found = promised()
     tokens = found.model_copy(update={"objective": found.objective.model_copy(update={"unit": "tokens"})})
-    assert checking._promised_per_s(found) == 100.0
-    assert checking._promised_per_s(tokens) == found.proof.samples_per_s
+    assert promised_per_s(found) == 100.0
+    assert promised_per_s(tokens) == found.proof.samples_per_s
 
 
 def test_peaks_are_said_where_they_are_read() -> None:
