@@ -7,7 +7,7 @@ import pytest
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.study.reading import read_studies
-from autofit.study.stored import CHECKSUM, OUTCOME, REQUEST, checksum, decoded, rejudged
+from autofit.study.stored import CHECKSUM, OUTCOME, REQUEST, checksum, decoded, first_of, rejudged
 from tests.recorded import recorded_search
 
 MIB = 2**20
@@ -56,3 +56,8 @@ def test_a_changed_record_is_not_read(tmp_path: Any) -> None:
 def test_what_has_nothing_to_do_with_memory_stays(status: Status) -> None:
     crashed = Outcome(status=status, reason="no")
     assert rejudged(crashed, 1, 2) == crashed
+
+
+@pytest.mark.parametrize(("name", "first"), [("net", "net"), ("net#2", "net"), ("net#12", "net"), ("a#b", "a#b")])
+def test_a_continuation_has_the_name_of_its_first_study(name: str, first: str) -> None:
+    assert first_of(name) == first
