@@ -2,6 +2,9 @@
 
 The legacy profiler, which host_meter.py uses, is faster but has no addresses, so that releases of the same size cannot
 be distinguished. Both leave out memory that existed before, and threads that the user's code starts.
+
+Torch keeps the size of each recorded block until its release is recorded too. If the release is not, and another block
+gets the address, the release of that one is recorded with the size of the first. It is left out here.
 """
 
 import os
@@ -54,11 +57,19 @@ def _mark() -> None:
 
 def _read(roots: list[Any], found: Recording) -> None:
     """Fills in requests and marks from the profiler's tree of events. Threads are merged by time."""
+    live: set[int] = set()
     for event in sorted(_all(roots), key=lambda event: event.start_time_ns):
         if event.tag == _EventType.Allocation:
             memory = event.typed[1]
-            if memory.device.type == "cpu":
-                found.requests.append(AllocatorRequest(memory.ptr, memory.alloc_size))
+            if memory.device.type != "cpu":
+                continue
+            if memory.alloc_size > 0:
+                live.add(memory.ptr)
+            elif memory.ptr in live:
+                live.remove(memory.ptr)
+            else:
+                continue
+            found.requests.append(AllocatorRequest(memory.ptr, memory.alloc_size))
         elif event.name == MARK:
             found.marks.append(len(found.requests))
 

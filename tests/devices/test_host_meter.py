@@ -77,6 +77,21 @@ def test_what_is_given_back_after_a_drain_is_taken_off() -> None:
     del second
 
 
+def test_what_torch_still_knows_from_an_earlier_record_is_not_taken_off() -> None:
+    with recording():
+        earlier = [torch.empty(1024) for _ in range(200)]
+    known = {tensor.data_ptr() for tensor in earlier}
+    del earlier
+    later = [torch.empty(1024) for _ in range(400)]
+    assert any(tensor.data_ptr() in known for tensor in later), "no address was used again"
+    meter = HostMeter()
+    meter.start()
+    del later
+    kept = torch.empty(MIB, dtype=torch.uint8)
+    meter.stop()
+    assert meter.peak_bytes == kept.nbytes
+
+
 def test_operators_are_recorded_again_afterwards() -> None:
     metered(Classifier(8), torch.randn(2, 3, 8), 1, drained=True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -48,6 +48,21 @@ def test_what_was_there_before_is_given_back_unseen() -> None:
     assert recording.requests == []
 
 
+def test_what_torch_still_knows_from_an_earlier_record_is_left_out() -> None:
+    """A block that is released unrecorded stays known to torch. Whatever gets its address later inherits its size."""
+    with CPU.recording():
+        earlier = [torch.empty(KIB) for _ in range(200)]
+    known = {tensor.data_ptr() for tensor in earlier}
+    del earlier
+    later = [torch.empty(KIB) for _ in range(400)]
+    inherited = sum(tensor.data_ptr() in known for tensor in later)
+    assert inherited, "no address was used again"
+    with CPU.recording() as recording:
+        del later
+        kept = torch.empty(KIB)
+    assert recording.requests == [AllocatorRequest(kept.data_ptr(), 4 * KIB)]
+
+
 def test_nothing_is_recorded_beside_another_profiler_which_goes_on() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         with pytest.raises(Untraceable, match="another profiler is running"), CPU.recording():
