@@ -71,6 +71,5 @@ class HostMeter:
             else:
                 sizes[-change] -= 1
             live += change
-            if live > peak:
-                peak = live
+            peak = max(peak, live)
         return peak, live

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
@@ -108,13 +109,20 @@ _ATTENTION_DROPOUT = 4  # position of `dropout_p` among the arguments of attenti
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """While it is active, torch's functions drop nothing."""
+    """While it is active, torch's functions drop nothing, also those that checkpointing runs again in a backward pass.
+
+    Torch suspends a mode for the function that it handles. The backward pass is therefore started with the mode active.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Calls a function. Dropout functions run as in evaluation mode."""
         kwargs = dict(kwargs or {})
+        if func is torch.Tensor.backward:
+            func, kwargs["grad_tensors"] = torch.autograd.backward, kwargs.pop("gradient", None)
+        if func is torch.autograd.backward and not kwargs.get("inputs"):
+            return self._backward(*args, **kwargs)
         if func in _DROPOUTS:
             kwargs["training"] = False
         elif func is F.scaled_dot_product_attention and len(args) > _ATTENTION_DROPOUT:
@@ -122,3 +130,20 @@ class _WithoutDropout(TorchFunctionMode):
         elif func is F.scaled_dot_product_attention:
             kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
+
+    def _backward(
+        self, tensors: Any, grad_tensors: Any, retain_graph: bool | None = None, create_graph: bool = False, **rest: Any
+    ) -> None:
+        """Starts the engine itself, because the mode would handle every public function that starts it."""
+        roots = _as_tuple(tensors)
+        given = [None] * len(roots) if grad_tensors is None else _as_tuple(grad_tensors)
+        first = [torch.ones_like(root) if each is None else each for root, each in zip(roots, given, strict=True)]
+        keep = create_graph if retain_graph is None else retain_graph
+        with self:
+            torch.autograd.graph._engine_run_backward(
+                roots, tuple(first), keep, create_graph, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+
+def _as_tuple(tensors: Any) -> tuple[Any, ...]:
+    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)

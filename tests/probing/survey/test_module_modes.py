@@ -1,11 +1,13 @@
 """Gradients are compared without dropout, and every module has its mode back."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autofit.probing.survey.module_modes import (
     Modes,
@@ -62,6 +64,30 @@ def test_without_dropout_layers_and_functions_drop_nothing() -> None:
     assert modes(net) == before
     assert net[3].dropout == 0.5
     assert not bool((F.dropout(ones, 0.5, training=True) == 1).all())
+
+
+class Dropping(nn.Module):
+    """Drops by a function, as the attention of many language models does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = F.dropout(torch.softmax(x @ x.mT, -1), 0.5, training=self.training)
+        return F.scaled_dot_product_attention(scores @ x, x, x, dropout_p=0.5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("backward", [torch.autograd.backward, torch.Tensor.backward])
+def test_without_dropout_a_checkpointed_block_recomputes_what_it_computed(
+    backward: Callable[..., None], reentrant: bool
+) -> None:
+    block, data = Dropping(), torch.randn(2, 8, 4)
+    gradients = []
+    for checkpointed in (False, True):
+        x = data.clone().requires_grad_()
+        with dropout_off(block):
+            loss = (checkpoint(block, x, use_reentrant=reentrant) if checkpointed else block(x)).square().mean()
+            backward(loss, torch.tensor(2.0))
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
 def test_modules_in_another_mode_than_their_model_are_named() -> None:
