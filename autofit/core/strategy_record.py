@@ -1,6 +1,6 @@
 """StrategyRecord: what a strategy does, costs and changes, in phrases that can be shown without torch."""
 
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,6 +25,7 @@ class StrategyRecord(BaseModel):
         about: what it does, in a phrase; "" if it does not say.
         cost: what it costs, in a phrase: "nothing" if it has no cost, "" if it does not say.
         effect: what it does to the values that are trained.
+        parts: for a knob that counts parts of the model, such as its blocks, how many there are; {} if unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,10 +35,7 @@ class StrategyRecord(BaseModel):
     about: str
     cost: str
     effect: Effect
-
-    def changing(self) -> Self:
-        """Returns the record of a strategy that changes the result here, whatever it does elsewhere."""
-        return self.model_copy(update={"effect": "changes the result"})
+    parts: dict[str, int] = {}
 
     def __str__(self) -> str:
         cost = f"costs {self.cost}" if self.cost else ""

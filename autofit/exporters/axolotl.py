@@ -66,7 +66,7 @@ class Axolotl(Exporter):
             **{knob: table.get for knob, table in _TABLES.items()},
         }
         found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
-        found |= _optimizer(plan, recommendation) | checkpointing_fields(plan, _NONE, _EVERY)
+        found |= _optimizer(plan, recommendation) | checkpointing_fields(recommendation, _NONE, _EVERY)
         return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
 
     def loading(self, recommendation: Recommendation) -> Settings:

@@ -2,9 +2,17 @@
 
 from collections.abc import Mapping
 
+from autofit.core.block_order import read_order
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
-from autofit.exporters.plan_facts import chosen_loading, optimizer_name
+from autofit.exporters.plan_facts import (
+    CHECKPOINT_ORDER,
+    CHECKPOINTED_BLOCKS,
+    blocks_in_words,
+    checkpoints_every_block,
+    chosen_loading,
+    optimizer_name,
+)
 
 FLAGS: Mapping[KnobValue, str] = {
     "for-loop": "foreach=False, fused=False",
@@ -34,6 +42,7 @@ def code_lines(plan: Plan, recommendation: Recommendation) -> dict[str, str]:
         "precision": _TF32 if plan.values.get("precision") == "tf32" else None,
         "memory_format": _LAYOUTS.get(plan.values.get("memory_format", "")),
         "optimizer_implementation": _optimizer_line(plan, recommendation),
+        **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(recommendation)),
     }
     return {knob: line for knob, line in lines.items() if knob in plan.values and line is not None}
 
@@ -82,3 +91,18 @@ def padding_line(value: KnobValue | None) -> str | None:
 def _optimizer_line(plan: Plan, recommendation: Recommendation) -> str | None:
     flags, name = FLAGS.get(plan.values.get("optimizer_implementation", "")), optimizer_name(recommendation)
     return None if flags is None else f"torch.optim.{name if name.isidentifier() else 'AdamW'}(..., {flags})"
+
+
+def _blocks_line(recommendation: Recommendation) -> str | None:
+    """Returns how to checkpoint the plan's blocks, by the model's own switch if it has one and these are all."""
+    values = recommendation.plan.values
+    count, order = values.get(CHECKPOINTED_BLOCKS), read_order(values.get(CHECKPOINT_ORDER, ""))
+    line = "torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) in place of block(...)"
+    if type(count) is not int or count < 0 or order is None:
+        return None
+    if count == 0:
+        return "switch the model's activation checkpointing off"
+    if checkpoints_every_block(recommendation):
+        switch = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
+        return f"{switch} for a model of transformers; else {line}, for every block"
+    return f"{line}, for {blocks_in_words(order, count)}"

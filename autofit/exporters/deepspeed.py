@@ -4,18 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar
 
-from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, padding_line
-from autofit.exporters.plan_facts import (
-    CHECKPOINT_ORDER,
-    CHECKPOINTED_BLOCKS,
-    blocks_in_words,
-    max_grad_norm,
-    optimizer_name,
-)
+from autofit.exporters.plan_facts import max_grad_norm, optimizer_name
 from autofit.exporters.target_version import TargetVersion
 
 AUTOCAST_SINCE = "0.17.2"
@@ -59,7 +52,8 @@ class DeepSpeed(Exporter):
 
     The batch is that of one device. DeepSpeed multiplies it by the number of devices, so that `train_batch_size` is
     left out. Parameters are not partitioned (ZeRO stage 0), as in the measurement, and the optimizer is the one that
-    is passed: a section `optimizer` would replace it. DeepSpeed weights all micro batches of a step alike.
+    is passed: a section `optimizer` would replace it. The section `activation_checkpointing` is left out too, because
+    it switches nothing on. DeepSpeed weights all micro batches of a step alike.
 
     `gradient_clipping` is always written, because its default differs between versions: 0, or 1.0 in later ones.
     """
@@ -93,7 +87,6 @@ class DeepSpeed(Exporter):
         lines |= {
             "padding_multiple": padding_line(values.get("padding_multiple")),
             "optimizer_states": _states_line(plan, recommendation),
-            **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(plan)),
         }
         return {knob: line for knob, line in lines.items() if line is not None}
 
@@ -106,14 +99,3 @@ class DeepSpeed(Exporter):
 def _states_line(plan: Plan, recommendation: Recommendation) -> str | None:
     made = _LIBRARIES.get(plan.values.get("optimizer_states", ""))
     return made and f"{made} in place of torch.optim.AdamW(...)" if optimizer_name(recommendation) == "AdamW" else None
-
-
-def _blocks_line(plan: Plan) -> str | None:
-    """Returns how to checkpoint the plan's blocks. DeepSpeed's section for it switches nothing on."""
-    count, order = plan.values.get(CHECKPOINTED_BLOCKS), read_order(plan.values.get(CHECKPOINT_ORDER, ""))
-    if type(count) is not int or count < 0 or order is None:
-        return None
-    if count == 0:
-        return "switch the model's activation checkpointing off"
-    chosen = blocks_in_words(order, count)
-    return f"torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) in place of block(...), for {chosen}"

@@ -87,7 +87,7 @@ class HuggingFace(Exporter):
                 (UPDATE, _implementation(plan, r)),
                 (STATES, _states(plan, version)),
                 (GROUPED, _grouped(plan, version)),
-                *_checkpointing(plan, version).items(),
+                *_checkpointing(r, version).items(),
             )
             if knob in plan.values
         }
@@ -192,16 +192,16 @@ def _grouped(plan: Plan, version: TargetVersion) -> Settings | None:
     return {"train_sampling_strategy": "group_by_length"} if version >= STRATEGY_SINCE else {"group_by_length": True}
 
 
-def _checkpointing(plan: Plan, version: TargetVersion) -> Mapping[str, Settings | None]:
+def _checkpointing(recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
     """Returns the fields of checkpointing: that of every block, or of none."""
     name = "activation_checkpointing" if version >= ACTIVATION_SINCE else "gradient_checkpointing"
     every = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
-    operators: dict[str, Settings] = {OPERATORS: {}} if plan.values.get(OPERATORS) == "all" else {}
-    return {**checkpointing_fields(plan, {name: False}, every), **operators}
+    operators: dict[str, Settings] = {OPERATORS: {}} if recommendation.plan.values.get(OPERATORS) == "all" else {}
+    return {**checkpointing_fields(recommendation, {name: False}, every), **operators}
 
 
 def _blocks_lines(plan: Plan, version: TargetVersion) -> Mapping[str, str]:
-    """Returns how to checkpoint some blocks of a model, or all of them if the plan does not say how many it has."""
+    """Returns how to checkpoint some blocks of a model, or all of them if a file does not say how many there are."""
     blocks, order = plan.values.get(CHECKPOINTED_BLOCKS), read_order(plan.values.get(CHECKPOINT_ORDER, ""))
     if type(blocks) is not int or blocks < 1 or order is None or not version >= BLOCKS_SINCE:
         return {}

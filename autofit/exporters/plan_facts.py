@@ -5,31 +5,36 @@ from collections.abc import Callable, Sequence
 
 from autofit.core.block_order import read_order, written_order
 from autofit.core.loading import Loading
-from autofit.core.plan import KnobValue, Plan
+from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Settings
 
 CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order"
 
 
-def checkpoints_every_block(plan: Plan) -> bool:
-    """Returns whether the plan checkpoints all blocks of the model, as the switches of most trainers do."""
-    order, blocks = read_order(plan.values.get(CHECKPOINT_ORDER)) or (), plan.values.get(CHECKPOINTED_BLOCKS)
-    return len(order) > 0 and type(blocks) is int and blocks == len(order)
+def checkpoints_every_block(recommendation: Recommendation) -> bool:
+    """Returns whether the plan checkpoints all blocks of the model, as the switches of most trainers do.
+
+    Files of earlier versions say how many blocks there are only where the plan names their order.
+    """
+    values = recommendation.plan.values
+    known = (strategy.parts.get(CHECKPOINTED_BLOCKS) for strategy in recommendation.strategies)
+    order, blocks = read_order(values.get(CHECKPOINT_ORDER)) or (), values.get(CHECKPOINTED_BLOCKS)
+    return type(blocks) is int and blocks > 0 and blocks == next(filter(None, known), len(order))
 
 
-def checkpointing_fields(plan: Plan, none: Settings, every: Settings) -> dict[str, Settings]:
+def checkpointing_fields(recommendation: Recommendation, none: Settings, every: Settings) -> dict[str, Settings]:
     """Returns the settings of a target that checkpoints every block or none, by knob; {} if the plan does neither.
 
     Args:
-        plan: the plan.
+        recommendation: the plan with its proof.
         none: settings for no block.
         every: settings for every block. The order of blocks then says nothing.
     """
-    blocks = plan.values.get(CHECKPOINTED_BLOCKS)
+    blocks = recommendation.plan.values.get(CHECKPOINTED_BLOCKS)
     if type(blocks) is int and blocks == 0:
         settings = none
-    elif checkpoints_every_block(plan):
+    elif checkpoints_every_block(recommendation):
         settings = every
     elif blocks == "default":
         settings = {}

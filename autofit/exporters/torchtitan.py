@@ -54,7 +54,7 @@ class Torchtitan(Exporter):
             "optimizer_implementation": _implementation,
             "optimizer_in_backward": _in_backward,
         }
-        found = {knob: given(plan, version) for knob, given in known.items()} | _checkpointing(plan, version)
+        found = {knob: given(plan, version) for knob, given in known.items()} | _checkpointing(recommendation, version)
         return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
@@ -123,10 +123,11 @@ def _in_backward(plan: Plan, version: TargetVersion) -> Settings | None:
     return {} if version >= SUBCOMMANDS_SINCE else {"optimizer.early_step_in_backward": value}
 
 
-def _checkpointing(plan: Plan, version: TargetVersion) -> dict[str, Settings]:
+def _checkpointing(recommendation: Recommendation, version: TargetVersion) -> dict[str, Settings]:
     """Returns the overrides of what is recomputed: by default torchtitan checkpoints a part of the operators."""
+    plan = recommendation.plan
     budget = plan.values.get("activation_budget", "default")
-    found = checkpointing_fields(plan, _kind("none", version), _kind("full", version))
+    found = checkpointing_fields(recommendation, _kind("none", version), _kind("full", version))
     if plan.values.get("recomputed_operators") == "all":
         found["recomputed_operators"] = {}
     if budget == "default":

@@ -63,7 +63,7 @@ class Torchtune(Exporter):
         }
         found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
         found["optimizer_implementation"] = _implementation(plan, recommendation)
-        found |= _checkpointing(plan)
+        found |= _checkpointing(recommendation)
         return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
 
     def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
@@ -101,10 +101,10 @@ def _implementation(plan: Plan, recommendation: Recommendation) -> Settings | No
     return {"optimizer": {"_component_": f"torch.optim.{name}", **_FLAGS[value]}}
 
 
-def _checkpointing(plan: Plan) -> dict[str, Settings]:
+def _checkpointing(recommendation: Recommendation) -> dict[str, Settings]:
     """Returns the keys of checkpointing, that of every layer or of none, and of offload beside it."""
-    key, offload = "enable_activation_checkpointing", plan.values.get("activation_offload")
-    found = checkpointing_fields(plan, {key: False}, {key: True})
-    if offload is False or (offload is True and checkpoints_every_block(plan)):
+    key, offload = "enable_activation_checkpointing", recommendation.plan.values.get("activation_offload")
+    found = checkpointing_fields(recommendation, {key: False}, {key: True})
+    if offload is False or (offload is True and checkpoints_every_block(recommendation)):
         found["activation_offload"] = {"enable_activation_offloading": offload}
     return found

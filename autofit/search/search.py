@@ -17,7 +17,7 @@ from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.allocator_advice import advised
@@ -43,6 +43,7 @@ PLANNED_STEPS = 10_000
 as compilation. That is minutes to hours of training, the range in which the cost of compiling decides."""
 LEAST_WAIT_S = 1.0
 """Shortest wait for the device that is reported."""
+_CHANGES: Effect = "changes the result"
 CLOSING_RATIO = 0.6
 """Maximum share of the time left that is kept for the start of a proof, which takes as long as opening the bench."""
 
@@ -245,7 +246,7 @@ def _changes_of_result(findings: Findings, briefing: Briefing) -> list[str]:
     changed, found = findings.plan.changes_from(briefing.space.baseline), []
     for each in briefing.space.strategies:
         values = [f"{name}={changed[name]}" for name in each.knobs if name in changed]
-        if values and each.effect == "changes the result":
+        if values and each.effect == _CHANGES:
             found.append(f"{' '.join(values)} changes the result of the training{f': {each.about}' * bool(each.about)}")
     return found
 
@@ -261,7 +262,9 @@ def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord,
     changing |= {ACCUMULATION_STEPS} & changed.keys() if "accumulation" in failed else set()
     changing |= {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()
     found = [each for each in briefing.space.strategies if not changed.keys().isdisjoint(each.knobs)]
-    found = [each if changing.isdisjoint(each.knobs) else each.changing() for each in found]
+    found = [
+        each if changing.isdisjoint(each.knobs) else each.model_copy(update={"effect": _CHANGES}) for each in found
+    ]
     return tuple(_switched_off(each) if _is_off(each, changed) else each for each in found)
 
 

@@ -1,9 +1,9 @@
 """Strategy: a training technique that owns knobs and applies them to a train step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar, Literal, Protocol
 
@@ -147,12 +147,14 @@ class Offer:
         refused: the values that it leaves out.
         batch_limit: see `autofit.core.space.SpaceFacts`.
         constants: knobs with one value, which every plan names because it says what values of other knobs mean.
+        parts: see `autofit.core.strategy_record.StrategyRecord`.
     """
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
     batch_limit: str = ""
     constants: tuple[Knob, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Strategy(ABC):
@@ -227,9 +229,16 @@ class Strategy(ABC):
         """
         return None
 
-    def to_record(self) -> StrategyRecord:
-        """Returns what this strategy does, costs and changes."""
-        return StrategyRecord(name=self.name, knobs=self.owns, about=self.about, cost=self.cost, effect=self.effect)
+    def to_record(self, offer: Offer) -> StrategyRecord:
+        """Returns what this strategy does, costs and changes, for the workload of an offer."""
+        return StrategyRecord(
+            name=self.name,
+            knobs=self.owns,
+            about=self.about,
+            cost=self.cost,
+            effect=self.effect,
+            parts=dict(offer.parts),
+        )
 
     def untraceable(self, plan: Plan) -> str | None:
         """Returns why a trace on fake tensors cannot show the memory of `plan`, or None."""

@@ -77,14 +77,15 @@ class Checkpointing(Strategy):
             )
         else:
             knob = _knob(target)
+        parts = {CHECKPOINTED_BLOCKS: target.counts[-1]}
         if not target.blocks:
-            return Offer(knobs=(knob,))
+            return Offer(knobs=(knob,), parts=parts)
         spans = facts.profile(Plan(values={CHECKPOINTED_BLOCKS: 0}), target.blocks, is_kept)
         cheap = _lack_of_selection(spans, facts.micro_batch_size)
         selection = () if cheap else (_selection(spans),)
         refused = (Refusal(name=f"{OPERATORS}={CHEAP}", reason=cheap),) if cheap else ()
         constants = _order_knob(spans, len(target.blocks))
-        return Offer(knobs=(knob, *selection), refused=refused, constants=constants)
+        return Offer(knobs=(knob, *selection), refused=refused, constants=constants, parts=parts)
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why only cheap operators of no blocks cannot be recomputed, or None."""

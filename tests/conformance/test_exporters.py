@@ -11,6 +11,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.core.strategy_record import StrategyRecord
 from autofit.exporters.base import Exporter
 from autofit.exporters.target_version import TargetVersion
 
@@ -59,6 +60,15 @@ def recommendation(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None 
             settings=settings or {},
         ),
     )
+
+
+def of_blocks(count: int, **values: KnobValue) -> Recommendation:
+    """Returns a plan for a model with this number of blocks."""
+    record = StrategyRecord(
+        name="checkpointing", knobs=("checkpointed_blocks",), about="", cost="", effect="exact",
+        parts={"checkpointed_blocks": count},
+    )  # fmt: skip
+    return recommendation(OWN.replace(**values)).model_copy(update={"strategies": (record,)})
 
 
 @pytest.fixture(params=exporters.members(), ids=lambda member: member.name)

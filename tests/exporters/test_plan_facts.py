@@ -14,16 +14,22 @@ from autofit.exporters.plan_facts import (
     dataloader_fields,
     max_grad_norm,
 )
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, of_blocks, recommendation
 
 
 @pytest.mark.parametrize(
     ("blocks", "order", "every"),
     [(4, "0-3", True), (3, "0-3", False), (3, "2,0-1", True), (0, "", False), (4, None, False), (True, "0", False)],
 )
-def test_the_order_says_how_many_blocks_there_are(blocks: int, order: str | None, every: bool) -> None:
+def test_without_a_number_of_blocks_the_order_says_it(blocks: int, order: str | None, every: bool) -> None:
     plan = OWN.replace(checkpointed_blocks=blocks, **({} if order is None else {"checkpoint_order": order}))
-    assert checkpoints_every_block(plan) is every
+    assert checkpoints_every_block(recommendation(plan)) is every
+
+
+@pytest.mark.parametrize(("blocks", "every"), [(4, True), (3, False), (0, False), ("default", False), (True, False)])
+def test_the_record_of_the_strategy_says_how_many_blocks_there_are(blocks: KnobValue, every: bool) -> None:
+    found = of_blocks(4, checkpointed_blocks=blocks, checkpoint_order="0-2")
+    assert checkpoints_every_block(found) is every
 
 
 def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
@@ -54,7 +60,7 @@ def test_the_norm_of_clipping_is_a_positive_number(text: str, norm: float | None
 
 def test_the_settings_of_checkpointing_are_those_of_no_block_or_of_every_block() -> None:
     def fields(**values: KnobValue) -> dict[str, Settings]:
-        return checkpointing_fields(OWN.replace(**values), {"on": False}, {"on": True})
+        return checkpointing_fields(recommendation(OWN.replace(**values)), {"on": False}, {"on": True})
 
     assert fields(checkpointed_blocks=0) == {"checkpointed_blocks": {"on": False}, "checkpoint_order": {}}
     assert fields(checkpointed_blocks=3, checkpoint_order="0-2")["checkpointed_blocks"] == {"on": True}

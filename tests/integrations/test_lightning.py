@@ -54,7 +54,8 @@ def test_fabric_computes_in_the_precision_of_the_plan() -> None:
 
 def test_what_no_argument_expresses_is_said() -> None:
     with pytest.warns(
-        UserWarning, match=r"optimizer_implementation=fused \(write: torch.optim.*checkpointed_blocks=2;"
+        UserWarning,
+        match=r"=fused \(write: torch.optim.*checkpointed_blocks=2 \(write: .*; unheard_of=on",
     ):
         trainer_arguments(fit(optimizer_implementation="fused", checkpointed_blocks=2, unheard_of="on"))
 

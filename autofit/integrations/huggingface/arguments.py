@@ -14,7 +14,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
 from autofit.integrations.given_plan import GivenPlan, recommendation_of
-from autofit.integrations.huggingface.model_blocks import BLOCKS, ORDER, checkpoint_some, counted_blocks
+from autofit.integrations.huggingface.model_blocks import BLOCKS, ORDER, checkpoint_some
 
 Arguments = TypeVar("Arguments")
 
@@ -51,7 +51,8 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     changed: Arguments = replace(args, **settings)  # type: ignore[type-var]  # a data class
     left = _left(export, found)
     if model is not None and BLOCKS in left:
-        changed = _with_blocks(changed, model, found.plan)
+        checkpoint_some(model, found.plan)
+        changed = _left_to_the_model(changed)
         left = {knob: line for knob, line in left.items() if knob not in (BLOCKS, ORDER)}
     _warn(left, args, found)
     return changed
@@ -108,14 +109,10 @@ def _left(export: Export, found: Recommendation) -> dict[str, str]:
     return {**export.by_hand, **unmapped}
 
 
-def _with_blocks(args: Arguments, model: nn.Module, plan: Plan) -> Arguments:
-    """Returns the arguments with which the blocks of the plan are checkpointed, and switches a part of them on."""
+def _left_to_the_model(args: Arguments) -> Arguments:
+    """Returns the arguments without checkpointing, which would switch every block of the model on."""
     name = "activation_checkpointing" if hasattr(args, "activation_checkpointing") else "gradient_checkpointing"
-    every = plan.values[BLOCKS] == counted_blocks(model)
-    if not every:
-        checkpoint_some(model, plan)
-    kwargs = {f"{name}_kwargs": {"use_reentrant": False}} if every else {}
-    return replace(args, **{name: every, **kwargs})  # type: ignore[type-var]  # a data class
+    return replace(args, **{name: False})  # type: ignore[type-var]  # a data class
 
 
 def _warn(left: Mapping[str, str], args: Any, found: Recommendation) -> None:

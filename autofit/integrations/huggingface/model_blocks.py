@@ -14,11 +14,6 @@ SWITCH = "gradient_checkpointing"
 """Attribute by which a block is checkpointed."""
 
 
-def counted_blocks(model: nn.Module) -> int:
-    """Returns the number of blocks of a model that can be switched one by one."""
-    return len(_blocks(model))
-
-
 def checkpoint_some(model: nn.Module, plan: Plan) -> None:
     """Switches checkpointing on in the blocks that the plan names, and off in all others.
 

@@ -25,7 +25,7 @@ from autofit.probing.survey.update_gate import uneven_steps, update
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import baseline_notes
-from autofit.strategies.base import Facts, Span, Strategy, no_profile
+from autofit.strategies.base import Facts, Offer, Span, Strategy, no_profile
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
@@ -89,8 +89,7 @@ class Survey:
     verdicts: dict[str, GateVerdict] = field(default_factory=dict)
     weighing: Weighing | None = None
     _gates_end_s: float = math.inf
-    _batch_limit: str = ""
-    _constants: frozenset[str] = frozenset()
+    _offered: Sequence[tuple[Strategy, Offer]] = ()
 
     def run(self) -> SpaceFacts:
         """Returns the search space.
@@ -109,7 +108,8 @@ class Survey:
         if facts.training and self._accumulates(sizes) and not self._may_accumulate():
             pins.check_size(self.pinned, facts.micro_batch_size, self.refused[-1].reason)
             sizes = [facts.micro_batch_size]
-        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in self._constants)
+        constants = {knob.name for _, offer in self._offered for knob in offer.constants}
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in constants)
         defaults: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
         batch: dict[str, KnobValue] = {
             MICRO_BATCH_SIZE: facts.micro_batch_size,
@@ -123,8 +123,8 @@ class Survey:
             refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
             forbidden=tuple(conflicts(playing, [strategy.conflict for strategy in self.strategies])),
             pinned=dict(self.pinned),
-            batch_limit=self._batch_limit,
-            strategies=tuple(strategy.to_record() for strategy in self.strategies),
+            batch_limit=next((offer.batch_limit for _, offer in self._offered if offer.batch_limit), ""),
+            strategies=tuple(strategy.to_record(offer) for strategy, offer in self._offered),
         )
         check_size(space)
         pins.check_conflict(space)
@@ -134,11 +134,9 @@ class Survey:
         knobs: dict[str, Knob] = {}
         # Not kept: a survey that holds its own method is freed late, and with it the user's objects.
         facts = replace(self.facts, profile=self._profile) if self.facts.profile is no_profile else self.facts
-        offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
+        self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
-        self._batch_limit = next((offer.batch_limit for _, offer in offered if offer.batch_limit), "")
         every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
-        self._constants = frozenset(knob.name for _, offer in offered for knob in offer.constants)
         pins.check_names(self.pinned, every, self.refused)
         for strategy, offer in offered:
             for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs + offer.constants):

@@ -13,7 +13,7 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
 from autofit.fit import Fit
 from autofit.integrations.huggingface import apply
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, of_blocks, recommendation
 from tests.integrations.huggingface.training import arguments, model
 
 
@@ -116,13 +116,13 @@ def test_several_devices_share_the_accumulation_steps(tmp_path: Path) -> None:
         apply(plan(accumulation_steps=3), args)
 
 
-def test_with_the_model_every_block_is_a_field_and_a_part_is_switched_on_in_it(tmp_path: Path) -> None:
+def test_every_block_is_a_field_and_a_part_is_switched_on_in_the_model(tmp_path: Path) -> None:
     every, part = model(), model()
-    changed = apply(plan(checkpointed_blocks=4), arguments(tmp_path), every)
+    changed = apply(of_blocks(4, checkpointed_blocks=4), arguments(tmp_path), every)
     assert changed.activation_checkpointing is True
     assert changed.activation_checkpointing_kwargs == {"use_reentrant": False}
     assert not every.is_activation_checkpointing
-    changed = apply(plan(checkpointed_blocks=1), arguments(tmp_path, activation_checkpointing=True), part)
+    changed = apply(of_blocks(4, checkpointed_blocks=1), arguments(tmp_path, activation_checkpointing=True), part)
     assert changed.activation_checkpointing is False
     assert [layer.gradient_checkpointing for layer in part.transformer.h] == [True, False, False, False]
 

@@ -11,7 +11,7 @@ import autofit
 from autofit import strategies
 from autofit.core.errors import UsageError
 from autofit.integrations.huggingface import PlanCheck, apply, tune_trainer, tuning
-from tests.integrations.huggingface.training import arguments, samples, trainer
+from tests.integrations.huggingface.training import LAYERS, arguments, samples, trainer
 
 SEARCH: dict[str, Any] = {
     "study": ":memory:",
@@ -171,6 +171,32 @@ def test_from_the_search_to_two_steps_under_the_plan(tmp_path: Path) -> None:
     assert seen == [(4, torch.bfloat16)] * 14
     assert blocks == [28, 28, 14, 14]
     assert texts[0].startswith("the plan promised")
+
+
+@pytest.mark.slow
+def test_every_block_is_one_switch_of_each_trainer_that_has_one(tmp_path: Path) -> None:
+    args = arguments(tmp_path, per_device_train_batch_size=2)
+    fit = tune_trainer(lambda: trainer(args), pinned={"checkpointed_blocks": LAYERS}, **SEARCH)
+    path = tmp_path / "autofit.yaml"
+    fit.save(path)
+    assert "checkpoint_order" not in fit.plan.values
+    switches = {
+        "huggingface": "activation_checkpointing",
+        "axolotl": "gradient_checkpointing",
+        "torchtune": "enable_activation_checkpointing",
+        "torchtitan": "activation_checkpoint:full",
+    }
+    for target, switch in switches.items():
+        export = autofit.load(path).export(target)
+        assert export.settings[switch] is True
+        assert not {"checkpointed_blocks", "checkpoint_order"} & {*export.unmapped, *export.by_hand}
+    for target in ("accelerate", "lightning", "deepspeed"):
+        assert "gradient_checkpointing_enable(" in autofit.load(path).export(target).by_hand["checkpointed_blocks"]
+    made = trainer(apply(path, args))
+    runs: list[Any] = []
+    made.model.transformer.h[LAYERS - 1].mlp.register_forward_pre_hook(lambda module, inputs: runs.append(module))
+    made.train()
+    assert len(runs) == 2 * 2 * fit.plan.accumulation_steps  # two steps; each pass runs again in backward
 
 
 def test_the_techniques_that_are_not_searched_exist() -> None:
