@@ -94,7 +94,8 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
         fit = self.plan_in_effect()
         if fit is not None:
             check_loader(trainer.train_dataloader, fit.plan.micro_batch_size)
-            self.reached = ReachedThroughput(fit)
+            plan = fit.plan
+            self.reached = ReachedThroughput(fit.recommendation, plan.global_batch_size, plan.accumulation_steps)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Notes the time before a micro batch."""

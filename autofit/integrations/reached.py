@@ -2,16 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_duration, short_number
-from autofit.fit import Fit
 
-_WARM_UP_STEPS = 5
+WARM_UP_STEPS = 5
 """Optimizer steps that are not counted: the first ones allocate memory and start the loader's workers."""
 LEAST_STEPS = 20
-"""With fewer counted steps, nothing is said."""
+"""With fewer counted steps, nothing is said of a shortfall."""
 TOLERANCE = 0.05
 """Smallest shortfall that is reported."""
 
@@ -24,75 +23,89 @@ def promised_per_s(found: Recommendation) -> float:
 
 @dataclass(slots=True)
 class ReachedThroughput:
-    """Counts the micro batches of a training, and the time in them and between them.
+    """Times the parts of a training, and the time between them, on one device.
 
-    A trainer calls `begin` and `end` around each micro batch: the forward and backward pass, and the update after the
-    last of a step. `pause` drops the time until the next `begin`, as for a validation. On an accelerator, work that is
-    still queued when `end` is called counts as time between.
+    A trainer calls `begin` and `end` around each part: an optimizer step, or a micro batch, with the update in the last
+    one of a step. `pause` drops the time until the next `begin`, as for a validation. An optimizer step takes its parts
+    and, as often, the mean time between two of them. On an accelerator, work that is still queued when `end` is called
+    counts as time between.
 
     Attributes:
-        fit: the plan, which promises a throughput.
+        recommendation: the plan, which promises a throughput.
+        samples_per_step: samples of an optimizer step on this device.
+        parts_per_step: parts of an optimizer step.
+        warm_up_steps: optimizer steps at the beginning that are not counted.
         clock: seconds, monotonic.
+        parts: parts so far, warm-up included.
     """
 
-    fit: Fit
+    recommendation: Recommendation
+    samples_per_step: int
+    parts_per_step: int = 1
+    warm_up_steps: int = WARM_UP_STEPS
     clock: Callable[[], float] = time.perf_counter
-    _batches: int = 0
+    parts: int = 0
     _inside_s: float = 0.0
     _between_s: float = 0.0
-    _since: float | None = field(default=None)
-    _began: float = 0.0
+    _gaps: int = 0
+    _ended_s: float | None = None
+    _began_s: float = 0.0
 
     def begin(self) -> None:
-        """Is called before a micro batch."""
-        self._began = self.clock()
-        if self._since is not None and self._warm:
-            self._between_s += self._began - self._since
+        """Is called before a part."""
+        self._began_s = self.clock()
+        if self._ended_s is not None and self._warm:
+            self._between_s += self._began_s - self._ended_s
+            self._gaps += 1
 
     def end(self) -> None:
-        """Is called after a micro batch."""
-        self._since = self.clock()
+        """Is called after a part."""
+        self._ended_s = self.clock()
         if self._warm:
-            self._inside_s += self._since - self._began
-        self._batches += 1
+            self._inside_s += self._ended_s - self._began_s
+        self.parts += 1
 
     def pause(self) -> None:
         """Is called before what is not training, such as a validation."""
-        self._since = None
+        self._ended_s = None
+
+    @property
+    def steps(self) -> float:
+        """Optimizer steps that were counted."""
+        return max(0.0, self.parts / self.parts_per_step - self.warm_up_steps)
 
     @property
     def promised_per_s(self) -> float:
         """Samples per second of the plan when it was measured, without waiting for the loader."""
-        return promised_per_s(self.fit.recommendation)
+        return promised_per_s(self.recommendation)
+
+    @property
+    def inside_s(self) -> float:
+        """Seconds inside the parts of an optimizer step; 0 before one was counted."""
+        return self._inside_s / self.steps if self.steps else 0.0
+
+    @property
+    def between_s(self) -> float:
+        """Seconds between the parts of an optimizer step, and before the first of them."""
+        return self._between_s / self._gaps * self.parts_per_step if self._gaps else 0.0
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples per second of the training; None if it had too few steps."""
-        spent_s = self._inside_s + self._between_s
-        return self._samples / spent_s if self._steps >= LEAST_STEPS and spent_s > 0 else None
+        """Samples per second of the training; None before a step was counted."""
+        return self.samples_per_step / (self.inside_s + self.between_s) if self.inside_s > 0 else None
 
     def shortfall(self) -> str:
         """Returns by how much and why the training is slower than the plan promised; "" if it is not, or too short."""
-        reached = self.samples_per_s
-        if reached is None or reached >= self.promised_per_s * (1 - TOLERANCE):
+        reached, promised = self.samples_per_s, self.promised_per_s
+        if self.steps < LEAST_STEPS or reached is None or reached >= promised * (1 - TOLERANCE):
             return ""
-        size, steps = self.fit.plan.global_batch_size, self._steps
-        inside_s, between_s, promised_s = self._inside_s / steps, self._between_s / steps, size / self.promised_per_s
         return (
-            f"the training reached {short_number(reached)} samples/s, and the plan promised "
-            f"{short_number(self.promised_per_s)}. An optimizer step took {format_duration(inside_s)} instead of "
-            f"{format_duration(promised_s)}; {format_duration(between_s)} were spent between its micro batches, on the "
-            "loader, callbacks and logging"
+            f"the training reached {short_number(reached)} samples/s, and the plan promised {short_number(promised)}. "
+            f"An optimizer step took {format_duration(self.inside_s)} instead of "
+            f"{format_duration(self.samples_per_step / promised)}; {format_duration(self.between_s)} were spent "
+            "between its micro batches, on the loader, callbacks and logging"
         )
 
     @property
     def _warm(self) -> bool:
-        return self._batches >= _WARM_UP_STEPS * self.fit.plan.accumulation_steps
-
-    @property
-    def _steps(self) -> float:
-        return max(0.0, self._batches / self.fit.plan.accumulation_steps - _WARM_UP_STEPS)
-
-    @property
-    def _samples(self) -> float:
-        return self._steps * self.fit.plan.global_batch_size
+        return self.parts >= self.warm_up_steps * self.parts_per_step

@@ -3,7 +3,6 @@
 import pytest
 
 from autofit.core.objective import Objective
-from autofit.fit import Fit
 from autofit.integrations.reached import ReachedThroughput
 from tests.conformance.test_exporters import OWN, recommendation
 from tests.fakes import FakeTime
@@ -11,7 +10,8 @@ from tests.fakes import FakeTime
 
 def train(time: FakeTime, steps: int, inside_s: float, between_s: float, first_s: float = 0.0) -> ReachedThroughput:
     """Two micro batches of four samples a step; the first five take `first_s` longer. 80 samples/s are promised."""
-    found = ReachedThroughput(Fit(recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=2))), time)
+    plan = OWN.replace(micro_batch_size=4, accumulation_steps=2)
+    found = ReachedThroughput(recommendation(plan), plan.global_batch_size, plan.accumulation_steps, clock=time)
     for number in range(2 * steps):
         found.begin()
         time.advance(inside_s / 2 + (first_s if number < 10 else 0.0))
@@ -37,13 +37,14 @@ def test_a_training_as_fast_as_its_plan_needs_no_words() -> None:
 
 def test_a_short_training_says_nothing() -> None:
     found = train(FakeTime(), 24, inside_s=0.5, between_s=0.5)
-    assert found.samples_per_s is None
+    assert found.samples_per_s == pytest.approx(8)
     assert found.shortfall() == ""
+    assert train(FakeTime(), 5, inside_s=0.5, between_s=0.5).samples_per_s is None
 
 
 def test_a_pause_is_not_counted() -> None:
     time = FakeTime()
-    found = train(time, 25, inside_s=0.1, between_s=0.0)
+    found = train(time, 25, inside_s=0.1, between_s=0.1)
     before = found.samples_per_s
     found.pause()
     time.advance(100.0)
@@ -51,11 +52,12 @@ def test_a_pause_is_not_counted() -> None:
         found.begin()
         time.advance(0.05)
         found.end()
+        time.advance(0.05)
     assert found.samples_per_s == pytest.approx(before)
 
 
 def test_the_promise_is_on_the_scale_of_the_race_unless_that_counts_tokens() -> None:
     given = recommendation(OWN).model_copy(update={"rate_per_s": 70.0})
-    assert ReachedThroughput(Fit(given)).promised_per_s == 70.0
+    assert ReachedThroughput(given, 8).promised_per_s == 70.0
     tokens = given.model_copy(update={"objective": Objective(unit="tokens")})
-    assert ReachedThroughput(Fit(tokens)).promised_per_s == pytest.approx(80)
+    assert ReachedThroughput(tokens, 8).promised_per_s == pytest.approx(80)

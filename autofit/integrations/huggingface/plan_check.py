@@ -1,8 +1,7 @@
 """PlanCheck: a callback that compares a training with what its plan says and promised."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,38 +12,10 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes
 from autofit.integrations.given_plan import GivenPlan, recommendation_of
-from autofit.integrations.reached import promised_per_s
+from autofit.integrations.reached import WARM_UP_STEPS, ReachedThroughput
 
-WARM_UP_STEPS = 5
 MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
 """Accelerate's name of each precision of a plan."""
-
-
-@dataclass(slots=True)
-class _StepClock:
-    """Durations of a training, in seconds.
-
-    Attributes:
-        steps: number of optimizer steps that were timed.
-        inside_s: time inside these steps: forward, backward and update.
-        whole_s: time from the end of the step before the first of them to the end of the last.
-        began_s: when the current step began.
-        ended_s: when the last step ended; None if the time since then does not count.
-    """
-
-    steps: int = 0
-    inside_s: float = 0.0
-    whole_s: float = 0.0
-    began_s: float = 0.0
-    ended_s: float | None = None
-
-    def step_ends(self, now_s: float) -> None:
-        """Counts a step, unless an evaluation or a checkpoint came between it and the step before it."""
-        if self.ended_s is not None:
-            self.steps += 1
-            self.inside_s += now_s - self.began_s
-            self.whole_s += now_s - self.ended_s
-        self.ended_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +49,6 @@ class PlanComparison:
         return f"{text}; the plan promised a peak of {peaks[0]}, this training allocates {peaks[1]}"
 
 
-@dataclass
-class _TimedTraining:
-    """What a callback keeps of one training."""
-
-    clock: _StepClock = field(default_factory=_StepClock)
-    seen: int = 0
-    samples: int = 0
-
-
 class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
     """Refuses a training that contradicts its plan, and reports at its end what it reached.
 
@@ -110,7 +72,7 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
         self.warm_up_steps = max(warm_up_steps, 1)
         self.report = report
         self.reached: PlanComparison | None = None
-        self._state = _TimedTraining()
+        self._timed = self._timing(self.recommendation.plan.global_batch_size)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Compares the batch and the precision in effect with those of the plan.
@@ -126,48 +88,48 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
                     f"found {name}={found[name]} in this training, and the plan has {planned}. Build the Trainer with "
                     "autofit.integrations.huggingface.apply(plan, args), or remove PlanCheck."
                 )
-        self.reached, self._state = None, _TimedTraining(samples=found[MICRO_BATCH_SIZE] * found[ACCUMULATION_STEPS])
+        self.reached = None
+        self._timed = self._timing(found[MICRO_BATCH_SIZE] * found[ACCUMULATION_STEPS])
         if _counts_memory(args):
             torch.accelerator.reset_peak_memory_stats()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Reads the clock."""
-        self._state.clock.began_s = perf_counter()
+        """Notes the time before a step."""
+        self._timed.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Times the step, unless it is one of the first."""
-        kept = self._state
-        kept.seen += 1
-        if kept.seen >= self.warm_up_steps:
-            kept.clock.step_ends(perf_counter())
+        """Notes the time after a step."""
+        self._timed.end()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Leaves out the time since the last step."""
-        self._state.clock.ended_s = None
+        self._timed.pause()
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Leaves out the time since the last step."""
-        self._state.clock.ended_s = None
+        self._timed.pause()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Reports what the training reached."""
-        kept = self._state
-        if not kept.clock.steps:
+        timed = self._timed
+        if timed.samples_per_s is None:
             self.report(
-                f"the plan's speed was not checked: found {kept.seen} optimizer steps, and the first "
+                f"the plan's speed was not checked: found {timed.parts} optimizer steps, and the first "
                 f"{self.warm_up_steps} are warm-up"
             )
             return
-        samples = kept.samples * kept.clock.steps
         memory = self.recommendation.proof.memory.allocated_bytes if _counts_memory(args) else None
         self.reached = PlanComparison(
-            promised_per_s=promised_per_s(self.recommendation),
-            samples_per_s=samples / kept.clock.whole_s,
-            inside_per_s=samples / kept.clock.inside_s,
+            promised_per_s=timed.promised_per_s,
+            samples_per_s=timed.samples_per_s,
+            inside_per_s=timed.samples_per_step / timed.inside_s,
             promised_bytes=memory,
             peak_bytes=None if memory is None else torch.accelerator.max_memory_allocated(),
         )
         self.report(str(self.reached))
+
+    def _timing(self, samples_per_step: int) -> ReachedThroughput:
+        return ReachedThroughput(self.recommendation, samples_per_step, warm_up_steps=self.warm_up_steps)
 
 
 def _planned(plan: Plan, devices: int) -> Mapping[str, Any]:

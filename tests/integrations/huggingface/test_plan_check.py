@@ -11,10 +11,10 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
 from autofit.integrations.huggingface import PlanCheck, apply
-from autofit.integrations.huggingface import plan_check as checking
 from autofit.integrations.huggingface.plan_check import PlanComparison
 from autofit.integrations.reached import promised_per_s
 from tests.conformance.test_exporters import OWN, recommendation
+from tests.fakes import FakeTime
 from tests.integrations.huggingface.training import arguments, trainer
 
 pytestmark = pytest.mark.slow
@@ -58,21 +58,23 @@ def test_time_between_steps_is_measured_apart(tmp_path: Path) -> None:
     assert check.reached.inside_per_s > check.reached.samples_per_s
 
 
-def test_an_evaluation_is_not_a_part_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(100))
-    monkeypatch.setattr(checking, "perf_counter", lambda: float(next(clock)))
+def test_an_evaluation_is_not_a_part_of_the_training(tmp_path: Path) -> None:
+    clock = FakeTime()
     check = PlanCheck(promised(), warm_up_steps=1, report=str)
     args = arguments(tmp_path)
     args.per_device_train_batch_size = 8
     run = trainer(args, [check])
     check.on_train_begin(run.args, None, None, train_dataloader=run.get_train_dataloader())
+    check._timed.clock = clock
     for step in range(4):
         check.on_step_begin(args, None, None)
+        clock.advance(1.0)
         check.on_step_end(args, None, None)
+        clock.advance(1.0)
         if step == 1:
             check.on_evaluate(args, None, None)
+            clock.advance(100.0)
     check.on_train_end(args, None, None)
-    # Clock: steps end at 1, 3, 4 to 7. The first is warm-up, and the third follows an evaluation.
     assert check.reached == PlanComparison(100.0, samples_per_s=8 / 2, inside_per_s=8 / 1)
 
 
