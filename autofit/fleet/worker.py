@@ -9,9 +9,9 @@ from autofit.core.errors import AutofitError, Busy, DevicePoisoned, RestoreError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
+from autofit.core.wording import describe_outcome, describe_plan
 from autofit.probing.child_request import Target
 from autofit.search.bench import Bench
-from autofit.search.trial_runner import summary
 from autofit.study.fleet import Fleet, OpenOffer
 from autofit.study.location import Place
 from autofit.study.offer import SearchOffer
@@ -181,7 +181,9 @@ class SearchWorker:
         finally:
             counts = queue.settle(taken.number, outcome)
         self.account.plans += counts
-        self._say(f"{taken.plan}: {summary(outcome, objective)}{'' if counts else '; it was given to another process'}")
+        plan = describe_plan(taken.plan, bench.briefing.space.baseline)
+        elsewhere = "" if counts else "; it was given to another process"
+        self._say(f"{plan}: {describe_outcome(outcome, objective.unit)}{elsewhere}")
         self._poisoned = self._poisoned + 1 if outcome.status is Status.POISONED else 0
         if self._poisoned >= MOST_POISONED:
             raise DevicePoisoned(f"the device stays poisoned in fresh processes: {outcome.reason}")

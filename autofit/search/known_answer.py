@@ -69,7 +69,7 @@ class KnownAnswer:
         runner.say("stage", f"this was asked in a search of {self._day}: its answer is proven again")
         runner.say_running(plan, self.recommendation.estimate)
         trial = runner.attempt(plan, Purpose.PROOF)
-        runner.say("proof", f"{runner.named(plan)}: {trial.outcome.status.value}", trial)
+        runner.say_finished("proof", trial)
         if not trial.outcome.measured or not runner.earlier.trials:  # a contradiction drops the earlier trials
             return None
         tuning.seen.trials = (*runner.earlier.trials, *runner.trials)

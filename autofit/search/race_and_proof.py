@@ -18,7 +18,7 @@ from autofit.search.loop import SearchEnd
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.pareto import FrontPoint, front
 from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, run_race
-from autofit.search.trial_runner import TrialRunner, summary
+from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Findings
 
 MAX_PROOFS = 5
@@ -236,7 +236,7 @@ class Final:
             self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
             trial = self._runner.attempt(chosen.plan, Purpose.PROOF)
             outcome = trial.outcome
-            self._runner.say("proof", f"{self._runner.named(chosen.plan)}: {summary(outcome, self._objective)}", trial)
+            self._runner.say_finished("proof", trial)
             if outcome.measured and outcome.measurement is not None:
                 proof = self._charged(chosen.plan, outcome.measurement)
                 return self._scale.proven(chosen, proof), proof

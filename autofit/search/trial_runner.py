@@ -4,13 +4,11 @@ from collections.abc import Callable
 
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
-from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
-from autofit.core.units import format_bytes, short_number
-from autofit.core.wording import describe_plan
+from autofit.core.wording import describe_outcome, describe_plan
 from autofit.search.ambiguous_failures import settled
 from autofit.search.cold_start import from_cold_start
 from autofit.search.earlier_runs import Earlier
@@ -60,7 +58,7 @@ class TrialRunner:
         trial = self.attempt(plan, Purpose.PROBE)
         self.probes += 1
         self.time.took(self.tuning.clock.elapsed_s - began_s)
-        self.say("trial", f"{self.named(plan)}: {summary(trial.outcome, self.tuning.objective)}", trial)
+        self.say_finished("trial", trial)
         return trial
 
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
@@ -83,7 +81,7 @@ class TrialRunner:
         self.trials.append(trial)
         self.elsewhere.add(trial.plan.key)
         self.probes += 1
-        self.say("trial", f"{self.named(trial.plan)}: {summary(trial.outcome, self.tuning.objective)}", trial)
+        self.say_finished("trial", trial)
 
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
         """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
@@ -122,6 +120,11 @@ class TrialRunner:
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Sends an event to the listener."""
         self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase, left_s=self.most_left_s()))
+
+    def say_finished(self, kind: str, trial: Trial) -> None:
+        """Reports a finished trial: its plan, and its throughput and peak or the reason why it has none."""
+        outcome = describe_outcome(trial.outcome, self.tuning.objective.unit)
+        self.say(kind, f"{self.named(trial.plan)}: {outcome}", trial)
 
     def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
         """Reports that a plan begins to run, with the estimate of its peak."""
@@ -175,12 +178,3 @@ class TrialRunner:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
             raise for_good(outcome.reason)
-
-
-def summary(outcome: Outcome, objective: Objective) -> str:
-    """Returns an outcome as a short text."""
-    measurement = outcome.measurement
-    if not outcome.measured or measurement is None:
-        return f"{outcome.status.value}, {outcome.reason}"
-    speed = f"{short_number(objective.score(measurement))} {objective.unit}/s"
-    return f"{speed}, peak {format_bytes(measurement.memory.judged_bytes)}"

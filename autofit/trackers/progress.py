@@ -7,7 +7,6 @@ from typing import TextIO
 
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
-from autofit.core.wording import describe_outcome
 from autofit.search.event import Event
 from autofit.terminal import has_blocks, has_colour, is_terminal
 from autofit.trackers.live import LiveLine
@@ -19,8 +18,8 @@ class Progress:
     """Shows events: finished trials above a live line on a terminal, plain lines elsewhere; one object per search.
 
     A plain line begins with "autofit: ". A finished trial is "trial NUMBER: PLAN: OUTCOME" and a proof
-    "proof of PLAN: OUTCOME", where PLAN is NAME=VALUE for each knob, and OUTCOME is the throughput and the peak, or the
-    status and its reason. Every other line is a stage of the search.
+    "proof of PLAN: OUTCOME", where PLAN is the batch and what the plan changes, and OUTCOME is the throughput and the
+    peak, or the status and its reason. Every other line is a stage of the search.
 
     Args:
         stream: where to write.
@@ -28,9 +27,8 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO, against: Yardstick | None = None) -> None:
-        against = against or Yardstick()
-        self._stream, self._unit = stream, against.objective.unit
-        self._state = SearchState(against, has_colour(stream), has_blocks(stream))
+        self._stream = stream
+        self._state = SearchState(against or Yardstick(), has_colour(stream), has_blocks(stream))
         self._live = LiveLine(stream, self._state.live) if is_terminal(stream) else None
 
     def __call__(self, event: Event) -> None:
@@ -55,7 +53,7 @@ class Progress:
         if event.trial.outcome.status is Status.SKIPPED:
             return ""
         name = "proof of " if event.kind == "proof" else f"trial {event.done}: "
-        return f"{name}{event.trial.plan}: {describe_outcome(event.trial.outcome, self._unit)}"
+        return f"{name}{event.text}"
 
     @classmethod
     @contextmanager

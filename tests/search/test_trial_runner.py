@@ -1,21 +1,20 @@
 """Runs are on disk as trials, failures are settled, and a device that is poisoned for good ends the search."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from autofit.core.errors import DevicePoisoned
-from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.search.event import Event
-from autofit.search.trial_runner import TrialRunner, summary
+from autofit.search.trial_runner import TrialRunner
 from tests.fakes import MemoryLog, small_bench, tuning_of
 
 BENCH = small_bench()
 PLAN = BENCH.space.baseline
-OBJECTIVE = Objective()
 
 
 class Script:
@@ -118,6 +117,10 @@ def test_a_plan_that_is_not_run_keeps_its_reason() -> None:
     assert log.finished == [trial]
 
 
-def test_an_outcome_in_a_few_words() -> None:
-    assert summary(failed(Status.OUT_OF_MEMORY, "2 GiB more"), OBJECTIVE).endswith("2 GiB more")
-    assert "samples/s, peak" in summary(measured(), OBJECTIVE)
+def test_a_finished_trial_is_told_by_what_its_plan_changes_and_how_it_ended() -> None:
+    runner, _, events = runner_of(Script(measured(), failed(Status.OUT_OF_MEMORY, "2 GiB more")))
+    size = PLAN.micro_batch_size
+    runner.probe(PLAN)
+    assert re.fullmatch(rf"micro batch {size}: [\d.,]+ samples/s, peak .*", events[-1].text)
+    runner.probe(PLAN.replace(fast=True))
+    assert events[-1].text == f"micro batch {size}, fast=True: out of memory: 2 GiB more"

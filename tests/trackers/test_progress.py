@@ -6,15 +6,15 @@ import re
 import pytest
 
 from autofit.core.measurement import Measurement, Memory
-from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.event import Event
 from autofit.trackers.progress import Progress
-from autofit.trackers.yardstick import Yardstick
 
 PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
+SHORT, SPEED = "micro batch 16, precision=bf16", "64 samples/s, peak 3 MiB"
+OUT_OF_MEMORY = Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")
 
 
 class Terminal(io.StringIO):
@@ -26,14 +26,14 @@ def trial(outcome: Outcome, purpose: Purpose = Purpose.PROBE) -> Trial:
     return Trial(number=0, plan=PLAN, outcome=outcome, purpose=purpose)
 
 
-def measured(tokens: float | None = None) -> Outcome:
+def measured() -> Outcome:
     memory = Memory(allocated_bytes=1, judged_bytes=3 * 2**20, judged_by="test")
-    measurement = Measurement(step_times_s=(0.5,), samples_per_step=32, memory=memory, tokens_per_step=tokens)
+    measurement = Measurement(step_times_s=(0.5,), samples_per_step=32, memory=memory)
     return Outcome(status=Status.MEASURED, measurement=measurement)
 
 
-def shown(stream: io.StringIO, *events: Event, unit: str = "samples") -> str:
-    progress = Progress(stream, Yardstick(Objective(unit=unit)))  # type: ignore[arg-type]  # a Literal
+def shown(stream: io.StringIO, *events: Event) -> str:
+    progress = Progress(stream)
     for event in events:
         progress(event)
     progress.close()
@@ -44,24 +44,18 @@ def test_events_are_lines_where_there_is_no_terminal() -> None:
     text = shown(
         io.StringIO(),
         Event("stage", "searching"),
-        Event("trial", "", trial(measured()), 1),
-        Event("trial", "", trial(Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")), 2),
+        Event("trial", f"{SHORT}: {SPEED}", trial(measured()), 1),
+        Event("trial", f"{SHORT}: out of memory: tried 2 GiB", trial(OUT_OF_MEMORY), 2),
         Event("running", "running it", phase="proof", plan=PLAN),
         Event("race", "round 3: 2 plans left", None, 2),
-        Event("proof", "", trial(measured(), Purpose.PROOF), 2),
+        Event("proof", f"{SHORT}: {SPEED}", trial(measured(), Purpose.PROOF), 2),
     )
     assert text.splitlines() == [
         "autofit: searching",
-        f"autofit: trial 1: {PLAN}: 64 samples/s, peak 3 MiB",
-        f"autofit: trial 2: {PLAN}: out of memory: tried 2 GiB",
-        f"autofit: proof of {PLAN}: 64 samples/s, peak 3 MiB",
+        f"autofit: trial 1: {SHORT}: {SPEED}",
+        f"autofit: trial 2: {SHORT}: out of memory: tried 2 GiB",
+        f"autofit: proof of {SHORT}: {SPEED}",
     ]
-
-
-def test_tokens_are_counted_when_they_are_the_objective() -> None:
-    event = Event("trial", "", trial(measured(tokens=5000)), 1)
-    assert "10,000 tokens/s" in shown(io.StringIO(), event, unit="tokens")
-    assert "64 samples/s" in shown(io.StringIO(), event)
 
 
 def test_skipped_plans_are_no_lines() -> None:
@@ -93,14 +87,13 @@ def test_a_terminal_gets_finished_trials_and_a_live_line_that_is_taken_away() ->
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert shown(Terminal(), Event("trial", "", trial(measured()), 1)) == (
-        f"autofit: trial 1: {PLAN}: 64 samples/s, peak 3 MiB\n"
-    )
+    event = Event("trial", f"{SHORT}: {SPEED}", trial(measured()), 1)
+    assert shown(Terminal(), event) == f"autofit: trial 1: {SHORT}: {SPEED}\n"
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    failed = Event("trial", "", trial(Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")), 1)
+    failed = Event("trial", "", trial(OUT_OF_MEMORY), 1)
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[31m" in shown(Terminal(), failed)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -110,7 +103,8 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_control_sequences_of_the_users_code_are_taken_out(stream: type[io.StringIO]) -> None:
     outcome = Outcome(status=Status.USER_ERROR, reason="\x1b[2J\x07bad\nsecond\x9b\u202e line")
-    text = shown(stream(), Event("trial", "", trial(outcome), 1), Event("stage", "racing \u202e\x9b\x1b[2J it"))
+    said = f"{SHORT}: {outcome.status.value}: {outcome.reason}"
+    text = shown(stream(), Event("trial", said, trial(outcome), 1), Event("stage", "racing \u202e\x9b\x1b[2J it"))
     assert ": bad second line" in text
     assert not {"\x07", "\x9b", "\u202e"} & set(text)
     assert "\x1b[2J" not in text
