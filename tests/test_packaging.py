@@ -1,10 +1,12 @@
-"""The wheel: it has every part of the package, and works where nothing else of this checkout is."""
+"""The wheel has every part of the package, and works where nothing else of this checkout is. The sdist has it all."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -15,11 +17,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
-    shutil.copytree(ROOT / "autofit", source / "autofit", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)  # a copy, since setuptools leaves its build folder behind
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(source)]
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     (found,) = folder.glob("torch_autofit-*.whl")
@@ -32,6 +31,27 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     there = {path for path in (ROOT / "autofit").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert packed == {str(path.relative_to(ROOT)) for path in there}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="which files are a part of the project is known to git")
+def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
+    source, backend = tmp_path / "source", tmp_path / "backend"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+    for name in files:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(backend), *system["requires"]]
+    subprocess.run(install, capture_output=True, timeout=300, check=True)
+    code = f"import {system['build-backend']} as backend; backend.build_sdist({str(tmp_path)!r})"
+    path = {**os.environ, "PYTHONPATH": str(backend)}
+    subprocess.run([sys.executable, "-c", code], cwd=source, env=path, capture_output=True, timeout=300, check=True)
+    (archive,) = tmp_path.glob("torch_autofit-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {member.name.partition("/")[2] for member in packed if member.isfile()}
+    assert names == files | {"PKG-INFO"}
 
 
 @pytest.mark.slow
