@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from autofit.trackers import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,3 +77,38 @@ def test_the_installed_wheel_explains_a_plan_and_publishes_its_schemas(wheel: Pa
     )
     assert ran.stdout.startswith(str(target))
     assert "--target-version" in ran.stdout
+
+
+ASKED = {"gp", "huggingface", "lightning", "accelerate", "trackers", "docs", "dev", "examples"}
+"""Extras whose names users may rely on."""
+
+
+def extras() -> dict[str, list[str]]:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_readme_names_every_extra_and_no_other() -> None:
+    section = (ROOT / "README.md").read_text().partition("| extra | for |\n")[2].partition("\n\n")[0]
+    named = [name for row in section.splitlines()[1:] for name in re.findall("`([a-z]+)`", row)]
+    assert set(named) == extras().keys() >= ASKED
+
+
+def test_the_trackers_are_those_that_autofit_has() -> None:
+    (asked,) = extras()["trackers"]
+    name, _, listed = asked.removesuffix("]").partition("[")
+    assert name == "torch-autofit"
+    assert sorted(listed.split(",")) == sorted(member.extra for member in BUILT_IN)
+
+
+def test_each_extra_that_a_text_tells_to_install_exists() -> None:
+    texts = [ROOT / "README.md", *(ROOT / "examples").rglob("*.*"), *(ROOT / "autofit").rglob("*.py")]
+    named = {
+        name
+        for path in texts
+        if path.suffix in {".py", ".md", ".yml", ".toml"}
+        for group in re.findall(r"(?:torch-autofit|['\"]\.)\[([a-z,]+)\]", path.read_text())
+        for name in group.split(",")
+    }
+    assert ASKED - {"dev"} <= named <= extras().keys()
