@@ -1,6 +1,6 @@
 """Exporter to Accelerate: a file for `accelerate launch --config_file`, and the arguments that only code can give."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import yaml
@@ -9,6 +9,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, worker_arguments
+from autofit.exporters.plan_facts import weighing_caveat
 from autofit.exporters.target_version import TargetVersion
 
 _FIXED: Settings = {
@@ -67,6 +68,10 @@ class Accelerate(Exporter):
                 "each micro batch"
             )
         return lines
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan."""
+        return weighing_caveat(recommendation, "Accelerate")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the file's text."""

@@ -1,7 +1,7 @@
 """Exporter: writes a plan as code or settings for another framework, and lists the knobs it cannot express."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -43,9 +43,9 @@ class Export:
 class Exporter(ABC):
     """Writes a plan as code or settings for another framework.
 
-    `export` calls `fields`, `by_hand` and `render` once each, in the user's process or in that of the command line.
-    Neither torch nor the target needs to be installed. A recommendation may come from an untrusted file: every value in
-    an export is a number, a constant from the exporter's own table, or quoted text.
+    `export` calls `fields`, `by_hand`, `caveats` and `render` once each, in the user's process or in that of the
+    command line. Neither torch nor the target needs to be installed. A recommendation may come from an untrusted file:
+    every value in an export is a number, a constant from the exporter's own table, or quoted text.
 
     Attributes:
         name: name for `fit.export(name)` and `autofit export --to name`.
@@ -79,6 +79,10 @@ class Exporter(ABC):
         `plan` has the same values as for `fields`. A knob of `fields` is ignored here.
         """
         return {}
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how the target trains in another way than the plan, for this plan; each without a full stop."""
+        return ()
 
     def loading(self, recommendation: Recommendation) -> Settings:
         """Returns the target's settings of the loader's worker processes, if these were chosen. No knob has them."""
@@ -115,7 +119,8 @@ class Exporter(ABC):
         self._check_batch(plan, unmapped)
         merged = {key: value for settings in fields.values() for key, value in settings.items()}
         merged |= self.loading(recommendation)
-        text = self._header(recommendation, unmapped, by_hand, version)
+        warnings = (*version.warnings, *self.caveats(recommendation, version))
+        text = self._header(recommendation, unmapped, by_hand, version.text, warnings)
         text += self.render(merged, recommendation, version)
         return Export(
             text=text.rstrip("\n") + "\n",
@@ -123,7 +128,7 @@ class Exporter(ABC):
             unmapped=unmapped,
             by_hand=by_hand,
             target_version=version.text,
-            warnings=version.warnings,
+            warnings=warnings,
             settings=merged,
         )
 
@@ -156,7 +161,8 @@ class Exporter(ABC):
         recommendation: Recommendation,
         unmapped: tuple[str, ...],
         by_hand: Mapping[str, str],
-        version: TargetVersion,
+        version: str,
+        warnings: Sequence[str],
     ) -> str:
         if not self.comment:
             return ""
@@ -166,9 +172,9 @@ class Exporter(ABC):
             f"autofit plan: {describe_plan(r.plan, r.baseline.plan)}",
             f"measured on {r.environment.device_name} with torch {torch}" + (f": {r.gain}" if r.gain else ""),
         ]
-        if version.text:
-            lines.append(f"for {self.package} {version.text}")
-        lines += version.warnings
+        if version:
+            lines.append(f"for {self.package} {version}")
+        lines += warnings
         if by_hand:
             lines.append("To do in your code:")
         lines += [f"  {knob}: {line}" for knob, line in by_hand.items()]

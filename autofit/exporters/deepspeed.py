@@ -1,14 +1,14 @@
 """Exporter to DeepSpeed: maps a plan to a configuration in JSON, and the rest to lines of the user's code."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, padding_line
-from autofit.exporters.plan_facts import max_grad_norm, optimizer_name
+from autofit.exporters.plan_facts import max_grad_norm, optimizer_name, weighing_caveat
 from autofit.exporters.target_version import TargetVersion
 
 AUTOCAST_SINCE = "0.17.2"
@@ -53,7 +53,7 @@ class DeepSpeed(Exporter):
     The batch is that of one device. DeepSpeed multiplies it by the number of devices, so that `train_batch_size` is
     left out. Parameters are not partitioned (ZeRO stage 0), as in the measurement, and the optimizer is the one that
     is passed: a section `optimizer` would replace it. The section `activation_checkpointing` is left out too, because
-    it switches nothing on. DeepSpeed weights all micro batches of a step alike.
+    it switches nothing on.
 
     `gradient_clipping` is always written, because its default differs between versions: 0, or 1.0 in later ones.
     """
@@ -89,6 +89,10 @@ class DeepSpeed(Exporter):
             "optimizer_states": _states_line(plan, recommendation),
         }
         return {knob: line for knob, line in lines.items() if line is not None}
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan."""
+        return weighing_caveat(recommendation, "DeepSpeed")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the configuration."""

@@ -1,6 +1,6 @@
 """Exporter to Hugging Face: maps a plan to the fields of `transformers.TrainingArguments`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from autofit.core.block_order import read_order
@@ -17,6 +17,7 @@ from autofit.exporters.plan_facts import (
     counted,
     dataloader_fields,
     optimizer_name,
+    weighing_caveat,
 )
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
@@ -59,6 +60,9 @@ STRATEGY_SINCE = "5.2"
 """First version in which `train_sampling_strategy` replaces `group_by_length`."""
 ACTIVATION_SINCE = "5.23"
 """First version in which `activation_checkpointing` replaces `gradient_checkpointing`."""
+COUNTED_SINCE = "4.46"
+"""First version that passes the number of targets of a whole step to a model that takes it."""
+_COUNTED = ", unless the model's forward takes num_items_in_batch, as most of transformers do"
 BLOCKS_SINCE = "4.53"
 """First version in which each block of a model has a switch of its own."""
 
@@ -106,6 +110,10 @@ class HuggingFace(Exporter):
         if values.get(COMPILE) == "blocks":
             lines[COMPILE] = "call .compile() on each repeated layer of the model before the Trainer is made"
         return {knob: line for knob, line in lines.items() if line is not None}
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan."""
+        return weighing_caveat(recommendation, "the Trainer", _COUNTED if version >= COUNTED_SINCE else "")
 
     def loading(self, recommendation: Recommendation) -> Settings:
         """Returns the fields of the loader's worker processes, if they were chosen."""

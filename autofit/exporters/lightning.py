@@ -1,6 +1,6 @@
 """Exporter to Lightning: an overlay for LightningCLI, `fit --config base.yaml --config autofit_lightning.yaml`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import yaml
@@ -9,6 +9,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, compile_line, worker_arguments
+from autofit.exporters.plan_facts import weighing_caveat
 from autofit.exporters.target_version import TargetVersion
 
 _PRECISIONS: Mapping[KnobValue, str] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -51,6 +52,10 @@ class Lightning(Exporter):
         if compiled is not None:
             lines["compile"] = compiled
         return lines
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan."""
+        return weighing_caveat(recommendation, "Lightning")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the overlay's text. A plan without accumulation also replaces that of the user's file."""

@@ -8,6 +8,7 @@ from autofit.core.loading import Loading
 from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Settings
+from autofit.workloads.micro_batch_weights import Weighing
 
 CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order"
 
@@ -84,3 +85,26 @@ def max_grad_norm(recommendation: Recommendation) -> float | None:
     except ValueError:
         return None
     return norm if norm > 0 and math.isfinite(norm) else None
+
+
+def weighing_caveat(recommendation: Recommendation, who: str, unless: str = "") -> tuple[str, ...]:
+    """Returns how the gradient differs in a trainer that divides each micro batch's loss by the accumulation steps.
+
+    Args:
+        recommendation: the plan with its proof.
+        who: the trainer, as the subject of a sentence.
+        unless: when it does not do so, as the end of a sentence that begins with a comma; "" for never.
+    """
+    steps = recommendation.plan.accumulation_steps
+    weighing = Weighing.of(recommendation.environment.settings) if steps > 1 else None
+    if weighing is None:
+        return ()
+    if weighing.summed:
+        return (
+            f"the loss is a sum over samples, and {who} divides it by the {steps} accumulation steps{unless}: multiply "
+            f"the loss by {steps}",
+        )
+    return (
+        f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a step "
+        f"alike{unless}. Where they differ in it, the gradient is another one",
+    )

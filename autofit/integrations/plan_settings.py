@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,13 @@ class PlanSettings:
         fit: the plan with its proof.
         values: the target's settings, by key.
         left: knobs that the plan changes and no setting expresses; each with the line to write, or "".
+        notes: how the target trains in another way than the plan; see `Export.warnings`.
     """
 
     fit: Fit
     values: Settings
     left: Mapping[str, str]
+    notes: Sequence[str]
 
     @classmethod
     def of(cls, plan: GivenPlan, target: str) -> "PlanSettings":
@@ -40,10 +42,12 @@ class PlanSettings:
         """
         fit = fit_of(plan)
         found = fit.export(target)
-        return cls(fit, found.settings, {**found.by_hand, **dict.fromkeys(found.unmapped, "")})
+        return cls(fit, found.settings, {**found.by_hand, **dict.fromkeys(found.unmapped, "")}, found.warnings)
 
     def warn(self, stacklevel: int = 3) -> None:
-        """Warns of knobs that neither the settings nor the batch express."""
+        """Warns of what differs from the plan, and of knobs that neither the settings nor the batch express."""
+        for note in self.notes:
+            warnings.warn(f"{note}.", stacklevel=stacklevel)
         lines = [f"{knob}={self.fit.plan.values[knob]}" + _hint(line) for knob, line in self.left.items()]
         lines = [line for knob, line in zip(self.left, lines, strict=True) if knob not in BATCH]
         if lines:

@@ -1,12 +1,14 @@
 """`autofit export`: what it writes, and what it replaces."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from autofit import exporters
+from autofit import exporters, planfile
 from autofit.cli import main
 from tests.cli.conftest import FakeRemote, Run
+from tests.conformance.test_exporters import OWN, recommendation
 
 
 def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote: type[FakeRemote], run: Run) -> None:
@@ -29,6 +31,17 @@ def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote:
         assert code == 2
         assert "Choose another path" in err
     assert sorted(path.name for path in Path().iterdir()) == ["autofit.yaml", "train.py"]
+
+
+def test_how_a_trainer_differs_from_the_plan_is_said_on_the_terminal_and_as_json(
+    remote: type[FakeRemote], run: Run
+) -> None:
+    found = recommendation(OWN.replace(accumulation_steps=2), settings={"weighing": "batch['labels'] != -100"})
+    planfile.save(found, Path("autofit.yaml"))
+    code, out, err = run("export", "--to", "deepspeed", "--json")
+    (said,) = json.loads(out)["warnings"]
+    assert "DeepSpeed weights those of a step alike" in said
+    assert (code, err) == (0, f"autofit: {said}\n")
 
 
 def test_the_help_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:

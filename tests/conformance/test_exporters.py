@@ -38,6 +38,8 @@ VALUES: list[tuple[str, KnobValue]] = [
     ("optimizer_implementation", "foreach"),
     ("optimizer_implementation", "fused"),
 ]
+WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed"}
+"""Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""
 EVIL = 'x"; import os\nimport os\r\x0bimport os\x85import os\u2028"""\n'
 
 
@@ -161,6 +163,18 @@ def test_a_version_that_is_not_known_is_said_in_the_file(exporter: Exporter) -> 
     assert exporter.export(recommendation(OWN), exporter.oldest).warnings == ()
     with pytest.raises(UsageError, match=r"found the version 'new'.*expected one of"):
         exporter.export(recommendation(OWN), "new")
+
+
+@pytest.mark.parametrize(("weighing", "words"), [("batch['labels'] != -100", "alike"), ("1", "multiply the loss by 3")])
+def test_a_trainer_that_weights_micro_batches_in_another_way_is_said(
+    exporter: Exporter, weighing: str, words: str
+) -> None:
+    plan = OWN.replace(accumulation_steps=3)
+    export = exporter.export(recommendation(plan, settings={"weighing": weighing}))
+    assert [words in text for text in export.warnings] == [True] * (exporter.name in WEIGHTS_ALIKE)
+    assert not exporter.comment or all(text in export.text for text in export.warnings)
+    assert exporter.export(recommendation(OWN, settings={"weighing": weighing})).warnings == ()
+    assert exporter.export(recommendation(plan)).warnings == ()
 
 
 def test_texts_of_a_foreign_plan_cannot_become_code(exporter: Exporter) -> None:

@@ -32,6 +32,12 @@ def test_the_batch_alone_is_no_reason_to_warn() -> None:
         PlanSettings.of(fit(micro_batch_size=4, accumulation_steps=2), "lightning").warn()
 
 
+def test_a_loss_that_the_trainer_weights_in_another_way_is_said() -> None:
+    given = recommendation(OWN.replace(accumulation_steps=2), settings={"weighing": "batch['labels'] != -100"})
+    with pytest.warns(UserWarning, match=r"a mean over batch\['labels'\] != -100, .* Lightning weights .* alike"):
+        PlanSettings.of(Fit(given), "lightning").warn()
+
+
 def test_a_batch_that_the_target_cannot_express_is_refused() -> None:
     with pytest.raises(UsageError, match="another global batch"):
         PlanSettings.of(fit(micro_batch_size="8"), "lightning")
