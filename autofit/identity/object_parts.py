@@ -52,6 +52,14 @@ def is_drawn_positions(value: object) -> bool:
     return isinstance(value, (list, tuple, range)) and all(isinstance(each, int) for each in value[:MOST_ITEMS])
 
 
+def is_hash(name: str, value: object) -> bool:
+    """Returns whether an attribute holds what `hash` returned, which differs between processes.
+
+    transformers keeps such a hash of a model's generation config.
+    """
+    return type(value) is int and name.rstrip("_").endswith("hash")
+
+
 def is_configuration(value: object) -> bool:
     """Returns whether an object is a record of plain settings, of any class."""
     kind = type(value)

@@ -13,7 +13,7 @@ The rules:
   1`) is not found in this way; `ReachedFacts.stable` leaves it out if steps changed it.
 * Values of parameters, buffers and other tensors are never recorded. Of a long container only the length is.
 
-The result does not depend on addresses, the order of sets, or the progress of a search.
+The result does not depend on addresses, the order of sets, hashes of texts, or the progress of a search.
 """
 
 import functools
@@ -35,6 +35,7 @@ from autofit.identity.object_parts import (
     codes_of,
     is_configuration,
     is_drawn_positions,
+    is_hash,
     is_part_of_class,
     wrapped_function,
 )
@@ -235,7 +236,8 @@ class _ReachWalk:
 
     def _each(self, path: str, values: Mapping[str, object], depth: int, owner: type | None = None) -> None:
         for name, value in values.items():
-            if value is not None and (not name.startswith(_COMPILED) or name.endswith("_orig_callable")):
+            compiled = name.startswith(_COMPILED) and not name.endswith("_orig_callable")
+            if value is not None and not compiled and not is_hash(name, value):
                 self._named(f"{path}.{name}", name, value, depth, owner)
 
     def _named(self, path: str, name: str, value: object, depth: int, owner: type | None = None) -> None:

@@ -14,6 +14,7 @@ from autofit.identity.object_parts import (
     codes_of,
     is_configuration,
     is_drawn_positions,
+    is_hash,
     is_part_of_class,
     wrapped_function,
 )
@@ -93,3 +94,10 @@ def test_a_function_is_found_in_wrappers_that_are_known() -> None:
 def test_a_cell_may_be_empty() -> None:
     assert cell_content(CellType(7)) == 7
     assert cell_content(CellType()) is None
+
+
+def test_a_number_in_an_attribute_named_hash_is_taken_as_the_result_of_hash() -> None:
+    assert is_hash("_original_object_hash", hash("a"))
+    assert is_hash("hash_", 3)
+    assert not is_hash("config_hash", "5f3a")  # a digest as a text is the same in every process
+    assert not is_hash("hash_buckets", 64)
