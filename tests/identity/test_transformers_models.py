@@ -23,7 +23,8 @@ models = [
 ]
 loader = DataLoader(TensorDataset(torch.zeros(4, 8, dtype=torch.long)))
 for model in models:
-    print(type(model).__name__, Reached.of(Workload(model=model, loader=loader, step_fn=lambda m, b: m(b[0]))).digests([]))
+    workload = Workload(model=model, loader=loader, step_fn=lambda m, b: m(b[0]))
+    print(type(model).__name__, Reached.of(workload).digests([]))
 """
 
 
