@@ -96,11 +96,35 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
             check_loader(trainer.train_dataloader, fit.plan.micro_batch_size)
             plan = fit.plan
             self.reached = ReachedThroughput(fit.recommendation, plan.global_batch_size, plan.accumulation_steps)
+            for optimizer in trainer.optimizers:
+                self.reached.work.follow_updates(optimizer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Notes the time before a micro batch."""
         if self.reached is not None:
             self.reached.begin()
+            self.reached.work.begin()
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Notes the end of a forward pass."""
+        if self.reached is not None:
+            self.reached.work.end()
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Notes the end of a forward pass, and the time before its backward pass."""
+        if self.reached is not None:
+            self.reached.work.end()
+            self.reached.work.begin()
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Notes the end of a backward pass."""
+        if self.reached is not None:
+            self.reached.work.end()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Notes the time before the clipping and the update, which ends with the step of the optimizer."""
+        if self.reached is not None:
+            self.reached.work.begin()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Notes the time after a micro batch."""
@@ -119,7 +143,10 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Warns if the training was slower than its plan, and says where the time went."""
-        if self.reached is not None and (shortfall := self.reached.shortfall()):
+        if self.reached is None:
+            return
+        self.reached.work.stop()
+        if shortfall := self.reached.shortfall():
             warnings.warn(f"{shortfall}.", stacklevel=2)
 
 

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_duration, short_number
+from autofit.integrations.work_clock import WorkClock
 
 WARM_UP_STEPS = 5
 """Optimizer steps that are not counted: the first ones allocate memory and start the loader's workers."""
@@ -19,6 +20,13 @@ def promised_per_s(found: Recommendation) -> float:
     """Returns the throughput that was shown for a plan, in samples per second, without waiting for the loader."""
     by_race = found.rate_per_s if found.objective.unit == "samples" else None
     return by_race or found.proof.samples_per_s
+
+
+def overhead_text(overhead_s: float | None) -> str:
+    """Returns a sentence, to add to another, on the time of each step that the trainer and its loader cost."""
+    if overhead_s is None:
+        return ""
+    return f". Of each step, {format_duration(overhead_s)} are overhead of the trainer, batches included"
 
 
 @dataclass(slots=True)
@@ -36,6 +44,7 @@ class ReachedThroughput:
         parts_per_step: parts of an optimizer step.
         warm_up_steps: optimizer steps at the beginning that are not counted.
         clock: seconds, monotonic.
+        work: time in forward passes, backward passes and updates, which the trainer notes.
         parts: parts so far, warm-up included.
     """
 
@@ -44,7 +53,9 @@ class ReachedThroughput:
     parts_per_step: int = 1
     warm_up_steps: int = WARM_UP_STEPS
     clock: Callable[[], float] = time.perf_counter
+    work: WorkClock = field(default_factory=WorkClock)
     parts: int = 0
+    _work_s: float = 0.0
     _inside_s: float = 0.0
     _between_s: float = 0.0
     _gaps: int = 0
@@ -60,9 +71,10 @@ class ReachedThroughput:
 
     def end(self) -> None:
         """Is called after a part."""
-        self._ended_s = self.clock()
+        self._ended_s, work_s = self.clock(), self.work.taken()
         if self._warm:
             self._inside_s += self._ended_s - self._began_s
+            self._work_s += work_s
         self.parts += 1
 
     def pause(self) -> None:
@@ -94,6 +106,16 @@ class ReachedThroughput:
         """Samples per second of the training; None before a step was counted."""
         return self.samples_per_step / (self.inside_s + self.between_s) if self.inside_s > 0 else None
 
+    @property
+    def overhead_s(self) -> float | None:
+        """Seconds of each step that the trainer and its loader cost: outside forward pass, backward pass and update.
+
+        None before a step was counted, or on an accelerator, where work is queued.
+        """
+        if self.samples_per_s is None or not self._work_s or not self.recommendation.environment.is_host:
+            return None
+        return self.inside_s + self.between_s - self._work_s / self.steps
+
     def shortfall(self) -> str:
         """Returns by how much and why the training is slower than the plan promised; "" if it is not, or too short."""
         reached, promised = self.samples_per_s, self.promised_per_s
@@ -103,7 +125,7 @@ class ReachedThroughput:
             f"the training reached {short_number(reached)} samples/s, and the plan promised {short_number(promised)}. "
             f"An optimizer step took {format_duration(self.inside_s)} instead of "
             f"{format_duration(self.samples_per_step / promised)}; {format_duration(self.between_s)} were spent "
-            "between its micro batches, on the loader, callbacks and logging"
+            f"between its micro batches, on the loader, callbacks and logging{overhead_text(self.overhead_s)}"
         )
 
     @property

@@ -11,6 +11,7 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.compilation              a plan with compilation searched, against those found by hand
     python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
     python -m scripts.bench.tune_again               time of tuning an unchanged workload again with its study
+    python -m scripts.bench.trainers                 a Hugging Face and a Lightning Trainer under the exported plan
     python -m scripts.bench.nightly.simulated_years  false alarms and missed changes of the rule of nightly jobs
     python -m scripts.bench.fleet                    overhead of a plan that a worker runs, on a database
     python -m scripts.bench.peers                    autofit beside other finders of batch sizes

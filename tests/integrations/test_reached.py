@@ -4,6 +4,7 @@ import pytest
 
 from autofit.core.objective import Objective
 from autofit.integrations.reached import ReachedThroughput
+from autofit.integrations.work_clock import WorkClock
 from tests.conformance.test_exporters import OWN, recommendation
 from tests.fakes import FakeTime
 
@@ -33,6 +34,38 @@ def test_steps_after_the_first_five_count() -> None:
 def test_a_training_as_fast_as_its_plan_needs_no_words() -> None:
     assert train(FakeTime(), 25, inside_s=0.1, between_s=0.004).shortfall() == ""
     assert train(FakeTime(), 25, inside_s=0.1, between_s=0.006).shortfall() != ""
+
+
+def test_what_is_neither_a_pass_nor_an_update_is_overhead() -> None:
+    time = FakeTime()
+    found = ReachedThroughput(recommendation(OWN.replace(micro_batch_size=4)), 4, clock=time, work=WorkClock(time))
+    assert found.overhead_s is None
+    for number in range(25):
+        found.begin()
+        time.advance(0.02)
+        found.work.begin()
+        time.advance(0.1 if number >= 5 else 9.0)
+        found.work.end()
+        time.advance(0.03)
+        found.end()
+        time.advance(0.05)
+    assert found.overhead_s == pytest.approx(0.1)
+    assert found.shortfall().endswith(". Of each step, 100 ms are overhead of the trainer, batches included")
+
+
+def test_no_overhead_is_said_of_an_accelerator() -> None:
+    given = recommendation(OWN)
+    queued = given.environment.model_copy(update={"device_type": "cuda"})
+    time = FakeTime()
+    found = ReachedThroughput(given.model_copy(update={"environment": queued}), 8, clock=time, work=WorkClock(time))
+    for _ in range(25 * OWN.accumulation_steps):
+        found.begin()
+        found.work.begin()
+        time.advance(0.1)
+        found.work.end()
+        found.end()
+    assert found.samples_per_s is not None
+    assert found.overhead_s is None
 
 
 def test_a_short_training_says_nothing() -> None:

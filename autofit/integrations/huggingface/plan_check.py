@@ -12,7 +12,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes
 from autofit.integrations.given_plan import GivenPlan, recommendation_of
-from autofit.integrations.reached import WARM_UP_STEPS, ReachedThroughput
+from autofit.integrations.reached import WARM_UP_STEPS, ReachedThroughput, overhead_text
 
 MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
 """Accelerate's name of each precision of a plan."""
@@ -28,6 +28,8 @@ class PlanComparison:
         inside_per_s: samples per second inside the optimizer steps, as the plan was measured.
         promised_bytes: allocated peak that the plan promised; None if it is not compared.
         peak_bytes: allocated peak of this training; None on a device without a reading.
+        overhead_s: seconds of each step that the Trainer and its loader cost: outside forward pass, backward pass and
+            update. None on an accelerator, where work is queued, or if the model is compiled.
     """
 
     promised_per_s: float
@@ -35,13 +37,14 @@ class PlanComparison:
     inside_per_s: float
     promised_bytes: int | None = None
     peak_bytes: int | None = None
+    overhead_s: float | None = None
 
     def __str__(self) -> str:
         between = 1 - self.samples_per_s / self.inside_per_s
         text = (
             f"the plan promised {self.promised_per_s:.4g} samples/s, this training reaches {self.samples_per_s:.4g} "
             f"({self.samples_per_s / self.promised_per_s:.0%}): {self.inside_per_s:.4g} inside its steps, and "
-            f"{between:.0%} of the time between them (batches, logging, callbacks)"
+            f"{between:.0%} of the time between them (batches, logging, callbacks){overhead_text(self.overhead_s)}"
         )
         if self.peak_bytes is None or self.promised_bytes is None:
             return text
@@ -88,8 +91,13 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
                     f"found {name}={found[name]} in this training, and the plan has {planned}. Build the Trainer with "
                     "autofit.integrations.huggingface.apply(plan, args), or remove PlanCheck."
                 )
+        self._timed.work.stop()  # that of a training that failed
         self.reached = None
         self._timed = self._timing(found[MICRO_BATCH_SIZE] * found[ACCUMULATION_STEPS])
+        if args.device.type == "cpu" and not args.torch_compile:
+            optimizer = others["optimizer"]
+            self._timed.work.follow_passes(others["model"])
+            self._timed.work.follow_updates(getattr(optimizer, "optimizer", optimizer), began=bool(args.max_grad_norm))
         if _counts_memory(args):
             torch.accelerator.reset_peak_memory_stats()
 
@@ -112,6 +120,7 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Reports what the training reached."""
         timed = self._timed
+        timed.work.stop()
         if timed.samples_per_s is None:
             self.report(
                 f"the plan's speed was not checked: found {timed.parts} optimizer steps, and the first "
@@ -125,6 +134,7 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
             inside_per_s=timed.samples_per_step / timed.inside_s,
             promised_bytes=memory,
             peak_bytes=None if memory is None else torch.accelerator.max_memory_allocated(),
+            overhead_s=timed.overhead_s,
         )
         self.report(str(self.reached))
 

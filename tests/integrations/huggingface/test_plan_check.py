@@ -64,7 +64,8 @@ def test_an_evaluation_is_not_a_part_of_the_training(tmp_path: Path) -> None:
     args = arguments(tmp_path)
     args.per_device_train_batch_size = 8
     run = trainer(args, [check])
-    check.on_train_begin(run.args, None, None, train_dataloader=run.get_train_dataloader())
+    given = {"model": run.model, "optimizer": run.create_optimizer()}
+    check.on_train_begin(run.args, None, None, train_dataloader=run.get_train_dataloader(), **given)
     check._timed.clock = clock
     for step in range(4):
         check.on_step_begin(args, None, None)
@@ -76,6 +77,40 @@ def test_an_evaluation_is_not_a_part_of_the_training(tmp_path: Path) -> None:
             clock.advance(100.0)
     check.on_train_end(args, None, None)
     assert check.reached == PlanComparison(100.0, samples_per_s=8 / 2, inside_per_s=8 / 1)
+
+
+class SlowInside(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    """Takes time between the beginning of a step and its forward pass."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_the_overhead_is_what_is_not_the_step_that_was_measured(tmp_path: Path, max_grad_norm: float) -> None:
+    texts: list[str] = []
+    found = promised(micro_batch_size=4, accumulation_steps=2)
+    check = PlanCheck(found, warm_up_steps=1, report=texts.append)
+    fields = {"max_steps": 4, "max_grad_norm": max_grad_norm, "logging_strategy": "steps", "logging_steps": 1}
+    run = trainer(apply(found, arguments(tmp_path, **fields)), [check, SlowInside(), Slow(0.2)])
+    run.model.transformer.register_forward_pre_hook(lambda *_: time.sleep(0.3))
+    run.train()
+    assert check.reached is not None
+    assert check.reached.overhead_s is not None
+    step_s = 8 / check.reached.samples_per_s
+    assert 0.4 < check.reached.overhead_s < step_s - 2 * 0.3
+    assert "are overhead of the trainer" in texts[0]
+    assert not run.model._forward_hooks
+    assert not run.model._forward_pre_hooks
+
+
+def test_the_overhead_of_a_compiled_model_is_not_timed(tmp_path: Path) -> None:
+    check = PlanCheck(promised(), warm_up_steps=1, report=str)
+    run = trainer(apply(promised(), arguments(tmp_path)), [check])
+    given = {"model": run.model, "optimizer": run.create_optimizer(), "train_dataloader": run.get_train_dataloader()}
+    run.args.torch_compile = True
+    check.on_train_begin(run.args, None, None, **given)
+    assert not run.model._forward_hooks
 
 
 @pytest.mark.parametrize(
