@@ -207,7 +207,7 @@ def test_a_training_that_is_slower_than_its_plan_says_where_the_time_goes() -> N
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_overhead_is_what_is_not_the_step_that_was_measured(steps: int) -> None:
-    """Takes 6 ms in each forward pass, 12 ms after each micro batch, and 6 ms before the backward pass of each update."""
+    """Takes 6 ms in each forward pass, 12 ms after each micro batch, and 6 ms before the backward pass of an update."""
 
     class Measured(Net):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
