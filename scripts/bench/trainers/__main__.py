@@ -31,9 +31,9 @@ def case(name: str, folder: str) -> Trained:
     """Returns the model of a case."""
     known: dict[str, Callable[[], Trained]] = {
         NAMES[0]: lambda: InHuggingFace(name, width=128, depth=4, length=64, size=4, folder=folder),
-        NAMES[1]: lambda: InHuggingFace(name, width=32, depth=2, length=32, size=4, folder=folder),
+        NAMES[1]: lambda: InHuggingFace(name, width=48, depth=3, length=32, size=4, folder=folder),
         NAMES[2]: lambda: InLightning(name, width=128, depth=3, length=64, size=8),
-        NAMES[3]: lambda: InLightning(name, width=32, depth=1, length=16, size=8),
+        NAMES[3]: lambda: InLightning(name, width=64, depth=2, length=32, size=8),
     }
     return known[name]()
 
