@@ -46,8 +46,8 @@ class InHuggingFace(Trained):
         ends, texts = _Ends(), list[str]()
         check = PlanCheck(fit, warm_up_steps=WARM_UP_STEPS, report=texts.append)
         self._trainer(apply(fit, self._arguments(steps + WARM_UP_STEPS)), self._trained, check, ends).train()
-        overhead_s = getattr(check.reached, "overhead_s", None)
-        return ends.found.block(steps, overhead_s), texts[0]
+        assert check.reached is not None, "a Trainer that has trained was measured"
+        return ends.found.block(steps, check.reached.overhead_s), texts[0]
 
     def _model(self) -> GPT2LMHeadModel:
         torch.manual_seed(0)

@@ -75,7 +75,7 @@ class InLightning(Trained):
             warnings.simplefilter("ignore")  # of workers and of the shortfall, which is returned
             Trainer(**limits, **trainer_arguments(fit), **QUIET).fit(self._trained, self._loader())
         assert applied.reached is not None, "a Trainer that has trained was measured"
-        return ends.found.block(steps, getattr(applied.reached, "overhead_s", None)), applied.reached.shortfall()
+        return ends.found.block(steps, applied.reached.overhead_s), applied.reached.shortfall()
 
     def _model(self) -> Classifier:
         torch.manual_seed(0)
