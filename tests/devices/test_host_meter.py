@@ -94,7 +94,7 @@ def test_what_torch_still_knows_from_an_earlier_record_is_not_taken_off() -> Non
 
 def test_operators_are_recorded_again_afterwards() -> None:
     metered(Classifier(8), torch.randn(2, 3, 8), 1, drained=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         torch.ones(3).exp()
     assert "aten::exp" in {event.key for event in profile.key_averages()}
 

@@ -64,7 +64,7 @@ def test_what_torch_still_knows_from_an_earlier_record_is_left_out() -> None:
 
 
 def test_nothing_is_recorded_beside_another_profiler_which_goes_on() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         with pytest.raises(Untraceable, match="another profiler is running"), CPU.recording():
             pass
         torch.ones(3).sum()

@@ -137,9 +137,9 @@ def open_recording(
     if not path.exists():
         return Recording(path, fresh, rounds, seed, close_rounds)
     old = read_table(path.read_text(encoding="utf-8"), str(path))
-    found = old.environment.differences(fresh.environment)
+    found = fresh.environment.differences(old.environment)
     if old.budget.memory_bytes != fresh.budget.memory_bytes:
-        found.append(f"budget: {old.budget.memory_bytes}, was {fresh.budget.memory_bytes} bytes")
+        found.append(f"budget: {fresh.budget.memory_bytes}, was {old.budget.memory_bytes} bytes")
     if old.plans != fresh.plans:
         found.append("the plans differ")
     if found:
