@@ -24,7 +24,7 @@ LONGEST, MOST_HASHED = 1000, 2**20
 digest. Above the second, in characters or bytes, it is taken as data and represented by its length."""
 DEEPEST = 50
 """Maximum depth to which objects are followed."""
-_HAS_DOCSTRING = 0x4000000  # a flag of code since Python 3.13
+_HAS_DOCSTRING = 0x4000000  # a flag of code since Python 3.14
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 _SIMPLE = (
     type(None), bool, int, float, complex, str, bytes, type(...), range, slice,
@@ -113,15 +113,15 @@ def _constants(code: CodeType) -> tuple[object, ...]:
     """Returns the constants of code as if it had no docstring."""
     if not _has_docstring(code):
         return code.co_consts
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         return code.co_consts[1:]
     return None, *code.co_consts[1:]  # as in code without a docstring
 
 
 def _has_docstring(code: CodeType) -> bool:
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         return bool(code.co_flags & _HAS_DOCSTRING)
-    # Before 3.13, the first constant of a named function is its docstring, or None.
+    # Before 3.14, the first constant of a named function is its docstring, or None.
     return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
