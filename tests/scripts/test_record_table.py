@@ -132,7 +132,7 @@ def test_another_budget_space_or_machine_is_refused_with_what_differs(tmp_path: 
     briefing = briefing_of(bench)
     other = briefing.environment.model_copy(update={"device_name": "Other"})
     moved = briefing.model_copy(update={"environment": other})
-    with pytest.raises(UsageError, match="device: .*Other.*, was "):
+    with pytest.raises(UsageError, match=r"device: .*Other.*, was "):
         record_table.open_recording(path, "test", moved, briefing.space, rounds=2, seed=0)
     assert path.read_text() == text
 
