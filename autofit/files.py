@@ -1,5 +1,6 @@
 """Files that are written completely or not at all."""
 
+import errno
 import os
 import secrets
 import stat
@@ -8,6 +9,18 @@ from pathlib import Path
 
 NEW_MODE = 0o644
 """Permissions of a new file, less the umask: plans and exports are made to be shared and versioned."""
+
+
+def followed(path: Path) -> Path:
+    """Returns the file or directory that a path leads to: links are followed, so that they are kept.
+
+    Raises:
+        OSError: the links form a loop.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return target
 
 
 def write_atomically(target: Path, data: bytes) -> None:

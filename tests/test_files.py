@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.files import write_atomically
+from autofit.files import followed, write_atomically
 
 
 def mode(path: Path) -> int:
@@ -62,3 +62,12 @@ def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(
         write_atomically(path, b"new")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_links_are_followed_and_a_loop_of_links_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("plan.yaml")
+    (tmp_path / "loop").symlink_to("loop")
+    assert followed(tmp_path / "link") == (tmp_path / "plan.yaml").resolve()
+    assert followed(tmp_path / "new") == tmp_path.resolve() / "new"
+    with pytest.raises(OSError, match="loop"):  # Path.resolve leaves it as it is from Python 3.13 on
+        followed(tmp_path / "loop")

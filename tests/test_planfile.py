@@ -177,6 +177,13 @@ def test_saving_replaces_an_earlier_plan_and_leaves_nothing_beside_it(tmp_path: 
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0o044 & ~_umask()
 
 
+def test_a_loop_of_links_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").symlink_to("plan.yaml")
+    with pytest.raises(PlanFileError, match="could not be written: found Too many levels of symbolic links"):
+        planfile.save(RECORD, tmp_path / "plan.yaml", force=True)
+    assert (tmp_path / "plan.yaml").is_symlink()
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

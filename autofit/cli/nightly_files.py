@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autofit.core.errors import UsageError
-from autofit.files import write_atomically
+from autofit.files import followed, write_atomically
 from autofit.nightly.outputs import benchmark_json, junit, markdown
 from autofit.nightly.outputs.facts import MARK, History
 from autofit.nightly.outputs.trend import page
@@ -72,7 +72,7 @@ class NightlyFiles:
     def _target(self, kind: str, path: Path) -> Path:
         """Returns where a file is written: links are followed, so that they are kept."""
         try:
-            target = path.resolve()
+            target = followed(path)
             if not target.parent.is_dir():
                 raise UsageError(f"{path} cannot be written: {target.parent} is not a directory. Choose another path.")
             if target.exists() and not (target.is_file() and (self.force or _is_earlier(target, _KINDS[kind][1]))):
@@ -80,7 +80,7 @@ class NightlyFiles:
                     f"{path} was not written: found something there that an earlier night did not write; expected "
                     "nothing, or an earlier file of this kind. Move it away, or replace a file with --force."
                 )
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        except OSError as error:
             raise UsageError(f"{path} cannot be written: found {error}. Choose another path.") from None
         return target
 

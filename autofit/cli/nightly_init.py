@@ -9,7 +9,7 @@ from autofit.cli import values
 from autofit.core.errors import UsageError
 from autofit.core.printable import ascii_json, printable
 from autofit.core.units import parse_duration
-from autofit.files import write_atomically
+from autofit.files import followed, write_atomically
 from autofit.nightly.first_jobs_file import first_jobs_file
 from autofit.nightly.job import is_file, split
 
@@ -45,16 +45,15 @@ def execute(given: argparse.Namespace) -> int:
 
 def _write(path: Path, content: str, *, force: bool) -> None:
     try:
-        target = path.resolve()
+        target = followed(path)
         if target.exists() and not (target.is_file() and force):
             raise UsageError(
                 f"{path} was not written: found something there; expected no file. Add the job to it by hand, choose "
                 "another path with -o, or replace a file with --force."
             )
         write_atomically(target, content.encode())
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    except OSError as error:
         raise UsageError(
-            f"{path} was not written: found {found}; expected a directory that exists and has space. Choose another "
-            "path with -o."
+            f"{path} was not written: found {error.strerror or error}; expected a directory that exists and has "
+            "space. Choose another path with -o."
         ) from None

@@ -7,7 +7,7 @@ from autofit import planfile
 from autofit.core.errors import PlanFileError, UsageError
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
-from autofit.files import write_atomically
+from autofit.files import followed, write_atomically
 
 
 def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:
@@ -27,7 +27,7 @@ def save_export(export: Export, output: str, *, force: bool) -> None:
     """
     path = Path(output)
     try:
-        target = path.resolve()
+        target = followed(path)
         if target.exists() and not (target.is_file() and (force or _is_earlier(target, export))):
             force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
             raise UsageError(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autofit.core.errors import UsageError
-from autofit.files import write_atomically
+from autofit.files import followed, write_atomically
 from autofit.reports.html.page import render
 from autofit.reports.markdown import MARK, to_markdown
 from autofit.reports.report import Report, to_json
@@ -65,14 +65,14 @@ def check_replaceable(output: str | Path, *, force: bool = False) -> Path:
         UsageError: something else than an earlier report is there, or it cannot be read.
     """
     try:
-        target = Path(output).resolve()
+        target = followed(Path(output))
         if target.exists() and not (target.is_file() and (force or _is_earlier(target))):
             force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
             raise UsageError(
                 f"{output} was not written: found {'a file' if force_it else 'something'} there that is not an "
                 f"autofit report; expected nothing, or an earlier report. Choose another path{force_it}."
             )
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+    except OSError as error:
         raise _unwritable(output, error) from None
     return target
 
@@ -91,8 +91,8 @@ def _is_earlier(path: Path) -> bool:
     return not head or any(mark in head for mark in _MARKS)
 
 
-def _unwritable(output: str | Path, error: Exception) -> UsageError:
-    found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+def _unwritable(output: str | Path, error: OSError) -> UsageError:
     return UsageError(
-        f"{output} was not written: found {found}; expected a directory that exists and has space. Choose another path."
+        f"{output} was not written: found {error.strerror or error}; expected a directory that exists and has "
+        "space. Choose another path."
     )

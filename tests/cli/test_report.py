@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_report_loads_neither_torch_nor_optuna(tuned: Path) -> None:
 
 @pytest.mark.slow
 def test_500_trials_take_less_than_a_second_of_cpu_time(tuned: Path) -> None:
-    with sqlite3.connect("study.db") as connection:
+    with closing(sqlite3.connect("study.db")) as connection, connection:
         (study,) = connection.execute("select study_id from studies").fetchone()
         (source,) = connection.execute("select min(trial_id) from trials").fetchone()
         attributes = connection.execute(

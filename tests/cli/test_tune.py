@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -40,7 +40,7 @@ def test_quiet_prints_the_result_alone(remote: type[FakeRemote], run: Run) -> No
 
 def test_a_study_of_another_schema_is_refused_by_name(remote: type[FakeRemote], run: Run) -> None:
     assert run("tune", "t.py", "--study", "s.db", "--trials", "1", "-o", "a.yaml")[0] == 0
-    with sqlite3.connect("s.db") as study:
+    with closing(sqlite3.connect("s.db")) as study, study:
         study.execute(
             "update study_user_attributes set value_json = '\"autofit.study/9\"' where key = 'autofit.schema'"
         )

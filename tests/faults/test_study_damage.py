@@ -16,7 +16,7 @@ import pytest
 from autofit.core.errors import StudyError
 from autofit.core.trial import Purpose
 from autofit.study import location as place
-from tests.study.samples import MIB, PLAN, measured, reopen
+from tests.study.samples import MIB, PLAN, measured, reopen, storage_at
 
 TRIALS = 8
 
@@ -232,4 +232,4 @@ def test_a_study_in_the_common_temporary_directory_is_allowed(tmp_path: Path) ->
     shared.chmod(0o1777)
     filled(shared / "s.db")
     assert stat.S_IMODE((shared / "s.db").stat().st_mode) == 0o600
-    assert optuna.load_study(study_name="net", storage=f"sqlite:///{shared / 's.db'}").trials
+    assert optuna.load_study(study_name="net", storage=storage_at(shared / "s.db")).trials

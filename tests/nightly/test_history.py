@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_a_damaged_record_is_lost_alone_and_said(db: Path, tmp_path: Path) -> No
     history = History.open(db, tmp_path / "aside")
     for number in range(3):
         history.append(record(number))
-    with sqlite3.connect(db) as connection:
+    with closing(sqlite3.connect(db)) as connection, connection:
         connection.execute(
             "update trial_user_attributes set value_json = replace(value_json, '101.5', '101.6') where trial_id = 2"
         )
@@ -97,7 +98,7 @@ def test_a_history_of_a_newer_version_is_refused_wherever_its_records_are(disk: 
         disk.open()
     disk.aside.unlink()
     disk.come_back()
-    with sqlite3.connect(disk.url.removeprefix("sqlite+pysqlite:///")) as connection:
+    with closing(sqlite3.connect(disk.url.removeprefix("sqlite+pysqlite:///"))) as connection, connection:
         connection.execute("update study_user_attributes set value_json = '\"autofit.night/2\"'")
     with pytest.raises(StudyError, match=r"autofit\.night/2"):
         disk.open()

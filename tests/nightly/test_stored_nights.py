@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from autofit.nightly.stored_nights import read, write
 from autofit.study.location import Place
 from autofit.study.reading import read_studies
 from tests.nightly.history_samples import record
-from tests.study.samples import PLAN, in_optuna, measured, reopen
+from tests.study.samples import PLAN, in_optuna, measured, reopen, storage_at
 from tests.study.test_tables import hot_journal
 
 
@@ -33,7 +34,7 @@ def ids(path: Path | str, job: str = "gpt") -> list[str]:
 
 
 def change(path: Path, statement: str) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute(statement).rowcount >= 1
 
 
@@ -122,10 +123,10 @@ def foreign_file(folder: Path, kind: str) -> Path:
     if kind == "text":
         path.write_text("mine")
     elif kind == "tables":
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("create table something (x)")
     else:
-        study = optuna.create_study(storage=f"sqlite:///{path}", study_name="nightly/gpt")
+        study = optuna.create_study(storage=storage_at(path), study_name="nightly/gpt")
         study.add_trial(optuna.trial.create_trial(value=1.0))
     return path
 

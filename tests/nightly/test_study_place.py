@@ -16,7 +16,7 @@ from autofit.nightly.history import History
 from autofit.nightly.records import VerdictKind
 from autofit.nightly.study_place import StudyPlace
 from tests.nightly.nights import MachineRoom
-from tests.study.samples import measured, run
+from tests.study.samples import measured, run, storage_at
 
 
 class Server:
@@ -36,8 +36,9 @@ class Server:
 
     def trials(self) -> int:
         """Number of trials of searches; those of the history are records of nights."""
-        names = [name for name in optuna.get_all_study_names(self.url) if not name.startswith("nightly/")]
-        return sum(len(optuna.load_study(study_name=name, storage=self.url).get_trials()) for name in names)
+        storage = storage_at(self._here / "study.db")
+        names = [name for name in optuna.get_all_study_names(storage) if not name.startswith("nightly/")]
+        return sum(len(optuna.load_study(study_name=name, storage=storage).get_trials()) for name in names)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_local_trials_are_moved_once_the_history_answers(place: StudyPlace, serv
     assert (place.merge(), Path(place.local()).exists()) == ([], True)
     server.come_back()
     assert (place.merge(), place.merge()) == ([MERGED], [])
-    assert optuna.get_all_study_names(place.location) == ["net"]
+    assert optuna.get_all_study_names(storage_at(server.folder / "server" / "study.db")) == ["net"]
     assert list(server.folder.glob("local*")) == []
 
 

@@ -168,7 +168,7 @@ def test_a_data_set_that_cannot_be_sent_to_a_worker_keeps_its_settings() -> None
     source = source_of(data, num_workers=1, multiprocessing_context="spawn")
     loading = LoaderTrials(source, Cpu(), most=2).run(proof(SIZE * SAMPLE_S), SIZE)
     assert loading is not None
-    assert "pickle" in loading.kept
+    assert "local object" in loading.kept
     assert loading.workers == 1
 
 

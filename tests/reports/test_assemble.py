@@ -3,6 +3,7 @@
 import math
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_a_search_without_a_feasible_plan_has_a_report_that_says_why(tmp_path: P
 
 
 def without_notes(path: Path, *names: str) -> Report:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         for name in names:
             connection.execute("delete from study_user_attributes where key = ?", (name,))
     return assembled(sources.of_study(path))

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import optuna
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
+from sqlalchemy.pool import NullPool
 
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob
@@ -70,10 +72,15 @@ def failed(status: Status, **fields: object) -> Outcome:
     return Outcome.model_validate({"status": status, "reason": f"{status.value}, says the test", **fields})
 
 
+def storage_at(path: Path) -> RDBStorage:
+    """Returns Optuna's own view of a file. No connection outlives a call."""
+    return RDBStorage(f"sqlite:///{path}", engine_kwargs={"poolclass": NullPool})
+
+
 def in_optuna(path: Path, name: str = "net") -> list[FrozenTrial]:
     """Returns the trials of a study as Optuna itself reads them."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.load_study(study_name=name, storage=f"sqlite:///{path}").trials
+    return optuna.load_study(study_name=name, storage=storage_at(path)).trials
 
 
 def run(path: Path, outcome: Outcome, **options: object) -> None:

@@ -17,7 +17,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.study import trial_start as request
 from autofit.study.optuna_study import OptunaStudy, StoredTrial
-from tests.study.samples import MIB, PLAN, measured, reopen
+from tests.study.samples import MIB, PLAN, measured, reopen, storage_at
 
 
 def outcome_of(number: int) -> Outcome:
@@ -105,7 +105,7 @@ def test_every_acknowledged_trial_survives_a_kill_at_every_write(db: Path) -> No
         assert acknowledged <= len(kept) <= acknowledged + 1
         assert kept == [(plan_of(number), outcome_of(number)) for number in range(len(kept))]
         assert all(
-            trial.state.is_finished() for trial in optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
+            trial.state.is_finished() for trial in optuna.load_study(study_name="net", storage=storage_at(db)).trials
         )
         if code == 0:
             assert acknowledged == 2
@@ -124,7 +124,7 @@ def test_a_trial_that_was_cut_off_while_it_was_written_is_as_before(db: Path, tm
     os.close(writer)
     assert os.read(reader, 100) == b""
     os.close(reader)
-    (found,) = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
+    (found,) = optuna.load_study(study_name="net", storage=storage_at(db)).trials
     assert (found.state, found.constraints) == (TrialState.RUNNING, {})
     assert set(found.user_attrs) == {"autofit.request", "autofit.request.sum", "purpose"}
     assert reopen(db).notes == ("1 trial was running when its process died: recorded as failed",)
@@ -158,7 +158,7 @@ def test_a_plan_is_tried_once_more_after_its_process_died_and_then_no_more(db: P
     once = reopen(db)
     assert once.earlier() == ()
     assert once.notes == ("1 trial was running when its process died: recorded as failed",)
-    (kept,) = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
+    (kept,) = optuna.load_study(study_name="net", storage=storage_at(db)).trials
     assert (kept.state, kept.user_attrs["reason"]) == (TrialState.FAIL, DIED)
     begin_and_die(db)
     begin_and_die(db, PLAN.replace(micro_batch_size=1))

@@ -11,7 +11,7 @@ import pytest
 from autofit.core.errors import StudyError, UsageError
 from autofit.core.trial import Purpose
 from autofit.study.location import Place
-from tests.study.samples import PLAN, measured, reopen
+from tests.study.samples import PLAN, measured, reopen, storage_at
 
 
 def refused(location: str | Path) -> str:
@@ -136,7 +136,7 @@ def test_processes_that_make_the_same_study_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    kept = optuna.load_study(study_name="net", storage=f"sqlite:///{tmp_path / 's.db'}").trials
+    kept = optuna.load_study(study_name="net", storage=storage_at(tmp_path / "s.db")).trials
     assert [trial.number for trial in kept] == list(range(12))
     assert all(trial.state.is_finished() and len(trial.constraints) == 2 for trial in kept)
 

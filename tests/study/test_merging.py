@@ -14,7 +14,7 @@ from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.study.location import Place
 from autofit.study.merging import read, write
-from tests.study.samples import PLAN, failed, in_optuna, measured, reopen, run
+from tests.study.samples import PLAN, failed, in_optuna, measured, reopen, run, storage_at
 
 
 def merge(path: Path, place: Place) -> int:
@@ -27,7 +27,7 @@ def test_the_trials_of_a_local_study_are_earlier_trials_of_the_next_run(db: Path
     run(local, failed(Status.OUT_OF_MEMORY))
     reopen(local).begin(PLAN, Purpose.PROBE)  # its process was killed
     assert merge(local, Place.of(db)) == 2
-    assert optuna.get_all_study_names(f"sqlite:///{db}") == ["net", "net#2"]
+    assert optuna.get_all_study_names(storage_at(db)) == ["net", "net#2"]
     assert [trial.outcome.status for trial in reopen(db).earlier()] == [Status.MEASURED, Status.OUT_OF_MEMORY]
 
 
@@ -60,7 +60,7 @@ def test_a_merge_that_was_cut_short_is_finished_and_copies_nothing_twice(
     assert merge(local, Place.of(db)) == 3
     assert len(in_optuna(db)) == 3
     assert merge(local, Place.of(db)) == 0  # killed before the file was deleted
-    assert optuna.get_all_study_names(f"sqlite:///{db}") == ["net"]
+    assert optuna.get_all_study_names(storage_at(db)) == ["net"]
 
 
 def test_a_storage_that_is_away_is_an_error(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_two_machines_that_merge_at_once_take_different_names(tmp_path: Path, mo
 
     monkeypatch.setattr(RDBStorage, "create_new_study", late)
     assert merge(local, Place.of(db)) == 1
-    assert optuna.get_all_study_names(f"sqlite:///{db}") == ["net", "net#2"]
+    assert optuna.get_all_study_names(storage_at(db)) == ["net", "net#2"]
 
 
 def test_what_a_killed_process_left_half_written_is_rolled_back(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from autofit.core.plan import KnobValue
 from autofit.core.trial import Purpose
 from autofit.study.optuna_distributions import distributions_of, domain, holds
-from tests.study.samples import PLAN, measured, reopen, space
+from tests.study.samples import PLAN, measured, reopen, space, storage_at
 
 
 def test_whole_numbers_are_a_range_and_other_values_choices() -> None:
@@ -47,5 +47,5 @@ def test_ranges_of_whole_numbers_may_change_within_a_study(db: Path) -> None:
     assert not any("further study" in note for note in study.notes)
     assert [
         trial.params["checkpointed_blocks"]
-        for trial in optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
+        for trial in optuna.load_study(study_name="net", storage=storage_at(db)).trials
     ] == [2, 12]

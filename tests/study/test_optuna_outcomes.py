@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from tests.study.samples import MIB, PLAN, failed, in_optuna, measured, measurement, reopen, run
+from tests.study.samples import MIB, PLAN, failed, in_optuna, measured, measurement, reopen, run, storage_at
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_optuna_finds_the_best_feasible_trial(db: Path) -> None:
     good = study.begin(PLAN.replace(micro_batch_size=2), Purpose.PROBE)
     study.finish(good, measured())
     study.finish(study.begin(PLAN, Purpose.PROBE), failed(Status.NUMERIC))
-    assert optuna.load_study(study_name="net", storage=f"sqlite:///{db}").best_trial.number == good
+    assert optuna.load_study(study_name="net", storage=storage_at(db)).best_trial.number == good

@@ -12,7 +12,6 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import RDBStorage
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
@@ -22,7 +21,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.study.optuna_study import OptunaStudy
-from tests.study.samples import BUDGET, PLAN, failed, measured, reopen, space
+from tests.study.samples import BUDGET, PLAN, failed, measured, reopen, space, storage_at
 
 ADDED = re.compile(r'\\"steps_per_window\\": 1, |\\"loading\\": null, |, \\"compiler_notes\\": \[\]')
 """Fields that records have had since: the checksums of such records differ as well."""
@@ -37,8 +36,7 @@ STORED = json.loads((Path(__file__).parents[1] / "data" / "study_rows.json").rea
 
 
 def settle_as_another_process(db: Path, number: int) -> None:
-    storage = RDBStorage(f"sqlite:///{db}")
-    OptunaStudy.load(storage, "net", Objective()).settle(number, THEIRS, BUDGET)
+    OptunaStudy.load(storage_at(db), "net", Objective()).settle(number, THEIRS, BUDGET)
 
 
 def test_an_outcome_is_written_in_one_commit(db: Path) -> None:
@@ -106,7 +104,7 @@ def test_of_two_that_finish_a_trial_each_keeps_what_it_found(db: Path) -> None:
     number = ours.begin(PLAN, Purpose.PROBE)
     settle_as_another_process(db, number)
     assert ours.finish(number, measured()).number == number + 1
-    kept = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
+    kept = optuna.load_study(study_name="net", storage=storage_at(db)).trials
     assert [trial.user_attrs["status"] for trial in kept] == [THEIRS.status.value, "measured"]
 
 
@@ -126,7 +124,7 @@ def test_of_two_that_finish_a_trial_at_once_one_is_refused(db: Path) -> None:
         assert ours.finish(number, measured()).number == number + 1
     finally:
         event.remove(Engine, "before_cursor_execute", meanwhile)
-    kept = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
+    kept = optuna.load_study(study_name="net", storage=storage_at(db)).trials
     assert [trial.user_attrs["status"] for trial in kept] == [THEIRS.status.value, "measured"]
     assert [trial.constraints["valid"] for trial in kept] == [1.0, -1.0]
 
@@ -141,7 +139,7 @@ def test_choices_that_another_process_has_changed_since_are_not_mixed(db: Path) 
     early.begin(PLAN, Purpose.PROBE)
     with pytest.raises(StudyError, match="could not be written"):
         late.begin(PLAN, Purpose.PROBE)
-    (kept,) = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
+    (kept,) = optuna.load_study(study_name="net", storage=storage_at(db)).trials
     assert kept.distributions["precision"] == CategoricalDistribution(("fp32", "bf16"))
 
 
@@ -164,9 +162,9 @@ def test_a_finished_trial_is_not_settled_again(db: Path) -> None:
 
 def test_values_have_a_name_for_the_dashboard_that_is_written_once(db: Path) -> None:
     reopen(db)
-    kept = optuna.load_study(study_name="net", storage=f"sqlite:///{db}")
+    kept = optuna.load_study(study_name="net", storage=storage_at(db))
     assert kept.metric_names == ["samples/s"]
     with pytest.warns(optuna.exceptions.ExperimentalWarning):
         kept.set_metric_names(["speed"])
     reopen(db)
-    assert optuna.load_study(study_name="net", storage=f"sqlite:///{db}").metric_names == ["speed"]
+    assert optuna.load_study(study_name="net", storage=storage_at(db)).metric_names == ["speed"]

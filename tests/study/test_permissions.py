@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def test_other_things_than_a_study_are_refused_and_left_alone(db: Path, tmp_path
     assert "NotADirectoryError" in refused(tmp_path / "text.db" / "s.db")
     assert (tmp_path / "text.db").read_text() == "my thesis, the only copy\n"
     assert not (tmp_path / "nowhere").exists()
-    assert sqlite3.connect(tmp_path / "other.db").execute("select * from sqlite_master").fetchall()[1:] == []
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        assert connection.execute("select * from sqlite_master").fetchall()[1:] == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_trial_whose_process_died_is_shown_as_crashed_and_stays_running(tmp_pa
     )
     study.begin(briefing.space.baseline, Purpose.PROBE)
     assert len(only(path).trials) == len(result.trials)  # its process is alive
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         key, text = connection.execute(
             "select trial_user_attribute_id, value_json from trial_user_attributes where key = 'autofit.request' "
             "order by trial_id desc limit 1"
@@ -91,7 +92,7 @@ def test_a_trial_whose_process_died_is_shown_as_crashed_and_stays_running(tmp_pa
         connection.execute("delete from trial_user_attributes where key = 'autofit.request.sum'")
     last = only(path).trials[-1].trial
     assert (last.outcome.status, last.outcome.reason) == (Status.CRASHED, DIED)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("select count(*) from trials where state = 'RUNNING'").fetchone() == (1,)
 
 
@@ -116,7 +117,7 @@ def test_what_is_not_a_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database at all")
     with pytest.raises(StudyError, match="found not an SQLite file"):
         read_studies(tmp_path / "text.db")
-    with sqlite3.connect(tmp_path / "other.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection, connection:
         connection.execute("create table something (x)")
     with pytest.raises(StudyError, match="no such table: studies"):
         read_studies(tmp_path / "other.db")
@@ -125,13 +126,13 @@ def test_what_is_not_a_study_is_refused(tmp_path: Path) -> None:
 def test_a_study_of_another_version_or_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     recorded_search(path)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
             f"update study_user_attributes set value_json = '\"autofit.study/2\"' where key = '{SCHEMA}'"
         )
     with pytest.raises(StudyError, match=r"found studies of the schema autofit.study/2; expected autofit.study/1"):
         read_studies(path)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"delete from study_user_attributes where key = '{SCHEMA}'")
     with pytest.raises(StudyError, match="found 1 studies, none made by autofit"):
         read_studies(path)
@@ -152,7 +153,7 @@ def test_a_damaged_record_is_counted_and_the_others_are_read(
     kept: tuple[Path, SearchResult], tmp_path: Path, value: str
 ) -> None:
     path = Path(shutil.copy(kept[0], tmp_path / "s.db"))
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
             f"update trial_user_attributes set value_json = {value} where key = 'autofit.outcome' and trial_id = 2"
         )

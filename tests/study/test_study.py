@@ -3,6 +3,7 @@
 import logging
 import math
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -16,7 +17,20 @@ from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from tests.study.samples import BUDGET, HERE, MIB, PLAN, failed, in_optuna, measured, measurement, reopen, run, space
+from tests.study.samples import (
+    BUDGET,
+    HERE,
+    MIB,
+    PLAN,
+    failed,
+    in_optuna,
+    measured,
+    measurement,
+    reopen,
+    run,
+    space,
+    storage_at,
+)
 
 
 def test_a_trial_is_running_on_disk_from_begin_on_and_complete_after_finish(db: Path) -> None:
@@ -108,7 +122,7 @@ def test_what_says_nothing_about_the_plan_is_not_taken_over(db: Path, status: St
 
 def test_a_trial_of_an_earlier_version_says_nothing_of_windows_and_is_taken_over(db: Path) -> None:
     run(db, measured())
-    with sqlite3.connect(db) as connection:
+    with closing(sqlite3.connect(db)) as connection, connection:
         text = "replace(value_json, ?, '')"
         query = f"update trial_user_attributes set value_json = {text} where key = 'autofit.outcome'"
         connection.execute(query, (r", \"steps_per_window\": 1",))
@@ -142,7 +156,7 @@ def test_a_further_study_has_a_name_of_its_own_though_the_first_was_deleted(db: 
     reopen(db, facts=space(precisions=precisions[:3]))
     run_in = reopen(db, facts=space(precisions=precisions[:3]))
     run_in.finish(run_in.begin(PLAN, Purpose.PROBE), measured())
-    optuna.delete_study(study_name="net", storage=f"sqlite:///{db}")
+    optuna.delete_study(study_name="net", storage=storage_at(db))
     study = reopen(db, facts=space(precisions=precisions))
     assert study.notes[0].startswith("trials of this run are stored in the study net#3")
     assert len(study.earlier()) == 1
@@ -179,7 +193,7 @@ def test_studies_of_one_storage_do_not_mix(db: Path) -> None:
 
 def test_notes_are_attributes_of_the_study(db: Path) -> None:
     reopen(db).note("winner", {"plan": PLAN.key, "gain": 1.5})
-    kept = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").user_attrs
+    kept = optuna.load_study(study_name="net", storage=storage_at(db)).user_attrs
     assert kept["winner"] == {"plan": PLAN.key, "gain": 1.5}
 
 
@@ -194,7 +208,7 @@ def test_only_a_running_trial_can_be_finished() -> None:
 
 def test_trials_that_autofit_cannot_read_are_counted(db: Path) -> None:
     run(db, measured())
-    foreign = optuna.load_study(study_name="net", storage=f"sqlite:///{db}")
+    foreign = optuna.load_study(study_name="net", storage=storage_at(db))
     foreign.add_trial(optuna.trial.create_trial(value=1.0))
     foreign.add_trial(optuna.trial.create_trial(value=1.0, user_attrs={"autofit.request": '{"plan": 3}'}))
     study = reopen(db)
@@ -204,7 +218,7 @@ def test_trials_that_autofit_cannot_read_are_counted(db: Path) -> None:
 
 def test_a_newer_schema_is_refused_naming_both(db: Path) -> None:
     run(db, measured())
-    kept = optuna.load_study(study_name="net", storage=f"sqlite:///{db}")
+    kept = optuna.load_study(study_name="net", storage=storage_at(db))
     kept.set_user_attr("autofit.schema", "autofit.study/2")
     with pytest.raises(StudyError, match=r"autofit\.study/2; expected autofit\.study/1.*Upgrade"):
         reopen(db)
@@ -212,7 +226,7 @@ def test_a_newer_schema_is_refused_naming_both(db: Path) -> None:
 
 def test_a_study_of_another_program_is_refused(db: Path) -> None:
     reopen(db)
-    foreign = optuna.create_study(storage=f"sqlite:///{db}", study_name="other")
+    foreign = optuna.create_study(storage=storage_at(db), study_name="other")
     foreign.add_trial(optuna.trial.create_trial(value=1.0))
     study = type(reopen(db))
     with pytest.raises(StudyError, match="not made by autofit"):

@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_the_error_of_its_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["'{'", "cast(x'ff' as text)", "''"])
 def test_a_damaged_value_costs_itself(db: Path, value: str) -> None:
     filled(db)
-    with sqlite3.connect(db) as connection:
+    with closing(sqlite3.connect(db)) as connection, connection:
         connection.execute(f"update trial_user_attributes set value_json = {value} where key = 'status'")
     with opened(Place.of(db)) as tables:
         ((_, _, values),) = tables.trials(1)
