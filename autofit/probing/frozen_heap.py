@@ -2,6 +2,15 @@
 
 import gc
 
+MOST_IMMORTAL = 1000
+"""Python 3.12 counts its immortal objects, a few hundred, as frozen once they met a collection. A heap that was frozen
+by a call has at least the 5,000 objects of a fresh interpreter."""
+
+
+def is_frozen() -> bool:
+    """Returns whether someone has frozen the heap."""
+    return gc.get_freeze_count() > MOST_IMMORTAL
+
 
 class FrozenHeap:
     """Excludes existing objects from garbage collection, which then takes 1 ms per probe instead of 500 ms.
@@ -16,7 +25,7 @@ class FrozenHeap:
 
     def freeze(self) -> None:
         """Freezes the heap, unless the user has already frozen it."""
-        if not gc.get_freeze_count():
+        if not is_frozen():
             if not self._on_host:
                 gc.collect()
             self._froze = True  # set first: unfreezing a heap that is not frozen does nothing

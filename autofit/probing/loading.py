@@ -42,6 +42,8 @@ MARGIN = 1.1
 """A loader with workers keeps up if it is this much faster than the steps, since its batches do not come evenly."""
 GAIN = 1.05
 """Smallest gain for which more workers are used."""
+REAPED_S = 1.0
+"""Maximum wait for a worker that was told to end or was terminated."""
 WAVES, WINDOW_S = 3, 0.3
 """Length of a measurement: batches per worker, and seconds. Batches that were prepared ahead are not counted."""
 
@@ -250,6 +252,8 @@ def _end(batches: object) -> None:
     shut_down = getattr(batches, "_shutdown_workers", None)
     if callable(shut_down):
         shut_down()
+    for worker in getattr(batches, "_workers", ()):
+        worker.join(REAPED_S)  # torch 2.11 leaves those that it had to terminate as zombies
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_other_operations_run_on_computed_logits(name: str) -> None:
 def test_wrong_targets_are_the_errors_of_torch() -> None:
     with pytest.raises(ValueError, match=r"batch_size"):
         F.cross_entropy(logits(), torch.zeros(SAMPLES + 1, TOKENS).long())
-    with pytest.raises(RuntimeError, match="expected target dtype"):
+    with pytest.raises(RuntimeError, match=r"expected (target dtype|scalar type)"):
         F.cross_entropy(logits()[:, 0], torch.zeros(SAMPLES, dtype=torch.int32))
 
 
