@@ -43,7 +43,7 @@ MARGIN = 1.1
 GAIN = 1.05
 """Smallest gain for which more workers are used."""
 REAPED_S = 1.0
-"""Maximum wait for a worker that was told to end or was terminated."""
+"""Maximum wait for a worker that was shut down or terminated."""
 WAVES, WINDOW_S = 3, 0.3
 """Length of a measurement: batches per worker, and seconds. Batches that were prepared ahead are not counted."""
 
