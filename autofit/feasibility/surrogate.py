@@ -42,6 +42,7 @@ class Scales:
         octaves: length scale of the curves, in doublings of the size.
         kinship: correlation between the effects of two values of a knob, neither of them the default: bf16 informs
             fp16.
+        joint_kinship: the same correlation in joint effects of two knobs: what bf16 does to compilation, fp16 does too.
     """
 
     curve: float
@@ -52,6 +53,7 @@ class Scales:
     size: float = 0.0
     octaves: float = 1.5
     kinship: float = 0.5
+    joint_kinship: float = 0.5
 
 
 class Kernel:
@@ -67,9 +69,10 @@ class Kernel:
     def __init__(self, knobs: Sequence[Knob], scales: Scales, ratios: Sequence[float] = ()) -> None:
         self._scales = scales
         each = ratios or [1.0] * len(knobs)
-        self._values = [
-            ratio**2 * _value_correlation(knob, scales.kinship) for ratio, knob in zip(each, knobs, strict=True)
-        ]
+        self._values, self._joint = (
+            [ratio**2 * _value_correlation(knob, kinship) for ratio, knob in zip(each, knobs, strict=True)]
+            for kinship in (scales.kinship, scales.joint_kinship)
+        )
 
     def __call__(self, first: Points, second: Points) -> Array:
         """Returns the covariance of every plan in `first` with every plan in `second`, without the level."""
@@ -85,10 +88,14 @@ class Kernel:
             first: index of each knob's value, [combinations, knobs].
             second: the same of others.
         """
-        shared = [v[first[:, i][:, None], second[:, i][None, :]] for i, v in enumerate(self._values)]
-        total = np.sum(shared, axis=0) if shared else np.zeros((len(first), len(second)))
-        pairs = (total**2 - np.sum([one**2 for one in shared], axis=0)) / 2 if shared else total
-        return total, self._scales.pair**2 * pairs
+        if not self._values:
+            return np.zeros((len(first), len(second))), np.zeros((len(first), len(second)))
+        alike, joint = (
+            np.array([v[first[:, i][:, None], second[:, i][None, :]] for i, v in enumerate(values)])
+            for values in (self._values, self._joint)
+        )
+        pairs = (joint.sum(axis=0) ** 2 - (joint**2).sum(axis=0)) / 2
+        return alike.sum(axis=0), self._scales.pair**2 * pairs
 
     def of_sizes(self, first: Points, second: Points) -> tuple[Array, Array, Array]:
         """Returns the parts that depend on sizes.

@@ -33,7 +33,7 @@ from autofit.searchers.guided.exclusions import Exclusion, chances_to_run, exclu
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.payback import Payback
-from autofit.searchers.guided.stopping import MIN_GAIN, TriedPlans, unsettled
+from autofit.searchers.guided.stopping import TriedPlans, least_gain, unsettled
 from autofit.searchers.guided.throughput import Throughput
 from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
 
@@ -158,7 +158,7 @@ class Guided(Searcher):
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._most_worthy(gains, seconds)
         place = self._unsettled(belief, too_long) if place is None else place
-        worthy = np.flatnonzero(gains >= MIN_GAIN)
+        worthy = np.flatnonzero(gains >= self._least_gain())
         self._worthy = np.append(worthy, place) if place is not None else np.array([], dtype=np.int64)
         return place
 
@@ -194,6 +194,11 @@ class Guided(Searcher):
         gains *= chances_to_run(self._points, self._outcomes, self._scores)
         return gains - self._payback.costs(self._measurements())
 
+    def _least_gain(self) -> float:
+        """Returns the expected gain that is worth a probe now."""
+        values = sum(len(knob.values) - 1 for knob in self._knobs)
+        return least_gain(len(self._scores), values, self._feasibility.baseline_is_estimated)
+
     def _fastest(self, belief: Belief) -> float:
         """Returns the posterior mean of the log throughput of the fastest plan that ran and may be recommended."""
         ran = [place for place in self._scores if self._outcomes[place].measured and not self._barred[place]]
@@ -227,7 +232,7 @@ class Guided(Searcher):
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
         may_step = self._steps < MAX_STEPS and not self._feasibility.baseline_is_estimated
-        candidates = Candidates(gains, seconds, self._outcomes, self._looked, self._feasibility)
+        candidates = Candidates(gains, seconds, self._least_gain(), self._outcomes, self._looked, self._feasibility)
         return self._chosen(*candidates.proposals(may_step))
 
     def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal, hope: Proposal) -> int | None:

@@ -13,17 +13,16 @@ from numpy.typing import NDArray
 
 from autofit.feasibility import Feasibility
 from autofit.feasibility.plan_features import Array
-from autofit.searchers.guided.stopping import MIN_GAIN
 
 WORTH_A_LOOK = 0.1
 """Probability of fitting from which a plan is looked at, where plans can be estimated before they run."""
 RISKY_PROBABILITY, RISKY_GAIN = 0.3, 0.02
 """A plan that is unlikely to fit may run at the end, if it fits with at least this probability and promises at least
 `RISKY_GAIN`."""
-LEAST_HOPE = 0.001
-"""Least probability of fitting of a plan that is looked at once nothing else is worth a probe, if it promises at least
-`RISKY_GAIN`. Such a probability comes from plans that share a part with it, and is often too low where several changes
-that save memory meet."""
+LEAST_HOPE, HOPEFUL_GAIN = 0.001, 0.005
+"""A plan is looked at, once nothing else is worth a probe, if it fits with at least this probability and promises at
+least `HOPEFUL_GAIN`. Such a probability comes from plans that share a part with it, and is often too low where several
+changes that save memory meet."""
 STEP_GAIN, STEP_PROBABILITY = 0.02, 0.15
 """Expected gain of a larger size that justifies a step towards it, and the lower bound on the probability that it fits,
 as used for the worth of the step."""
@@ -74,6 +73,7 @@ class Candidates:
     Attributes:
         gains: expected gain of each plan over the best that ran, if it fits, as a log ratio, [plans].
         seconds: estimated duration of a probe, [plans].
+        least_gain: expected gain that is worth a probe.
         tried: places of the plans that were tried.
         looked: places of the plans that were looked at.
         feasibility: answers whether a plan fits.
@@ -81,6 +81,7 @@ class Candidates:
 
     gains: Array
     seconds: Array
+    least_gain: float
     tried: Collection[int]
     looked: Collection[int]
     feasibility: Feasibility
@@ -94,7 +95,7 @@ class Candidates:
             may_step: whether a step is wanted.
         """
         rates, required = self.gains / self.seconds, self.feasibility.required_probability
-        worthy = np.flatnonzero(self.gains >= MIN_GAIN)
+        worthy = np.flatnonzero(self.gains >= self.least_gain)
         order = worthy[np.argsort(-rates[worthy], kind="stable")]
         sure = step = risk = hope = Proposal()
         begin, count = 0, FIRST
@@ -105,11 +106,11 @@ class Candidates:
             waiting = self._wait_for_a_look(places)
             likely = fits >= np.where(waiting, WORTH_A_LOOK, required)
             worth, promises = fits * rates[places], fits * gains
-            chosen = likely & (promises >= MIN_GAIN)
+            chosen = likely & (promises >= self.least_gain)
             sure = sure.or_best(worth[chosen], places[chosen])
             risky = (fits >= RISKY_PROBABILITY) & (fits < required) & (promises >= RISKY_GAIN)
             risk = risk.or_best(worth[risky], places[risky])
-            hoped = waiting & ~likely & (fits >= LEAST_HOPE) & (gains >= RISKY_GAIN)
+            hoped = waiting & ~likely & (fits >= LEAST_HOPE) & (gains >= HOPEFUL_GAIN)
             hope = hope.or_best(worth[hoped], places[hoped])
             if may_step:
                 targets = ~likely & (gains >= STEP_GAIN)

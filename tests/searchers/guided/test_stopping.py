@@ -9,9 +9,13 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.stopping import (
+    MANY_MEASURED,
+    MAX_MIN_GAIN,
     MAX_SLOWDOWN,
+    MIN_GAIN,
     SMALL_RATIO,
     TriedPlans,
+    least_gain,
     unsettled,
 )
 
@@ -80,3 +84,20 @@ def test_of_two_values_the_one_that_is_estimated_faster_is_tried() -> None:
         lambda place: True,
     )
     assert found == 5
+
+
+@pytest.mark.parametrize(
+    ("measured", "values", "estimated", "least"),
+    [
+        (0, 3, True, MIN_GAIN),
+        (MANY_MEASURED, 3, True, MIN_GAIN),
+        (2 * MANY_MEASURED, 3, True, 4 * MIN_GAIN),
+        (2 * MANY_MEASURED, 2 * MANY_MEASURED, True, MIN_GAIN),
+        (100 * MANY_MEASURED, 3, True, MAX_MIN_GAIN),
+        (2 * MANY_MEASURED, 3, False, MIN_GAIN),
+    ],
+)
+def test_a_probe_must_gain_more_after_many_measured_plans(
+    measured: int, values: int, estimated: bool, least: float
+) -> None:
+    assert least_gain(measured, values, estimated) == pytest.approx(least)

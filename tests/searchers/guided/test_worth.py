@@ -15,8 +15,8 @@ from autofit.search.phases import run
 from autofit.searchers.guided.stopping import MIN_GAIN
 from autofit.searchers.guided.worth import (
     EQUAL_RATIO,
+    HOPEFUL_GAIN,
     LEAST_HOPE,
-    RISKY_GAIN,
     WORTH_A_LOOK,
     Candidates,
     Proposal,
@@ -59,7 +59,7 @@ def candidates(bench: FakeBench, **changes: Any) -> Candidates:
         known.tell(Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
     gains = chance.uniform(0, 0.4, count)
     gains[tried] = 0.0
-    fields: dict[str, Any] = {"gains": gains, "seconds": chance.uniform(1, 3, count)}
+    fields: dict[str, Any] = {"gains": gains, "seconds": chance.uniform(1, 3, count), "least_gain": MIN_GAIN}
     return Candidates(**(fields | {"tried": tried, "looked": tried, "feasibility": known} | changes))
 
 
@@ -121,12 +121,12 @@ def test_a_step_is_the_largest_likely_size_below_a_plan_that_is_not_likely_to_fi
 @pytest.mark.parametrize(
     ("gain", "probability", "looked", "hoped"),
     [
-        (RISKY_GAIN, 0.05, False, True),
-        (RISKY_GAIN, LEAST_HOPE, False, True),
-        (RISKY_GAIN, 0.9 * LEAST_HOPE, False, False),
-        (0.9 * RISKY_GAIN, 0.05, False, False),
-        (RISKY_GAIN, 0.05, True, False),  # a look has said that it is unlikely
-        (RISKY_GAIN, WORTH_A_LOOK, False, False),  # likely enough to be looked at in its turn
+        (HOPEFUL_GAIN, 0.05, False, True),
+        (HOPEFUL_GAIN, LEAST_HOPE, False, True),
+        (HOPEFUL_GAIN, 0.9 * LEAST_HOPE, False, False),
+        (0.9 * HOPEFUL_GAIN, 0.05, False, False),
+        (HOPEFUL_GAIN, 0.05, True, False),  # a look has said that it is unlikely
+        (HOPEFUL_GAIN, WORTH_A_LOOK, False, False),  # likely enough to be looked at in its turn
     ],
 )
 def test_a_plan_that_promises_much_may_be_looked_at_though_the_model_holds_it_for_unlikely(
