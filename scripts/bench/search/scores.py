@@ -1,8 +1,8 @@
 """Scores searchers on tables, without a device: every searcher on every table with every kind of memory estimate.
 
 Each run is a whole search, with screening, race and proof, on a recorded table (`autofit.replay`). The tables are those
-in `tests/data/tables`, the synthetic ones in `traps.py` and, with `--large`, spaces of 2,000 to 200,000 plans
-(`large_spaces.py`). A searcher is developed on devices from 101 on (`--device`), and scored on device 0.
+in `tests/data/tables`, the synthetic ones in `traps.py` and, with `--all` or `--large`, spaces of 2,000 to 200,000
+plans (`large_spaces.py`). A searcher is developed on devices from 101 on (`--device`), and scored on device 0.
 
 The scores of a searcher are:
 
@@ -226,7 +226,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trace", action="store_true", help="print the runs of each search")
     parser.add_argument("--runs", action="store_true", help="add the result of each search to the JSON file")
     parser.add_argument("--jobs", type=int, default=1, help="number of tables to run in parallel")
-    parser.add_argument("--large", action="store_true", help="use only the large spaces; they take long")
+    spaces = parser.add_mutually_exclusive_group()
+    spaces.add_argument("--large", action="store_true", help="use only the large spaces; they take long")
+    spaces.add_argument("--all", action="store_true", help="use the tables and the large spaces")
     parser.add_argument(
         "--device",
         metavar="SEED",
@@ -236,7 +238,8 @@ def parse() -> argparse.Namespace:
     )
     given = parser.parse_args()
     given.device = given.device or [0]
-    given.only = given.only or (list(LARGE) if given.large else names())
+    large = list(LARGE) if given.large or given.all else []
+    given.only = given.only or ([] if given.large else names()) + large
     for option, known in (("only", [*names(), *LARGE]), ("searcher", list(SEARCHERS)), ("estimator", list(ESTIMATORS))):
         chosen = getattr(given, option) or known
         if unknown := sorted(set(chosen) - set(known)):
