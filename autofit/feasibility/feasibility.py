@@ -212,17 +212,22 @@ class Feasibility:
         if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
             return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
         allowed = limit * (GUESS_RATIO if _is_loose(estimate) else 1)
-        needed = estimate.value_bytes - (0 if estimate.is_bounded else self._freed_bytes(plan))
+        needed = estimate.value_bytes if estimate.is_bounded else self._guessed_bytes(plan, estimate)
         above = not estimate.worst_case and needed > allowed
         if self._cautious and above and not (self.is_estimated(plan) and self.is_likely(plan)):
             how = "estimated" if estimate.is_bounded else "guessed"
             return f"is {how} to need {format_bytes(needed)}, above {against}"
         return None
 
-    def _freed_bytes(self, plan: Plan) -> int:
-        """Returns the bytes that a plan is expected to need less than the plan from which its peak is guessed."""
-        place = self.plans.place(plan)
-        return 0 if place is None else int(self._model.freed_bytes[place])
+    def _guessed_bytes(self, plan: Plan, estimate: Estimate) -> int:
+        """Returns the guessed peak of a plan, less what its changes are expected to save.
+
+        The estimate is the peak of a similar plan as it is, whatever the other values save.
+        """
+        if (place := self.plans.place(plan)) is None:
+            return estimate.value_bytes
+        guessed = estimate.value_bytes - int(self._model.freed_bytes[place])
+        return min(guessed, self._model.expected_bytes(place) or guessed)
 
     def _probability(self, plan: Plan) -> float:
         if (place := self.plans.place(plan)) is not None:

@@ -134,6 +134,12 @@ class PeakModel:
         fits = self._posterior_probability(place) if by_line is None else by_line
         return min(fits, below_refused, self.tried.max_probability_at_size(place))
 
+    def expected_bytes(self, place: int) -> int | None:
+        """Returns the peak that is expected of a plan, by theory and by the plans that ran; None if none did."""
+        if not any(outcome.measurement for outcome in self.tried.outcomes.values()):
+            return None
+        return round(float(self._static_of(place)) + math.exp(float(self._posterior().mean[place])))
+
     def probabilities(self, places: NDArray[np.int64]) -> Array:
         """Returns the probability that each of some plans fits, by the plans that share a part with it.
 

@@ -6,14 +6,13 @@ a forked process (forked_trace.py). On other devices, where forking is not sound
 traced, and no fake tensor may be left afterwards.
 """
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from autofit.memory.trace import Trace
 from autofit.probing import forked_trace
 from autofit.tracing.self_contained import check_nothing_left, check_self_contained, fake_tensors
+from autofit.tracing.tracing import quiet
 from autofit.workloads.workload import Workload
 
 LIMIT_S = 30.0
@@ -42,24 +41,13 @@ def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit
     containers = check_self_contained(workload)
     before, existing = [each.copy() for each in containers], fake_tensors()
     try:
-        with _quiet():
+        with quiet():
             found = work()
     finally:
         for each, entries in zip(containers, before, strict=True):
             _restore(each, entries)
     check_nothing_left(existing)
     return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Disables logging: torch logs thirty lines about limits of fake tensors, which are not failures here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _restore(container: Any, entries: Any) -> None:

@@ -68,10 +68,12 @@ def kept_because(r: Recommendation) -> str:
 
 
 def absent_baseline(r: Recommendation) -> str:
-    """Returns that the baseline does not run or was not run, as the end of a sentence; "" if it was measured."""
+    """Returns why the baseline has no throughput, as the end of a sentence; "" if it was measured."""
     outcome = r.baseline.outcome
     if outcome.measured:
         return ""
+    if outcome.status is Status.OVER_BUDGET:
+        return "the baseline exceeds the budget"
     if outcome.status is not Status.SKIPPED:
         return "the baseline does not run here"
     reason = _BASIS.sub("", outcome.reason)

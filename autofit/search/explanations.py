@@ -112,8 +112,9 @@ class Explanations:
         baseline = self._baseline
         if not baseline.outcome.measured:
             status, reason = baseline.outcome.status, baseline.outcome.reason
-            end = f"was not run: {reason}" if status is Status.SKIPPED else f"did not run: {status.value}, {reason}"
-            yield f"the baseline ({baseline.plan}) {end}; so there is no gain to report"
+            ends = {Status.SKIPPED: "was not run", Status.OVER_BUDGET: "exceeds the budget"}
+            end = ends.get(status, f"did not run: {status.value}")
+            yield f"the baseline ({baseline.plan}) {end}: {reason}; so there is no gain to report"
             return
         gain = self._scale.claim(winner, baseline)
         if failed := failed_in_race(self._scale.race, baseline):

@@ -8,6 +8,7 @@ is not present, call it in a fresh process that ends afterwards, with the device
 """
 
 import gc
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -274,6 +275,17 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Disables garbage collection and preserves the random state during a trace."""
-    with uncollected(), torch.random.fork_rng(devices=[]):
+    """Disables garbage collection and logging, and preserves the random state during a trace."""
+    with uncollected(), quiet(), torch.random.fork_rng(devices=[]):
         yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Disables logging: torch logs thirty lines about limits of fake tensors, which are not failures here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -44,7 +44,7 @@ def _reason(error: BaseException) -> str:
     line = next(iter(str(error).strip().splitlines()), "")
     if operator is not None:
         return f"the result of {operator} depends on data"
-    return f"{type(error).__name__}: {line}"
+    return f"on tensors without data it raises {type(error).__name__}: {line}"
 
 
 def _where(error: BaseException, doing: str) -> str:

@@ -7,9 +7,11 @@ import pytest
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
+from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
+from autofit.estimators import Measured
 from autofit.estimators.base import Estimator
 from autofit.feasibility import Feasibility
 from autofit.feasibility.feasibility import CAREFUL, LIKELY, UNKNOWN
@@ -278,6 +280,19 @@ def test_a_guess_counts_what_the_values_of_a_plan_free(freed: int, refused: bool
     assert ours.refusal(at(bench, 64)) is not None
     sure = feasibility(bench, Fixed(Estimate(value_bytes=2400, lower_bytes=2300)), cautious=True)
     assert sure.refusal(at(bench, 64, states="low")) is not None
+
+
+def test_a_guess_from_the_baseline_counts_what_checkpointing_is_expected_to_save() -> None:
+    bench = linear(budget_bytes=1000 * MIB)
+    blocks = Knob(name="checkpointed_blocks", values=(0, 2, 4), default=0, growth=(1.0, 0.62, 0.25))
+    bench.space = space_of([blocks], (4, 64), 64)
+    ours = feasibility(bench, Measured(), cautious=True)
+    memory = Memory(allocated_bytes=2550 * MIB, judged_bytes=2550 * MIB, judged_by="footprint", static_bytes=300 * MIB)
+    seen = Measurement(samples_per_step=64, step_times_s=(6.4,) * 3, memory=memory)
+    ours.tell(trial(bench.space.baseline, Outcome(status=Status.OVER_BUDGET, reason="over", measurement=seen)))
+    assert ours.refusal(bench.space.baseline.replace(checkpointed_blocks=4)) is None  # 300 and a quarter of 2,250 MiB
+    reason = ours.refusal(bench.space.baseline.replace(checkpointed_blocks=2)) or ""
+    assert "is guessed to need 1.6" in reason  # 300 and 0.62 of 2,250 MiB; the baseline needs 2.49 GiB
 
 
 def test_under_caution_the_observed_error_of_estimates_admits_a_plan_that_is_estimated_above_the_budget() -> None:

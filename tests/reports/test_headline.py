@@ -53,6 +53,9 @@ def test_a_gain_that_is_unknown_is_not_a_baseline_that_fails() -> None:
     assert "its gain over the baseline is unknown" in headline(r)
     failed = r.baseline.model_copy(update={"outcome": Outcome(status=Status.OUT_OF_MEMORY, reason="no memory")})
     assert "the baseline does not run here" in headline(r.model_copy(update={"baseline": failed}))
+    over = r.baseline.outcome.model_copy(update={"status": Status.OVER_BUDGET, "reason": "its peak is above"})
+    large = r.baseline.model_copy(update={"outcome": over})
+    assert "the baseline exceeds the budget" in headline(r.model_copy(update={"baseline": large}))
 
 
 def test_a_proof_far_from_the_throughput_that_is_shown_is_in_the_headline() -> None:

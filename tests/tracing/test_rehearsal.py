@@ -1,5 +1,6 @@
 """Rehearsals: the user's step runs on a copy, inside the given context, and leaves no trace."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,13 +41,17 @@ def unwatched(model: nn.Module) -> Iterator[None]:
     yield
 
 
-def test_error_of_the_step_says_where_it_was() -> None:
+def test_error_of_the_step_says_where_it_was_and_that_there_was_no_data(caplog: pytest.LogCaptureFixture) -> None:
     def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        logging.getLogger("torch._subclasses.fake_tensor").error("failed while attempting to run meta")
         raise ValueError("out of coffee")
 
     model = nn.Linear(3, 5)
-    with pytest.raises(Untraceable, match="out of coffee"):
+    with pytest.raises(Untraceable, match="on tensors without data it raises ValueError: out of coffee"):
         rehearse(Workload(model, [BATCH]), LossRule("step_fn", loss, False, ""), Counted(BATCH, 2), unwatched)
+    assert caplog.records == []
+    logging.getLogger("torch._subclasses.fake_tensor").error("later")
+    assert len(caplog.records) == 1
 
 
 def test_recurrent_layer_is_refused() -> None:
