@@ -220,13 +220,16 @@ class Feasibility:
         return None
 
     def _guessed_bytes(self, plan: Plan, estimate: Estimate) -> int:
-        """Returns the guessed peak of a plan, less what its changes are expected to save.
+        """Returns the guessed peak of a plan, less the static memory that its changes are expected to free.
 
-        The estimate is the peak of a similar plan as it is, whatever the other values save.
+        The estimate is the peak of a similar plan as it is. While nothing has fitted, what the changes are expected to
+        save of the growing part counts too: otherwise the plans that may fit would all be refused.
         """
         if (place := self.plans.place(plan)) is None:
             return estimate.value_bytes
         guessed = estimate.value_bytes - int(self._model.freed_bytes[place])
+        if any(trial.outcome.measured for trial in self._trials.values()):
+            return guessed
         return min(guessed, self._model.expected_bytes(place) or guessed)
 
     def _probability(self, plan: Plan) -> float:
