@@ -10,7 +10,6 @@ fused optimizer, would wait for them forever.
 """
 
 import gc
-import logging
 import os
 import select
 import signal
@@ -69,7 +68,6 @@ def _run_child(work: Callable[[], Trace], write: int, parent: int) -> None:
     try:
         die_with(parent)
         os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the parent, which then kills this group
-        logging.disable(logging.CRITICAL)  # torch logs thirty lines about limits of fake tensors
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         torch.set_num_threads(1)
         gc.freeze()  # collecting the parent's objects would only copy its memory pages

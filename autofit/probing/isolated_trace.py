@@ -12,7 +12,6 @@ from typing import Any
 from autofit.memory.trace import Trace
 from autofit.probing import forked_trace
 from autofit.tracing.self_contained import check_nothing_left, check_self_contained, fake_tensors
-from autofit.tracing.tracing import quiet
 from autofit.workloads.workload import Workload
 
 LIMIT_S = 30.0
@@ -41,8 +40,7 @@ def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit
     containers = check_self_contained(workload)
     before, existing = [each.copy() for each in containers], fake_tensors()
     try:
-        with quiet():
-            found = work()
+        found = work()
     finally:
         for each, entries in zip(containers, before, strict=True):
             _restore(each, entries)

@@ -276,12 +276,12 @@ def uncollected() -> Iterator[None]:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Disables garbage collection and logging, and preserves the random state during a trace."""
-    with uncollected(), quiet(), torch.random.fork_rng(devices=[]):
+    with uncollected(), _quiet(), torch.random.fork_rng(devices=[]):
         yield
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Disables logging: torch logs thirty lines about limits of fake tensors, which are not failures here."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -5,7 +5,6 @@ inject faults or need the phantom's known figures.
 """
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import torch
 from autofit import devices
 from autofit.devices.base import Device
 from autofit.probing.survey import gates
-from tests.leaks import GRACE_S
 from tests.phantom.phantom import Phantom, present
 
 HERE = Path(__file__).parent
@@ -52,14 +50,11 @@ def why_not(item: pytest.Item) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_left(heap_is_frozen: None) -> Iterator[None]:
-    """Checks that a test leaves no memory allocated, once it had time to go, and the allocator's limit where it was."""
+    """Checks that a test leaves no memory allocated, and the allocator's limit where it was."""
     before, limit = torch.cuda.memory_allocated(), fraction()
     yield
-    end = time.monotonic() + GRACE_S
     tidy()
-    while (more := torch.cuda.memory_allocated() - before) > 0 and time.monotonic() < end:
-        time.sleep(0.02)
-        tidy()  # does nothing while another thread collects garbage
+    more = torch.cuda.memory_allocated() - before
     assert more <= 0, f"{more} bytes more are allocated than before this test"
     assert fraction() == limit, f"the memory fraction was {limit} before this test and is {fraction()}"
 

@@ -18,9 +18,9 @@ MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
 MANY_MEASURED = 10
 """From this number of measured plans on, or one for each value that may be chosen if these are more, the gain that is
 worth a probe grows with its square where memory is estimated: what the model still promises then comes from plans that
-hardly differ. Scored by scripts/bench/search: in spaces of 2,000 plans a search takes 14 probes instead of 15, and at
-most 20 instead of 28; on the other tables, at most 23 instead of 42. The mean regret stays within 0.03 %. Without
-estimates, plans also run to show their memory, and the mean regret would double."""
+hardly differ. Scored by scripts/bench/search: a search takes at most 20 probes instead of 28 in spaces of 2,000 plans,
+and at most 23 instead of 42 on the other tables. The mean regret grows by at most 0.05 %. Without estimates, plans also
+run to show their memory, and the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 8, 2.0
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there. It is settled if the plan is estimated to be slower by `MAX_SLOWDOWN`."""
