@@ -56,6 +56,7 @@ class Measurement(BaseModel):
         loss: loss of the last step.
         skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
+        new_shape_s: seconds per step that kernels for new shapes take, in addition to `step_times_s`.
         fetch_s: median time per step of the user's loader, in seconds; None if not measured.
         loading: the loader's settings for this plan, of a proof; None if the loader keeps up as it is, or is unknown.
         warnings: notes about this measurement.
@@ -76,6 +77,7 @@ class Measurement(BaseModel):
     loss: float | None = None
     skipped_steps: int = 0
     phases_s: dict[str, float] = {}
+    new_shape_s: float = Field(default=0.0, ge=0)
     fetch_s: float | None = None
     loading: Loading | None = None
     warnings: tuple[str, ...] = ()
@@ -83,8 +85,8 @@ class Measurement(BaseModel):
 
     @property
     def step_time_s(self) -> float:
-        """Duration of one steady optimizer step in seconds (`steady`)."""
-        return steady(self.step_times_s, self.cycle)
+        """Duration of one steady optimizer step in seconds (`steady`), kernels for new shapes included."""
+        return steady(self.step_times_s, self.cycle) + self.new_shape_s
 
     @property
     def timed_steps(self) -> int:

@@ -115,6 +115,9 @@ class Device(ABC):
             a time (`autofit.probing.timing_window`), because training does not wait for each step either.
         is_host: whether the device is the CPU, whose memory is the machine's main memory.
         pins_memory: whether copies to the device are faster from page-locked main memory.
+        shapes_kept: number of batch shapes whose kernels the libraries keep. With more of them, most steps prepare
+            their kernels anew. The default assumes the 10,000 execution plans of torch's cache for cuDNN, and a plan
+            for each shape.
     """
 
     type: ClassVar[str]
@@ -122,6 +125,7 @@ class Device(ABC):
     queues_work: ClassVar[bool] = False
     is_host: ClassVar[bool] = False
     pins_memory: ClassVar[bool] = False
+    shapes_kept: ClassVar[int] = 10_000
 
     def __init__(self, index: int | None = None) -> None:
         self.index = index

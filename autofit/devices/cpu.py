@@ -36,6 +36,9 @@ class Cpu(Device):
     type = "cpu"
     meter_slows = True
     is_host = True
+    shapes_kept = 32
+    """oneDNN keeps 1,024 primitives by default (ONEDNN_PRIMITIVE_CACHE_CAPACITY). This assumes 32 of them per shape:
+    the forward and backward products of ten layers of different size."""
 
     @classmethod
     def is_available(cls) -> bool:

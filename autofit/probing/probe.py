@@ -17,8 +17,9 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.probing.compilation import COMPILE_SHARE, ONLY_SHARE, Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, needs_growing, run_growing
+from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
-from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection, untimed
 from autofit.probing.static_bytes import static_bytes
 from autofit.probing.step_counts import PACES, PATIENCE_SHARE
 from autofit.probing.step_timing import Lap, observed, phase_steps, time_phases, time_steps
@@ -148,11 +149,7 @@ class Probe:
             if worst is not None and self._grows:
                 run_growing(partial(self._run_step, step), typical, worst, self.device)
                 before = replace(before, retries=self.device.counters().retries)
-            lap = (
-                Lap(steps_s=peak.steps_s, loss=peak.loss, ruined=peak.ruined)
-                if peak and self._really_limited
-                else self._time(step, typical)
-            )
+            lap = peak.lap if peak and self._really_limited else self._time(step, typical)
             events = self._events_since(before, peak)
         outcome = judged(self.plan, lap, peak, typical, events)
         return noted(outcome, *self._compiler.notes()) if self._compiler and worst is not None else outcome
@@ -241,6 +238,10 @@ class Probe:
             more_s = phase_steps(typical.cycle) * max(lap.steps_s, default=math.inf)
             if self.purpose is Purpose.PROOF and more_s < self.watch.clock.left_s:
                 lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle, beat)
+        if self.purpose is not Purpose.BLOCK and self.store.meets_new_shapes(typical, self.device.shapes_kept):
+            fresh = self.store.fresh(self.plan.micro_batch_size)
+            extra_s = new_shape_s(lambda batch: self._run_step(step, [batch]), fresh)
+            lap.new_shape_s = self.plan.accumulation_steps * extra_s
         return lap
 
     def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> WindowResult:
@@ -283,16 +284,12 @@ class Probe:
         """
         if (outcome := objection(peak, self.budget_bytes)) is not None:
             return outcome
-        memory = peak.memory
-        assert memory is not None, "the meter has filled its reading"
         if self.purpose is Purpose.PROOF and self.watch.clock.left_s <= 0 and peak.is_sound and not self._grows:
-            late = "not timed: the time budget ran out"
-            return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, late))
+            return untimed(peak, "not timed: the time budget ran out")
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
         is_slow = slowness > TOO_SLOW_RATIO and min(peak.steps_s) > QUICK_S
         if self.purpose is Purpose.PROBE and is_slow and peak.is_sound:
-            slow = f"not timed further: {slowness:.1f} times slower than the fastest"
-            return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, slow))
+            return untimed(peak, f"not timed further: {slowness:.1f} times slower than the fastest")
         return None
 
     def _enter(self, phase: str) -> None:

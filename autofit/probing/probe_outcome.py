@@ -8,7 +8,7 @@ from autofit.core.errors import ClockError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Counters
 from autofit.probing.step_timing import Lap
 from autofit.probing.worst_batch_result import WorstBatchResult
@@ -52,6 +52,8 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: 
     warnings = [] if lap.settled else ["step times had not settled after the warm-up"]
     if lap.skipped:
         warnings.append(f"the gradient scaler skipped {lap.skipped} steps")
+    if lap.new_shape_s:
+        warnings.append(f"preparing kernels for new shapes takes {format_duration(lap.new_shape_s)} of each step")
     return Measurement(
         step_times_s=tuple(lap.steps_s),
         samples_per_step=plan.global_batch_size,
@@ -65,6 +67,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: 
         loss=lap.loss,
         skipped_steps=lap.skipped,
         phases_s=lap.phases_s,
+        new_shape_s=lap.new_shape_s,
         fetch_s=count * typical.fetch_s,
         warnings=tuple(warnings),
     )
@@ -81,6 +84,12 @@ def objection(worst: WorstBatchResult, budget_bytes: int) -> Outcome | None:
     found, budget = format_bytes(memory.judged_bytes), format_bytes(budget_bytes)
     reason = f"its peak {found} is above the budget {budget}"
     return Outcome(status=Status.OVER_BUDGET, reason=reason, measurement=worst.measurement(memory))
+
+
+def untimed(worst: WorstBatchResult, why: str) -> Outcome:
+    """Returns the outcome of a plan that fits and of which only the steps on the worst batch ran."""
+    assert worst.memory is not None, "the meter has filled its reading"
+    return Outcome(status=Status.MEASURED, measurement=worst.measurement(worst.memory, why))
 
 
 def _ruined(lap: Lap, worst: WorstBatchResult | None) -> str:

@@ -33,6 +33,7 @@ class Lap:
         ruined: number of the first step whose loss was found not to be finite, counted from 1; None if there was none.
             Only the last loss of a window is checked.
         phases_s: seconds by phase, measured in separate steps.
+        new_shape_s: seconds per step that preparing kernels for new shapes takes, measured in separate steps.
     """
 
     warmup_s: list[float] = field(default_factory=list)
@@ -45,6 +46,7 @@ class Lap:
     loss: float | None = None
     ruined: int | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
+    new_shape_s: float = 0.0
 
     @property
     def timed_steps(self) -> int:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from autofit.core.measurement import Measurement, Memory
-from autofit.probing.step_timing import beyond
+from autofit.probing.step_timing import Lap, beyond
 
 
 @dataclass(slots=True)
@@ -41,6 +41,11 @@ class WorstBatchResult:
         memory = self.memory
         tight = memory is not None and (memory.allocator_retries or memory.swallowed_ooms)
         return not tight and (self.loss is None or math.isfinite(self.loss))
+
+    @property
+    def lap(self) -> Lap:
+        """These steps as timed ones, where no others are."""
+        return Lap(steps_s=self.steps_s, loss=self.loss, ruined=self.ruined)
 
     @property
     def startup_s(self) -> float:

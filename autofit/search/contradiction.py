@@ -36,6 +36,7 @@ def contradiction(
         return _fits_no_more(then, now, memory_bytes)
     if not blocks and (memory := _memory(old, new)):
         return memory
+    old, new = (found.model_copy(update={"new_shape_s": 0.0}) for found in (old, new))  # a block has none
     objective = objective.model_copy(update={"planned_samples": None})  # steady steps only, without the warm-up
     middle = median(objective.score(block) for block in blocks) if blocks else objective.score(new)
     ratio = quotient(new, old, objective)

@@ -218,10 +218,12 @@ class Final:
         return f"failed in the race: {outcome.status.value}, {outcome.reason}"
 
     def _charged(self, plan: Plan, measurement: Measurement) -> Measurement:
-        """Returns a measurement of a warm run with the warm-up cost of its plan, if the objective counts that cost."""
-        if self._objective.planned_samples is None or plan.key not in self._record:
+        """Returns a measurement of a warm run on known shapes, with the cost of warm-up and new shapes of its plan."""
+        if plan.key not in self._record:
             return measurement
-        return measurement.model_copy(update={"startup_s": measurement_of(self._record[plan.key]).startup_s})
+        probe = measurement_of(self._record[plan.key])
+        startup_s = None if self._objective.planned_samples is None else probe.startup_s
+        return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": probe.new_shape_s})
 
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""

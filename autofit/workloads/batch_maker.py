@@ -1,7 +1,7 @@
 """BatchMaker: the base class of what makes batches, one subclass for each kind of loader."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +38,7 @@ class BatchMaker(ABC):
         user_batch_size: number of samples per batch of the user's loader.
         length: number of samples in one pass over the loader. None if it is unknown.
         varies: whether batches of one size differ in shape because sample lengths vary.
+        distinct: number of batches of the user's size if each pass has the same; None if samples are batched anew.
         resizable: whether batches of other sizes than the user's can be made.
         max_size: largest batch that can be made if batches can only be cut. None if any size can be made.
         even: whether each tensor of a batch has one row per sample, so that a batch can be cut.
@@ -52,6 +53,7 @@ class BatchMaker(ABC):
     user_batch_size: int
     length: int | None
     varies: bool
+    distinct: int | None = None
     resizable: bool = True
     max_size: int | None = None
     even: bool
@@ -71,6 +73,10 @@ class BatchMaker(ABC):
     @abstractmethod
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns `count` batches of exactly `size` samples, the same in every call."""
+
+    @abstractmethod
+    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+        """Yields batches of exactly `size` samples, endlessly and at random: other ones for each `draw`."""
 
     @abstractmethod
     def cuttable(self, size: int, count: int) -> list[Cuttable]:

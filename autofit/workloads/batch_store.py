@@ -1,7 +1,7 @@
 """A cache of typical batches: without it, every block of a race would make its batches again."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from time import perf_counter
@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.shape_count import shape_count
 from autofit.workloads.tree import Batch, map_tensors, nbytes, tensors
 
 MOST_BYTES = 2**30
@@ -64,6 +65,23 @@ class BatchStore:
         self.source = source
         self._kept: OrderedDict[tuple[int, int], Typical] = OrderedDict()
         self._per_sample: float | None = None
+        self._draws = 0
+
+    def fresh(self, size: int) -> Iterator[Batch]:
+        """Yields random batches of `size` samples, endlessly: other ones in each call."""
+        self._draws += 1
+        return self.source.fresh(size, self._draws)
+
+    def meets_new_shapes(self, typical: Typical, shapes_kept: int) -> bool:
+        """Returns whether most micro batches of a training have a shape whose kernels the libraries have not kept.
+
+        Args:
+            typical: batches of the plan.
+            shapes_kept: number of shapes whose kernels the device's libraries keep.
+        """
+        distinct = self.source.distinct
+        few = distinct is not None and distinct <= shapes_kept
+        return self.source.varies and not few and shape_count(typical.batches) > shapes_kept
 
     def typical(self, size: int, parts: int) -> Typical:
         """Returns batches of `size` samples for steps of `parts` micro batches, the same in every call."""

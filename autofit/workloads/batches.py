@@ -5,7 +5,7 @@ set and collate function, and its own iterator is never used. Other loaders yiel
 with batch_size=None, any re-iterable object). Their batches are cut and joined where that is correct.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -76,6 +76,11 @@ class BatchSource:
         """Whether the shapes of a batch give its number of samples."""
         return self._maker.has_rows
 
+    @property
+    def distinct(self) -> int | None:
+        """Number of batches of the user's size if each pass has the same; None if samples are batched anew."""
+        return self._maker.distinct
+
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns `count` batches of exactly `size` samples, the same in every call.
 
@@ -88,6 +93,17 @@ class BatchSource:
         if count < 1:
             raise WorkloadError(f"found a count of {count} batches; expected at least 1; request one or more")
         return [map_tensors(batch, torch.clone) for batch in self._maker.typical(size, count)]
+
+    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+        """Yields batches of exactly `size` samples, endlessly and at random: other ones for each `draw`.
+
+        The tensors are copies, as those of `typical`.
+
+        Raises:
+            WorkloadError: as `typical`.
+        """
+        self._check(size)
+        return (map_tensors(batch, torch.clone) for batch in self._maker.fresh(size, draw))
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the batches of `typical` in a form that can also be cut: each part collates the same samples anew.

@@ -53,10 +53,10 @@ class Groups:
         Together they match the average batch of the loader, smaller batches included. If samples have no lengths, any
         batches do.
         """
-        lists = self._read(size, chance.random())
         if not self._known.fields:
-            full = [keys for keys in lists if len(keys) == size]
+            full = self.full(size, chance)
             return [chance.choice(full) for _ in range(count)] if full else None
+        lists = self._read(size, chance.random())
         known = all(key in self._known for keys in lists for key in keys)
         lists = [lists[at] for at in evenly_spaced(len(lists), MOST_LISTS if known else LISTS)]
         full = [keys for keys in lists if len(keys) == size]
@@ -66,6 +66,10 @@ class Groups:
             return [full[at % len(full)] for at in range(count)]
         wanted = self._wanted(lists, complete=known)
         return [full[at] for at in choose_representative([self._costs(keys) for keys in full], wanted, count, chance)]
+
+    def full(self, size: int, chance: random.Random) -> list[list[Any]]:
+        """Returns the keys of the batches of one pass that have `size` samples."""
+        return [keys for keys in self._read(size, chance.random()) if len(keys) == size]
 
     def _wanted(self, lists: Sequence[Sequence[Any]], *, complete: bool) -> list[tuple[float, float, float]]:
         """Returns the mean elements per sample. Without a complete scan, useful elements are those of the scan."""

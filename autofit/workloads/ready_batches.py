@@ -37,7 +37,9 @@ class ReadyBatches(BatchMaker):
         self._loader, self._keys, self._fetch = loader, keys, fetch
         self._rows: dict[int, int] = {}  # position -> number of samples in that batch
         self._density: dict[int, float] = {}  # position -> elements per sample
-        self._inspect(options.scan if isinstance(loader, (list, tuple)) else STREAM_BATCHES)
+        listed = isinstance(loader, (list, tuple))
+        self.distinct = len(keys) if listed else None
+        self._inspect(options.scan if listed else STREAM_BATCHES)
         self.user_batch_size = Counter(self._rows.values()).most_common(1)[0][0]
         known = complete and len(self._rows) == len(keys)
         self.length = sum(self._rows.values()) if known else None
@@ -65,13 +67,19 @@ class ReadyBatches(BatchMaker):
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns pieces of the user's batches, in a random order fixed by the seed."""
         self._note_repeats(size)
+        return list(itertools.islice(self._pieces(size, random.Random(self._options.seed)), count))
+
+    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+        """Yields pieces of the user's batches, in a random order for each `draw`."""
+        return self._pieces(size, random.Random(f"{self._options.seed} {draw}"))
+
+    def _pieces(self, size: int, chance: random.Random) -> Iterator[Batch]:
         if self._join:
-            everything = range(len(self._keys))
-            return list(itertools.islice(regroup(self._shuffled(everything), size), count))
+            return regroup(self._shuffled(range(len(self._keys)), chance), size)
         exact = [at for at, rows in self._rows.items() if rows == size]
         larger = [at for at, rows in self._rows.items() if rows > size]
-        stream = self._shuffled(exact if not self.resizable else exact + larger)
-        return [self._cut(batch, size) for batch in itertools.islice(stream, count)]
+        stream = self._shuffled(exact if not self.resizable else exact + larger, chance)
+        return (self._cut(batch, size) for batch in stream)
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches, to be cut along their first dimension."""
@@ -97,11 +105,10 @@ class ReadyBatches(BatchMaker):
         rows = batch_size(batch)
         return batch if rows == size else split(batch, [size, rows - size])[0]
 
-    def _shuffled(self, positions: Sequence[int]) -> Iterator[Batch]:
-        """Yields batches in a random order fixed by the seed, endlessly."""
-        draw = random.Random(self._options.seed)
+    def _shuffled(self, positions: Sequence[int], chance: random.Random) -> Iterator[Batch]:
+        """Yields batches in a random order, endlessly."""
         while True:
-            for at in draw.sample(positions, len(positions)):
+            for at in chance.sample(positions, len(positions)):
                 yield self._fetch(self._keys[at])
 
     def _inspect(self, limit: int) -> None:

@@ -175,6 +175,14 @@ class SampleBatches(BatchMaker):
         """
         return [self._recipe.make(keys) for keys in self._keys(size, count)]
 
+    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+        """Yields batches of random samples, or batches of the rebuilt loader if that decides which go together."""
+        chance, places = random.Random(f"{self._options.seed} {draw}"), range(len(self._recipe.keys))
+        lists = [] if self._groups is None else self._groups.full(size, chance)
+        while True:
+            drawn = chance.sample(places, min(size, len(places)))
+            yield self._recipe.make(chance.choice(lists) if lists else self._keys_at(drawn, size))
+
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches, cut along the first dimension if `even`. Otherwise samples are collated anew."""
         if self.even:

@@ -31,6 +31,13 @@ def test_where_batches_differ_all_of_them_count() -> None:
     assert measured(0.1, 0.7, cycle=4).step_time_s == pytest.approx(0.4)  # of those that ran
 
 
+def test_kernels_for_new_shapes_are_part_of_a_step() -> None:
+    measurement = measured(0.5, 0.4, 9.0, new_shape_s=0.3, tokens_per_step=40)
+    assert measurement.step_time_s == pytest.approx(0.8)
+    assert measurement.samples_per_s == pytest.approx(10)
+    assert measurement.tokens_per_s == pytest.approx(50)
+
+
 def test_tokens_are_counted_only_where_known() -> None:
     assert measured(0.5).tokens_per_s is None
     assert measured(0.5, tokens_per_step=100).tokens_per_s == 200

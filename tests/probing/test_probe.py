@@ -356,6 +356,32 @@ def test_padding_is_not_rewarded(step_clock: FakeTime) -> None:
     assert tokens.score(large.measurement) == pytest.approx(1300 * 13.5 / 24, rel=0.1)
 
 
+def test_a_shape_that_is_new_in_each_step_counts_although_a_probe_repeats_its_batches(step_clock: FakeTime) -> None:
+    """The first micro batch of a length takes 0.1 s longer, as with a library that generates code for each shape."""
+    seen = set[int]()
+
+    def step_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        length = batch["input_ids"].shape[1]
+        step_clock.advance(0.05 if length in seen else 0.15)
+        seen.add(length)
+        return model.embed.weight.sum() * 0  # type: ignore[operator,union-attr]  # the time is all that counts
+
+    for lengths, new_s in ((range(8, 2000, 3), 0.2), (range(8, 32), 0.0)):
+        loader = targets.sentences(tuple(lengths), batch_size=1, samples=len(lengths))
+        workload = Workload(targets.Transformer(), loader, step_fn=step_fn, global_batch_size=2)
+        with LocalBench(workload, CPU(), PLENTY) as bench:
+            plan = bench.briefing.space.baseline.replace(micro_batch_size=1, accumulation_steps=2)
+            probe, block, proof = (bench.evaluate(plan, purpose).measurement for purpose in Purpose)
+        assert probe is not None
+        assert proof is not None
+        assert block is not None
+        assert [found.new_shape_s for found in (probe, proof, block)] == pytest.approx([new_s, new_s, 0.0])
+        assert probe.step_time_s == pytest.approx(0.1 + new_s)
+        said = ("preparing kernels for new shapes takes 200 ms of each step",)
+        assert probe.warnings == (said if new_s else ())
+        seen.clear()
+
+
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_size_is_faster_for_the_texts_it_happens_to_get(

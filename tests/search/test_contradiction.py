@@ -62,3 +62,8 @@ def test_blocks_tell_speed_alone_by_their_median() -> None:
 def test_what_comes_before_steady_steps_does_not_count() -> None:
     planned = Objective(planned_samples=100)
     assert contradiction(of(startup_s=100.0), of(startup_s=0.0), planned, BUDGET) == ""
+
+
+def test_kernels_for_new_shapes_do_not_count_because_a_block_has_none() -> None:
+    assert contradiction(of(new_shape_s=0.2), of(), Objective(), BUDGET) == ""
+    assert contradiction(of(), of(0.2, new_shape_s=0.1), Objective(), BUDGET) == "40 samples/s, was 80"

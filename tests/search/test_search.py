@@ -375,6 +375,27 @@ def test_the_shorter_whole_training_wins() -> None:
     assert few.gain.value == pytest.approx(trained_s(bench, bench.space.baseline) / trained_s(bench, few.plan), rel=0.1)
 
 
+def test_a_plan_that_is_faster_on_known_shapes_only_does_not_win() -> None:
+    """The other precisions prepare kernels for each new batch. A block of the race repeats its batches."""
+    bench = small_bench()
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        outcome = bench.evaluate(plan, purpose)
+        if outcome.measurement is None or purpose is Purpose.BLOCK or plan.values["precision"] == "float32":
+            return outcome
+        new_s = 3 * outcome.measurement.step_time_s
+        measurement = outcome.measurement.model_copy(update={"new_shape_s": new_s})
+        return outcome.model_copy(update={"measurement": measurement})
+
+    assert (
+        search(opened(briefing_of(bench), bench.evaluate), Request(study=":memory:")).plan.values["precision"] == "bf16"
+    )
+    bench = small_bench()
+    result = search(opened(briefing_of(bench), evaluate), Request(study=":memory:"), (), Clock(bench.time))
+    assert result.plan.values["precision"] == "float32"
+    assert any(plan.values["precision"] == "float32" for plan in bench.probes(Purpose.BLOCK))
+
+
 def trained_s(bench: FakeBench, plan: Plan, samples: int = 800) -> float:
     return slow_to_start(plan) + samples / bench.samples_per_s(plan)
 

@@ -1,5 +1,6 @@
 """Typical batches are made once, kept within bounds, and safe from the code that uses them."""
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -138,3 +139,27 @@ def test_a_fresh_batch_shares_nothing_that_can_be_changed() -> None:
     assert torch.equal(batch["x"], torch.ones(2))
     assert "y" in batch["nested"]
     assert batch["names"] == ["a", "b"]
+
+
+def test_fresh_batches_are_other_ones_in_each_call() -> None:
+    store, _ = store_of(targets.sentences(tuple(range(3, 60)), batch_size=4, samples=57))
+    shapes = [[tuple(batch["input_ids"].shape) for batch in islice(store.fresh(2), 6)] for _ in range(3)]
+    assert len({tuple(each) for each in shapes}) == 3
+    assert {size for each in shapes for size, _ in each} == {2}
+    assert len({length for each in shapes for _, length in each}) > 8
+
+
+@pytest.mark.parametrize(
+    ("loader", "kept", "meets"),
+    [
+        (targets.sentences(tuple(range(3, 60)), batch_size=4, samples=57), 8, True),
+        (targets.sentences(tuple(range(3, 60)), batch_size=4, samples=57), 60, False),
+        (targets.sentences((3, 24), batch_size=4), 8, False),
+        (targets.vectors(), 0, False),
+        ([torch.zeros(4, length) for length in range(3, 60)], 8, True),
+        ([torch.zeros(4, length) for length in range(3, 60, 8)], 8, False),  # each pass has the same eight batches
+    ],
+)
+def test_shapes_are_new_if_there_are_more_of_them_than_kernels_are_kept(loader: Any, kept: int, meets: bool) -> None:
+    store = BatchStore(BatchSource.of(loader))
+    assert store.meets_new_shapes(store.typical(4, 2), kept) == meets

@@ -103,3 +103,8 @@ def test_samples_meet_as_the_users_own_sampler_has_them_meet_also_where_all_are_
             assert sorted(found.unique(return_counts=True)[1].tolist()) == [4] * (size // 4)
     assert len({tuple(found.tolist()) for _, found in source.typical(16, 3)}) > 1
     assert torch.equal(source.typical(16, 1)[0][1], source.typical(16, 1)[0][1])
+
+
+def test_full_batches_are_all_of_a_pass_that_have_the_size() -> None:
+    groups = groups_of(lambda size: [[0, 1, 2], [3, 4], [4, 2, 0]], Data([3, 5, 8, 2, 4]), 5)
+    assert groups.full(3, random.Random(0)) == [[0, 1, 2], [4, 2, 0]]

@@ -1,5 +1,6 @@
 """Ready batches are cut and joined where that is sound."""
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -69,3 +70,15 @@ def test_worst_case_of_ready_batches_is_a_batch() -> None:
     source = BatchSource.of([torch.zeros(4, 2)], worst_case=torch.ones(3, 50))
     assert source.worst(7).shape == (7, 50)
     assert source.worst(2).shape == (2, 50)
+
+
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 9, 30)])
+def test_fresh_batches_come_in_another_order_for_each_draw(lengths: tuple[int, ...]) -> None:
+    batches = [torch.full((4, length), at) for at, length in enumerate(lengths * 4)]
+    source = BatchSource.of(batches)
+    assert source.distinct == 12
+    drawn = [[int(batch[0, 0]) for batch in islice(source.fresh(4, draw), 12)] for draw in (1, 2, 1)]
+    assert sorted(drawn[0]) == list(range(12))
+    assert drawn[0] == drawn[2] != drawn[1]
+    next(source.fresh(4, 1)).zero_()
+    assert [int(batch[0, 0]) for batch in batches] == list(range(12))

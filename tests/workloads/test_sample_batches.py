@@ -1,15 +1,18 @@
 """Batches collated from samples: variable lengths, the worst batch, few samples."""
 
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.tree import tensors
 from tests.workloads.loaders import TOKENS, Texts, labels, pad, pairs
+from tests.workloads.ragged import Buckets, text_lengths
 
 
 def test_data_set_smaller_than_the_batch() -> None:
@@ -130,3 +133,23 @@ def test_batches_hold_all_fields_of_nested_samples() -> None:
     source = BatchSource.of(DataLoader(data, batch_size=2))  # type: ignore[arg-type]  # a list is a data set
     assert len(list(tensors(source.typical(3, 1)[0]))) == 2
     assert source.structure() == "in.a float32[B, 2]; y int64[B]"
+
+
+def test_fresh_batches_have_other_samples_in_each_draw() -> None:
+    source = BatchSource.of(DataLoader(pairs(10), batch_size=4))
+    drawn = [labels(islice(source.fresh(4, draw), 6)) for draw in (1, 2, 1)]
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert all(len(set(batch)) == 4 for batches in drawn for batch in batches)
+    (large,) = labels(islice(source.fresh(12, 1), 1))
+    assert len(large) == 12
+    assert set(large) == set(range(10))
+    with pytest.raises(WorkloadError, match="found a batch size of 0"):
+        source.fresh(0, 1)
+
+
+def test_fresh_batches_are_grouped_as_the_loader_groups_them() -> None:
+    lengths = text_lengths()
+    texts = [torch.full((length,), length) for length in lengths]
+    loader: Any = DataLoader(texts, batch_sampler=Buckets(lengths, 4), collate_fn=nn.utils.rnn.pad_sequence)  # type: ignore[arg-type]
+    for batch in islice(BatchSource.of(loader).fresh(4, 1), 20):
+        assert len(set((batch[0] // 8).tolist())) == 1
