@@ -1,12 +1,18 @@
 """Exporter to Axolotl: maps a plan to keys of its configuration."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import checkpointing_fields, counted, dataloader_fields, optimizer_name
+from autofit.exporters.plan_facts import (
+    checkpointing_fields,
+    counted,
+    dataloader_fields,
+    optimizer_name,
+    weighing_caveat,
+)
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
 
@@ -49,6 +55,10 @@ class Axolotl(Exporter):
 
     Axolotl reads one file, so that both cannot be passed. With `sample_packing`, a sample is a packed row of
     `sequence_len` tokens.
+
+    Its trainer passes num_items_in_batch only to a model whose forward names this argument, which the models of
+    transformers do not: they take it in **kwargs. So micro batches are weighted alike, unless the loss is that of the
+    knowledge distillation plugin or `use_eaft`.
     """
 
     name: ClassVar[str] = "axolotl"
@@ -68,6 +78,10 @@ class Axolotl(Exporter):
         found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
         found |= _optimizer(plan, recommendation) | checkpointing_fields(recommendation, _NONE, _EVERY)
         return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan."""
+        return weighing_caveat(recommendation, "Axolotl")
 
     def loading(self, recommendation: Recommendation) -> Settings:
         """Returns the keys of the loader's worker processes, if they were chosen."""

@@ -12,6 +12,9 @@ from autofit.workloads.micro_batch_weights import Weighing
 
 CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order"
 
+_IGNORED = -100
+"""Label that trainers of language models ignore and do not count."""
+
 
 def checkpoints_every_block(recommendation: Recommendation) -> bool:
     """Returns whether the plan checkpoints all blocks of the model, as the switches of most trainers do.
@@ -95,11 +98,11 @@ def weighing_caveat(recommendation: Recommendation, who: str, unless: str = "") 
         who: the trainer, as the subject of a sentence.
         unless: when it does not do so, as the end of a sentence that begins with a comma; "" for never.
     """
-    steps = recommendation.plan.accumulation_steps
-    weighing = Weighing.of(recommendation.environment.settings) if steps > 1 else None
+    weighing = _weighing(recommendation)
     if weighing is None:
         return ()
     if weighing.summed:
+        steps = recommendation.plan.accumulation_steps
         return (
             f"the loss is a sum over samples, and {who} divides it by the {steps} accumulation steps{unless}: multiply "
             f"the loss by {steps}",
@@ -108,3 +111,32 @@ def weighing_caveat(recommendation: Recommendation, who: str, unless: str = "") 
         f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a step "
         f"alike{unless}. Where they differ in it, the gradient is another one",
     )
+
+
+def label_count_caveat(recommendation: Recommendation, who: str, *, shifts: bool) -> tuple[str, ...]:
+    """Returns how the gradient differs in a trainer that weights each micro batch's mean loss by its number of labels.
+
+    Args:
+        recommendation: the plan with its proof.
+        who: the trainer, as the subject of a sentence.
+        shifts: whether it leaves out the first label of each sample, as a causal language model's loss does.
+    """
+    weighing = _weighing(recommendation)
+    if weighing is None or (weighing.ignored == _IGNORED and (shifts or not weighing.shifted)):
+        return ()
+    labels = f"labels that are not {_IGNORED}{'' if shifts else ', with the first of each sample'}"
+    if weighing.summed:
+        return (
+            f"the loss is a sum over samples, and {who} trains on a mean over the {labels}: the gradient is smaller by "
+            "their number",
+        )
+    return (
+        f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a step "
+        f"by their {labels}. Where the two differ, the gradient is another one",
+    )
+
+
+def _weighing(recommendation: Recommendation) -> Weighing | None:
+    """Returns the quantity by which a plan weights micro batches; None if by samples, or if a step has only one."""
+    several = recommendation.plan.accumulation_steps > 1
+    return Weighing.of(recommendation.environment.settings) if several else None

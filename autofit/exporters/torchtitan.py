@@ -1,17 +1,20 @@
 """Exporter to torchtitan: maps a plan to overrides of its configuration on the command line."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, checkpointing_fields
+from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, checkpointing_fields, label_count_caveat, weighing_caveat
 from autofit.exporters.target_version import TargetVersion
 
 SECTIONS_SINCE = "0.2"
 """First version with a section `compile`, with `training.dtype`, and with a memory budget for compiled code."""
+COUNTED_SINCE = "0.2.2"
+"""First version that divides the summed loss of a step by its labels, over all devices. Earlier ones divide the mean
+loss of each micro batch by the accumulation steps."""
 SUBCOMMANDS_SINCE = "0.3"
 """First version in which a kind of activation checkpointing is chosen by a subcommand, and in which the optimizer does
 not step in the backward pass."""
@@ -56,6 +59,12 @@ class Torchtitan(Exporter):
         }
         found = {knob: given(plan, version) for knob, given in known.items()} | _checkpointing(recommendation, version)
         return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan. Its data sets shift the labels."""
+        if version >= COUNTED_SINCE:
+            return label_count_caveat(recommendation, "torchtitan", shifts=True)
+        return weighing_caveat(recommendation, f"torchtitan before {COUNTED_SINCE}")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the text of the fragment."""

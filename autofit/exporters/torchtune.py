@@ -1,6 +1,6 @@
 """Exporter to torchtune: maps a plan to keys of a recipe's configuration."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
@@ -10,6 +10,7 @@ from autofit.exporters.plan_facts import (
     checkpointing_fields,
     checkpoints_every_block,
     counted,
+    label_count_caveat,
     optimizer_name,
 )
 from autofit.exporters.target_version import TargetVersion
@@ -46,6 +47,9 @@ class Torchtune(Exporter):
 
     torchtune checkpoints every layer of a model or none, compiles each layer, and offloads activations only beside
     checkpointing.
+
+    Its recipes for fine-tuning multiply each micro batch's mean loss by its labels, and divide the gradient by those of
+    the step, over all devices. Those for DPO and PPO divide the loss by the accumulation steps.
     """
 
     name: ClassVar[str] = "torchtune"
@@ -73,6 +77,10 @@ class Torchtune(Exporter):
         if states is not None and optimizer_name(recommendation) == "AdamW":
             lines["optimizer_states"] = states
         return lines
+
+    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan: it counts labels before it shifts them."""
+        return label_count_caveat(recommendation, "torchtune", shifts=False)
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the YAML text, with the same overrides in a comment."""

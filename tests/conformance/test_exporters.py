@@ -38,8 +38,10 @@ VALUES: list[tuple[str, KnobValue]] = [
     ("optimizer_implementation", "foreach"),
     ("optimizer_implementation", "fused"),
 ]
-WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed"}
+WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed", "axolotl"}
 """Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""
+COUNTS_LABELS = {"torchtitan", "torchtune"}
+"""Trainers that weight micro batches by their labels, in the newest known version."""
 EVIL = 'x"; import os\nimport os\r\x0bimport os\x85import os\u2028"""\n'
 
 
@@ -165,13 +167,21 @@ def test_a_version_that_is_not_known_is_said_in_the_file(exporter: Exporter) -> 
         exporter.export(recommendation(OWN), "new")
 
 
-@pytest.mark.parametrize(("weighing", "words"), [("batch['labels'] != -100", "alike"), ("1", "multiply the loss by 3")])
+@pytest.mark.parametrize(
+    ("weighing", "alike", "counted"),
+    [
+        ("batch['labels'] != -100", "alike", ""),
+        ("batch['mask']", "alike", "by their labels that are not -100"),
+        ("1", "multiply the loss by 3", "smaller by their number"),
+    ],
+)
 def test_a_trainer_that_weights_micro_batches_in_another_way_is_said(
-    exporter: Exporter, weighing: str, words: str
+    exporter: Exporter, weighing: str, alike: str, counted: str
 ) -> None:
     plan = OWN.replace(accumulation_steps=3)
     export = exporter.export(recommendation(plan, settings={"weighing": weighing}))
-    assert [words in text for text in export.warnings] == [True] * (exporter.name in WEIGHTS_ALIKE)
+    words = alike if exporter.name in WEIGHTS_ALIKE else counted if exporter.name in COUNTS_LABELS else ""
+    assert [words in text for text in export.warnings] == [True] * bool(words)
     assert not exporter.comment or all(text in export.text for text in export.warnings)
     assert exporter.export(recommendation(OWN, settings={"weighing": weighing})).warnings == ()
     assert exporter.export(recommendation(plan)).warnings == ()

@@ -12,7 +12,9 @@ from autofit.exporters.plan_facts import (
     chosen_loading,
     counted,
     dataloader_fields,
+    label_count_caveat,
     max_grad_norm,
+    weighing_caveat,
 )
 from tests.conformance.test_exporters import OWN, of_blocks, recommendation
 
@@ -89,3 +91,29 @@ def test_the_fields_of_the_loader_are_those_that_were_chosen() -> None:
         "dataloader_prefetch_factor": 4,
         "dataloader_pin_memory": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("weighing", "shifts", "aligned"),
+    [
+        ("batch['labels'] != -100", "", ""),
+        ("batch['labels'][..., 1:] != -100", "", "labels that are not -100, with the first of each sample."),
+        ("batch['labels'] != 0", "weights those of a step by their labels that are not -100.", "with the first"),
+        ("batch['mask']", "weights those of a step by their labels that are not -100.", "with the first"),
+        ("1", "a mean over the labels that are not -100:", "with the first of each sample:"),
+    ],
+)
+def test_a_trainer_that_counts_labels_differs_where_the_plan_counts_something_else(
+    weighing: str, shifts: str, aligned: str
+) -> None:
+    several, one = (
+        recommendation(OWN.replace(accumulation_steps=steps), settings={"weighing": weighing}) for steps in (2, 1)
+    )
+    for shifted, words in ((True, shifts), (False, aligned)):
+        assert [words in text for text in label_count_caveat(several, "It", shifts=shifted)] == [True] * bool(words)
+        assert label_count_caveat(one, "It", shifts=shifted) == ()
+
+
+def test_without_a_weighing_nothing_is_said_of_it() -> None:
+    plan = recommendation(OWN.replace(accumulation_steps=2))
+    assert weighing_caveat(plan, "It") == label_count_caveat(plan, "It", shifts=True) == ()

@@ -58,8 +58,8 @@ PLANS: dict[str, Values] = {
 }
 
 
-def exported(values: Values, version: str | None = None) -> Export:
-    return Torchtitan().export(recommendation(OWN.replace(**values)), version)
+def exported(values: Values, version: str | None = None, settings: dict[str, str] | None = None) -> Export:
+    return Torchtitan().export(recommendation(OWN.replace(**values), settings=settings), version)
 
 
 def words_of(export: Export) -> list[str]:
@@ -95,6 +95,17 @@ def test_nothing_follows_a_subcommand_but_its_fields() -> None:
 def test_the_global_batch_is_that_of_the_plan() -> None:
     words = words_of(exported({"micro_batch_size": 2, "accumulation_steps": 8}))
     assert words[:4] == ["--training.local_batch_size", "2", "--training.global_batch_size", "16"]
+
+
+@pytest.mark.parametrize(
+    ("version", "alike"), [("0.1.0", True), ("0.2.1", True), ("0.2.2", False), ("0.3.0", False), (None, False)]
+)
+@pytest.mark.parametrize("weighing", ["batch['labels'] != -100", "batch['labels'][..., 1:] != -100"])
+def test_labels_are_counted_since_a_version(weighing: str, version: str | None, alike: bool) -> None:
+    """Read from `torchtitan/train.py` and `components/loss.py` of each wheel, in 0.3 from `torchtitan/trainer.py`."""
+    export = exported(PLANS["accumulated"], version, {"weighing": weighing})
+    words = "torchtitan before 0.2.2 weights those of a step alike"
+    assert [words in text for text in export.warnings] == [True] * alike
 
 
 def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:

@@ -82,6 +82,14 @@ def test_the_command_line_says_the_same_as_the_file() -> None:
     assert merged == keys_of(export)
 
 
+@pytest.mark.parametrize("version", FIELDS)
+@pytest.mark.parametrize(("shifted", "said"), [("", []), ("[..., 1:]", [True])])
+def test_the_first_label_is_counted_too(shifted: str, said: list[bool], version: str) -> None:
+    """The recipes of each version's wheel count the labels of a batch, and then shift them for the loss."""
+    export = exported(PLANS["accumulated"], version, {"weighing": f"batch['labels']{shifted} != -100"})
+    assert ["with the first of each sample" in text for text in export.warnings] == said
+
+
 def test_weights_stay_in_float32() -> None:
     assert keys_of(exported({"precision": "fp32"}))["dtype"] == "fp32"
     for precision in ("bf16", "fp16"):
