@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from autofit.core.objective import Objective
+from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.search.choice import measurement_of, quotient
 from autofit.search.common_scale import CommonScale
@@ -68,9 +69,20 @@ class Finalists:
         leading = race.leader()
         leader = next(t for t in self._measured if t.plan.key == leading)
         left = [t for t in self._measured if t.plan.key not in race.names]
+        if disturbed := [t for t in left if self._trades_less(t.plan, leader.plan)]:
+            return disturbed[:1]
         promises = [(self._scale.promise(t, leader), -place, t) for place, t in enumerate(left)]
         worth, _, trial = max(promises, default=(0.0, 0, leader))
         return [trial] if worth > LATE_WORTH else []
+
+    def _trades_less(self, plan: Plan, leader: Plan) -> bool:
+        """Returns whether a plan is the leader with less recomputation: if its probe was slower, it was disturbed."""
+        changes = plan.changes_from(leader)
+        return len(changes) == 1 and any(
+            knob.values.index(changes[knob.name]) < knob.values.index(leader.values[knob.name])
+            for knob in self._runner.tuning.space.facts.knobs
+            if knob.trades_memory is not None and knob.name in changes
+        )
 
     def _room_for_one_more(self, race: Race) -> bool:
         needed_s = MIN_ROUNDS * (len(race.running) + 1) * fmean(self._blocks_s)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.trial import Trial
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem, Searcher
@@ -47,7 +47,7 @@ def listed(*plans: Plan) -> tuple[Callable[[Problem], Searcher], list[Listed]]:
     return make, made
 
 
-def at(bench: FakeBench, size: int, **values: str) -> Plan:
+def at(bench: FakeBench, size: int, **values: KnobValue) -> Plan:
     return bench.space.at(bench.space.baseline.combination.replace(**values), size)
 
 

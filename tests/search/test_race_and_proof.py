@@ -11,6 +11,7 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob, Trade
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
@@ -21,11 +22,14 @@ from autofit.search.phases import run
 from tests.fakes import (
     MIB,
     PRECISION,
+    Effect,
     Fixed,
     MemoryLog,
     always,
     during,
     random_bench,
+    small_bench,
+    space_of,
     tuning_of,
 )
 from tests.search.listed import at, calm, only
@@ -265,6 +269,27 @@ def test_a_plan_that_joins_a_race_is_announced_and_the_baseline_that_is_slower_i
     assert texts[0] == "racing 2 plans in interleaved blocks"
     assert f"another plan joins the race: {describe_plan(best, bench.space.baseline)}" in texts
     assert texts[-1].endswith(": 1 plan left")  # of three that ran: one left, and the baseline never leaves
+
+
+def test_a_plan_that_recomputes_less_than_the_leader_races_however_slow_its_probe_was() -> None:
+    trade = Trade(technique="checkpointing", counted="blocks to checkpoint")
+    blocks = Knob(name="blocks", values=(0, 2, 4), default=0, trades_memory=trade)
+    effects = {
+        ("precision", "bf16"): Effect(compute=0.5),
+        ("blocks", 2): Effect(compute=1.1),
+        ("blocks", 4): Effect(compute=1.2),
+    }
+    bench, log = small_bench(space=space_of((PRECISION, blocks), (8, 32), 8), effects=effects), MemoryLog()
+    best, less, more = (at(bench, 32, precision="bf16", blocks=count) for count in (0, 2, 4))  # type: ignore[arg-type]
+    normal = bench.evaluate(best, Purpose.PROBE).measurement
+    assert normal is not None
+    times = tuple(step_s * 1.6 for step_s in normal.step_times_s)
+    slow = Outcome(status=Status.MEASURED, measurement=normal.model_copy(update={"step_times_s": times}))
+    bench.faults[best.key] = lambda purpose: slow if purpose is Purpose.PROBE else None
+    findings = run(only(bench, bench.space.baseline, best, less, more, log=log))
+    race: Any = log.notes["race"]
+    assert list(race["joined"]) == [best.key]
+    assert findings.plan == best
 
 
 @pytest.mark.parametrize("seed", range(4))
