@@ -280,7 +280,7 @@ def test_a_plan_that_recomputes_less_than_the_leader_races_however_slow_its_prob
         ("blocks", 4): Effect(compute=1.2),
     }
     bench, log = small_bench(space=space_of((PRECISION, blocks), (8, 32), 8), effects=effects), MemoryLog()
-    best, less, more = (at(bench, 32, precision="bf16", blocks=count) for count in (0, 2, 4))  # type: ignore[arg-type]
+    best, less, more = (at(bench, 32, precision="bf16", blocks=count) for count in (0, 2, 4))
     normal = bench.evaluate(best, Purpose.PROBE).measurement
     assert normal is not None
     times = tuple(step_s * 1.6 for step_s in normal.step_times_s)
