@@ -19,8 +19,10 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
+from autofit.core.space import Refusal
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.terminal import cut_middle
 
 _USER_STATUSES = (Status.USER_ERROR, Status.DATA_ERROR)
 _SHOWN, _WORDS = 5, 200
@@ -58,6 +60,7 @@ def nothing_measured(
     stopped: str,
     early: bool,
     estimated: Mapping[str, Estimate] = MappingProxyType({}),
+    refused: Sequence[Refusal] = (),
 ) -> AutofitError:
     """Returns the error for a search that has no measured plan.
 
@@ -67,6 +70,7 @@ def nothing_measured(
         stopped: reason why the search ended.
         early: whether a limit on time or trials ended it.
         estimated: the estimated peak of each plan, by its key.
+        refused: strategies and knob values left out of the search.
     """
     crashed = _crashed_throughout(trials)
     if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
@@ -82,7 +86,7 @@ def nothing_measured(
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
             f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. "
-            f"{_smallest(trials, budget, estimated)} {_tried(trials)} "
+            f"{_smallest(trials, budget, estimated)} {_tried(trials)} {_gated(refused)}"
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
@@ -227,6 +231,12 @@ def _tried(trials: Sequence[Trial]) -> str:
     lines = [f"{t.plan}: {_became(t)}" for t in trials]
     more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     return f"Tried: {'; '.join(lines[-_SHOWN:])}{more}." if lines else "Nothing was tried."
+
+
+def _gated(refused: Sequence[Refusal]) -> str:
+    """Returns what a check of the gradient left out: it might have fitted."""
+    found = [f"{each.name} ({cut_middle(each.reason, _WORDS)})" for each in refused if each.origin == "gate"]
+    return f"A check of this model's gradient left out {'; '.join(found)}. " if found else ""
 
 
 def _became(trial: Trial) -> str:

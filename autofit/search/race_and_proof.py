@@ -60,7 +60,8 @@ class Final:
             self._record = {t.plan.key: t for t in from_cold(runner.record.values(), runner.trials)}
         self._measured = ranked(self._record.values(), self._objective)
         if not self._measured:
-            raise nothing_measured(runner.trials, self._tuning.budget, end.stopped, end.early, estimates)
+            left_out = self._tuning.space.facts.refused
+            raise nothing_measured(runner.trials, self._tuning.budget, end.stopped, end.early, estimates, left_out)
         self._baseline = self._record[runner.baseline.key]
         self._scale = CommonScale(self._objective, self._measured, runner.elsewhere)
         self._ratio = self._scale.ratio

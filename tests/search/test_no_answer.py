@@ -13,6 +13,7 @@ from autofit.core.errors import (
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose
 from autofit.search.phases import run
 from tests.fakes import (
@@ -47,6 +48,20 @@ def test_nothing_fits_says_what_was_tried_and_the_smallest_peak() -> None:
     assert "300 MiB" in text
     assert "400 MiB stay between steps" in text or "No step was completed" in text
     assert "micro_batch_size=4" in text
+
+
+def test_nothing_fits_says_what_a_check_of_the_gradient_left_out() -> None:
+    gate = Refusal(name="accumulation", reason="accumulation changes the gradient of this model. " * 9, origin="gate")
+    other = Refusal(name="memory_format", reason="the model has no 2-d convolution")
+    bench = calm(budget_bytes=300 * MIB)
+    facts = bench.space.facts.model_copy(update={"refused": (gate, other)})
+    bench.space = SearchSpace(facts)
+    with pytest.raises(NothingFits) as caught:
+        run(tuning_of(bench))
+    text = str(caught.value)
+    assert "A check of this model's gradient left out accumulation (accumulation changes the gradient" in text
+    assert text.count("changes the gradient") < 6
+    assert "memory_format" not in text
 
 
 @pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
