@@ -159,10 +159,9 @@ class SearchSpace:
         size = plan.values.get(MICRO_BATCH_SIZE)
         if not isinstance(size, int) or size not in self.sizes:
             return f"{MICRO_BATCH_SIZE}={size} is not a size that may be run"
-        if self.at(plan.combination, size) != plan:
-            total = self.facts.global_batch_size
-            why = "needed for a free batch" if total is None else f"the global batch {total}"
-            return f"{plan.accumulation_steps} accumulation steps of {size} are not {why}"
+        if (expected := self.at(plan.combination, size)) != plan:
+            found = f"it has {size} x {plan.accumulation_steps} samples per optimizer step"
+            return f"{found}, and this search runs {size} x {expected.accumulation_steps}"
         if plan.accumulation_steps > 1:
             whole = {k.name: v for k in self.facts.knobs for v in k.one_pass if same_value(v, plan.values[k.name])}
             return next((f"{name}={value} does not admit accumulation" for name, value in whole.items()), None)

@@ -102,10 +102,10 @@ def choose(
 ) -> Trial:
     """Returns the winner: the fastest plan, or the one to prefer among those that tie with it.
 
-    The preference is the baseline's global batch, else the smallest; then less memory; then fewer changes. A gain
-    within the noise does not change the global batch. A candidate that is slower than the baseline beyond the noise is
-    never chosen. A leader that is ahead of the baseline by less than the tie margin ties with it, however certain that
-    lead is.
+    The preference is the baseline's global batch, else the smallest; then less memory; then fewer changes; then speed.
+    A gain within the noise does not change the global batch. A candidate that is slower than the baseline beyond the
+    noise is never chosen. A leader that is ahead of the baseline by less than the tie margin ties with it, however
+    certain that lead is.
 
     Args:
         candidates: measured trials, at least one; the baseline among them if it can be recommended.
@@ -131,7 +131,7 @@ def choose(
         if leader is not reference and ratio(leader, reference).value < 1 + objective.tie_ratio:
             tied.append(reference)
         tied = [c for c in tied if c is reference or ratio(c, reference).high >= 1]
-    return lightest(tied or [leader], baseline)
+    return lightest(sorted(tied or [leader], key=lambda c: -ratio(c, leader).value), baseline)
 
 
 def keeps_batch(plan: Plan, baseline: Plan) -> bool:
@@ -151,13 +151,13 @@ def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
 def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
     """Returns the plan to prefer: the baseline's global batch or else the smallest, less memory, then fewer changes.
 
-    Peaks that readings cannot separate are equal.
+    Peaks that readings cannot separate are equal. Of plans that are alike in all of this, the first is preferred.
     """
     batch = min((not keeps_batch(c.plan, baseline), c.plan.global_batch_size) for c in tied)[1]
     same = [c for c in tied if c.plan.global_batch_size == batch]
     least = min(_peak(c) for c in same)
     light = [c for c in same if not lighter(least, _peak(c))]
-    return min(light, key=lambda c: (len(c.plan.changes_from(baseline)), _peak(c), c.plan.key))
+    return min(light, key=lambda c: len(c.plan.changes_from(baseline)))
 
 
 def lighter(ours_bytes: int, theirs_bytes: int) -> bool:

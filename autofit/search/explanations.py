@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from autofit.core.outcome import Status
+from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
@@ -62,7 +63,7 @@ class Explanations:
         if keeps_batch(winner.plan, self._baseline.plan) and not keeps_batch(trial.plan, self._baseline.plan):
             return f"not faster beyond the noise, and changes the batch: {speed}" if ratio.value > 1 else speed
         tied = ties(scale.ratio(winner, trial), self._objective.tie_ratio)
-        return f"a tie, decided by {_decider(trial, winner)}: {speed}" if tied else speed
+        return f"a tie, decided by {_decider(trial, winner, self._baseline.plan)}: {speed}" if tied else speed
 
     def untried(self, winner: Trial, end: SearchEnd, searched_s: float) -> str:
         """Returns why only the baseline was measured, and what a longer search needs; "" if another plan was measured.
@@ -146,9 +147,12 @@ def failed_in_race(race: Race | None, trial: Trial) -> str:
     return reason if reason.startswith("failed") else ""
 
 
-def _decider(trial: Trial, winner: Trial) -> str:
+def _decider(trial: Trial, winner: Trial, baseline: Plan) -> str:
     """Returns the criterion that decided between two tied plans, see `autofit.search.choice.lightest`."""
     ours, theirs = (measurement_of(t).memory.judged_bytes for t in (winner, trial))
     if trial.plan.global_batch_size != winner.plan.global_batch_size:
         return "the batch"
-    return "memory" if lighter(ours, theirs) else "fewer changes"
+    if lighter(ours, theirs):
+        return "memory"
+    ours, theirs = (len(t.plan.changes_from(baseline)) for t in (winner, trial))
+    return "fewer changes" if ours < theirs else "speed"

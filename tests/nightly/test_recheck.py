@@ -87,7 +87,10 @@ def test_a_plan_that_the_job_does_not_admit_is_not_run() -> None:
     found = recheck(runner_of(bench, space=briefing.space), faster(bench))
     assert found.failure is not None
     assert found.failure.status is Status.REJECTED
-    assert "does not admit the plan: 1 accumulation steps of 8 are not the global batch 16" in found.failure.reason
+    assert (
+        "does not admit the plan: it has 8 x 1 samples per optimizer step, and this search runs 8 x 2"
+        in found.failure.reason
+    )
     assert [plan for plan, _ in bench.runs] == [other.baseline]
 
 

@@ -141,6 +141,12 @@ def test_peaks_within_one_percent_are_equal() -> None:
     assert lightest([changed, measured(100, 1011)], OWN) is changed
 
 
+def test_of_plans_that_change_equally_much_the_faster_one_is_preferred() -> None:
+    own, slow, fast = measured(80), measured(100, optimizer="a"), measured(101, optimizer="b")
+    for candidates in ([own, slow, fast], [own, fast, slow]):
+        assert choose(candidates, OWN, OBJECTIVE, by_probe) is fast
+
+
 def test_the_quotient_of_two_probes_is_wider_than_their_steps_say() -> None:
     ratio = quotient(measurement_of(measured(200)), measurement_of(measured(100)), OBJECTIVE)
     assert ratio.value == pytest.approx(2.0)

@@ -28,8 +28,8 @@ def test_trials_of_plans_that_are_not_searched_now_are_said_with_what_differs(db
     other = space().model_copy(update={"global_batch_size": 16, "baseline": PLAN.replace(accumulation_steps=4)})
     study = reopen(db, facts=other)
     assert study.notes == (
-        "1 trial not used, since this run does not search these plans: 2 accumulation steps of 4 are not the global "
-        "batch 16",
+        "1 trial not used, since this run does not search these plans: it has 4 x 2 samples per "
+        "optimizer step, and this search runs 4 x 4",
     )
     assert len(study.earlier()) == 1  # for the record
     study.finish(study.begin(PLAN.replace(precision="fp32"), Purpose.PROBE), measured())

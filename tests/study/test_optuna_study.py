@@ -23,7 +23,9 @@ from autofit.core.trial import Purpose
 from autofit.study.optuna_study import OptunaStudy
 from tests.study.samples import BUDGET, PLAN, failed, measured, reopen, space, storage_at
 
-ADDED = re.compile(r'\\"steps_per_window\\": 1, |\\"loading\\": null, |, \\"compiler_notes\\": \[\]')
+ADDED = re.compile(
+    r'\\"steps_per_window\\": 1, |\\"new_shape_s\\": 0.0, |\\"loading\\": null, |, \\"compiler_notes\\": \[\]'
+)
 """Fields that records have had since: the checksums of such records differ as well."""
 
 Rows = dict[str, list[dict[str, object]]]
