@@ -44,7 +44,7 @@ class Explanations:
 
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
         """Returns the caveats, except those of the proof."""
-        found = [*self._on_race(), *self._on_gain(winner), *self._on_runs()]
+        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner), *self._on_runs()]
         return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
 
     def why_not(self, trial: Trial, winner: Trial) -> str:
@@ -129,6 +129,16 @@ class Explanations:
         elif gain.low <= 1 < gain.value:
             yield f"the gain over the baseline, {gain}, is within the noise"
 
+    def _on_shapes(self, winner: Trial) -> Iterator[str]:
+        most = max(self._measured, key=_new_shape_share)
+        share, recommended = _new_shape_share(most), _new_shape_share(winner)
+        if share > 0:
+            yield (
+                f"batches have many shapes, and kernels for a new one take up to {share:.0%} of a step "
+                f"({self._runner.named(most.plan)}), {recommended:.0%} with the recommended plan: it counts as if each "
+                "batch had a new shape"
+            )
+
     def _on_runs(self) -> Iterator[str]:
         leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
         if len(leaks) > 1:  # a single one is a table that is made once and kept
@@ -145,6 +155,11 @@ def failed_in_race(race: Race | None, trial: Trial) -> str:
     """Returns why a plan failed in the race; "" if it did not."""
     reason = race.left.get(trial.plan.key, "") if race is not None else ""
     return reason if reason.startswith("failed") else ""
+
+
+def _new_shape_share(trial: Trial) -> float:
+    """Returns the share of a step that kernels for new shapes take."""
+    return measurement_of(trial).new_shape_s / measurement_of(trial).step_time_s
 
 
 def _decider(trial: Trial, winner: Trial, baseline: Plan) -> str:

@@ -1,8 +1,9 @@
 """Caveats of a search: what its gain rests on."""
 
 from autofit.core.budget import Budget
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
 from autofit.search.phases import run
 from tests.fakes import (
     always,
@@ -49,3 +50,19 @@ def test_a_long_message_of_the_users_code_is_cut_in_what_becomes_the_headline() 
     assert untried.startswith("No other plan ran: user error, ValueError: ZZZ")
     assert untried.endswith("ZZZ (train.py:10 in forward)")
     assert len(untried) < 160
+
+
+def test_what_new_shapes_cost_is_said_of_the_plan_that_pays_most() -> None:
+    bench, low = calm(), "precision=bf16"
+    plans = [bench.space.baseline, at(bench, 8, precision="bf16")]
+    for plan, share in zip(plans, (0.25, 0.75), strict=True):
+        probe = bench.evaluate(plan, Purpose.PROBE).measurement
+        assert probe is not None
+        new_s = probe.step_time_s * share / (1 - share)
+        outcome = Outcome(status=Status.MEASURED, measurement=probe.model_copy(update={"new_shape_s": new_s}))
+        bench.faults[plan.key] = {Purpose.PROBE: outcome}.get
+    findings = run(only(bench, *plans))
+    assert findings.plan == bench.space.baseline
+    (said,) = [caveat for caveat in findings.caveats if "new shape" in caveat]
+    assert f"up to 75% of a step (micro batch 8, {low}), 25% with the recommended plan" in said
+    assert not any("new shape" in caveat for caveat in run(only(calm(), *plans)).caveats)
