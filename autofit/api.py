@@ -256,8 +256,8 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     if isinstance(workload, (str, Path)):
         if misplaced := [name for name, value in user.items() if value is not None]:
             raise UsageError(
-                f"found {', '.join(misplaced)} beside the factory {str(workload)!r}; expected the factory to return "
-                "them: as an autofit.Workload, or a dict of tune's arguments."
+                f"found {', '.join(misplaced)} beside the factory {str(workload)!r}; expected the factory to have "
+                "them. Return them from it: as an autofit.Workload, or a dict of tune's arguments."
             )
         wanted = None if device is None else str(device)
         return estimating.estimate_target(

@@ -134,7 +134,7 @@ def find(name: str) -> Card:
     if name.partition(":")[0] in _KINDS:
         raise UsageError(
             f"{name!r} is a type of device; expected the name of a card with known properties (see nvidia-smi -L). "
-            "For a card in this machine, prefer autofit tune, which measures."
+            "Give such a name. For a card in this machine, prefer autofit tune, which measures."
         )
     raise UsageError(f"unknown device {name!r}; expected one of {_listed(cards())}, or cpu for this machine. {_HELP}.")
 

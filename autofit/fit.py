@@ -264,7 +264,7 @@ class Fit:
         if terms.update_fn is None and self._setting(UPDATE) is not None:
             raise WorkloadError("found no update_fn; expected the one that the plan was tuned with. Pass update_fn=.")
         if terms.update_fn is not None and scaler is not None:
-            raise WorkloadError("found scaler beside update_fn; expected update_fn to scale its losses by itself.")
+            raise WorkloadError("found scaler beside update_fn, which scales its losses; expected none. Leave it out.")
 
     def _check_length(self, length: int | None) -> None:
         total = self.plan.global_batch_size

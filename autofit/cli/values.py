@@ -84,7 +84,7 @@ def pins(pairs: list[str]) -> dict[str, KnobValue]:
             )
         given = {pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == name}
         if len(given) > 1:
-            raise UsageError(f"--set {name} has several values: {', '.join(sorted(given))}. Expected one.")
+            raise UsageError(f"--set {name} has several values: {', '.join(sorted(given))}. Give it once.")
     return found
 
 
@@ -93,7 +93,7 @@ def _assigned(flag: str, pairs: list[str], example: str) -> dict[str, Any]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"{flag} {pair!r} is not of the form NAME=VALUE. Expected, for example, {flag} {example}.")
+            raise UsageError(f"{flag} {pair!r} is not of the form NAME=VALUE. Write, for example, {flag} {example}.")
         found[name] = _value(flag, pair, value)
     return found
 

@@ -61,7 +61,8 @@ def _take_part(path: str, place: Place, device: str | None, say: locks.Say) -> N
     jobs = read_jobs(path)
     if Place.of(jobs.history) != place:
         raise UsageError(
-            f"found the history {jobs.history_shown} in {path}; expected {place.shown}, as the worker has."
+            f"found the history {jobs.history_shown} in {path}; expected {place.shown}, as the worker has. "
+            "Give both the same database."
         )
     history = History.open(jobs.history, jobs.aside)
     result = run_night(jobs, history, NightOptions(say=say, show_trace=say, share=True, device=device))

@@ -186,7 +186,10 @@ class SearchWorker:
         self._say(f"{plan}: {describe_outcome(outcome, objective.unit)}{elsewhere}")
         self._poisoned = self._poisoned + 1 if outcome.status is Status.POISONED else 0
         if self._poisoned >= MOST_POISONED:
-            raise DevicePoisoned(f"the device stays poisoned in fresh processes: {outcome.reason}")
+            raise DevicePoisoned(
+                f"the device stays poisoned in fresh processes: {outcome.reason}. Check the driver's log, and reset "
+                "the device: the study keeps all finished trials."
+            )
 
     def _refuse(self, number: int, reason: str) -> None:
         self.account.refused[number] = reason

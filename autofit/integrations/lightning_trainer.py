@@ -80,7 +80,8 @@ def train_loader(trainer: Any) -> Any:
     several = isinstance(loader, combined | Mapping)
     if several or (isinstance(loader, list | tuple) and all(hasattr(each, "dataset") for each in loader)):
         raise UsageError(
-            f"found several train loaders ({type(loader).__name__}); expected one, whose batch is that of the plan."
+            f"found several train loaders ({type(loader).__name__}); expected one, whose batch is that of the plan. "
+            "Return one loader from train_dataloader."
         )
     return loader
 

@@ -44,7 +44,7 @@ class SetAside:
             permissions.make_directory(self.path.parent)
         with self._open(os.O_RDWR | os.O_CREAT) as descriptor:
             if descriptor is None:
-                raise StudyError(f"records cannot be kept in {self.path}: found no directory; expected one.")
+                raise StudyError(f"records cannot be kept in {self.path}: found no directory; expected one. Create it.")
             os.ftruncate(descriptor, _content(descriptor).rfind(b"\n") + 1)  # without an incomplete last line
             with open(descriptor, "ab", closefd=False) as file:
                 file.write(line)

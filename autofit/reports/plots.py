@@ -59,9 +59,9 @@ def plot(report: Report, kind: str, width: float = _WIDTH) -> Plot:
     """
     chart = next((chart for chart in CHARTS if chart.kind == kind), None)
     if chart is None:
-        raise UsageError(f"there is no plot {kind!r}; the plots are {', '.join(KINDS)}.")
+        raise UsageError(f"there is no plot {kind!r}; the plots are {', '.join(KINDS)}. Choose one of these.")
     if not chart.available(report):
-        raise UsageError(f"there is nothing to plot as {kind!r}: {chart.missing}.")
+        raise UsageError(f"there is nothing to plot as {kind!r}: {chart.missing}. Choose another plot.")
     if not width >= 320:
-        raise UsageError(f"a plot is at least 320 pixels wide, found {width!r}.")
+        raise UsageError(f"a plot is at least 320 pixels wide, found {width!r}. Give a larger width.")
     return Plot(kind, chart.draw(report, Format(float(width), titles=True)).svg(alone=True))

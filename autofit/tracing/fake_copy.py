@@ -105,7 +105,7 @@ def _copied(objects: tuple[Any, ...], memo: dict[int, Any]) -> tuple[Any, ...]:
     except Exception as error:
         raise WorkloadError(
             f"the model or its optimizer cannot be copied: {type(error).__name__}: {error}. Expected objects that "
-            "copy.deepcopy accepts."
+            "copy.deepcopy accepts. Define __deepcopy__ in their class, or keep them outside the model."
         ) from error
 
 
@@ -153,7 +153,7 @@ class _Copier(TorchFunctionMode):
         if is_lazy(tensor) or tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
             raise WorkloadError(
                 f"found a tensor of type {type(tensor).__name__} and layout {tensor.layout}; expected plain tensors. "
-                "No others can be traced."
+                "No others can be traced: run autofit tune, which measures."
             )
         if isinstance(tensor, FakeTensor):
             return tensor

@@ -75,11 +75,11 @@ def test_pins_are_read_as_yaml_and_checked() -> None:
     for pairs, said in (
         (
             ["precision"],
-            "--set 'precision' is not of the form NAME=VALUE. Expected, for example, --set precision=bf16.",
+            "--set 'precision' is not of the form NAME=VALUE. Write, for example, --set precision=bf16.",
         ),
         (["depth=1.5"], "--set depth=1.5 has no value that a knob can have"),
         (["depth=[1, 2]"], "--set depth=[1, 2] has no value that a knob can have"),
-        (["a=1", "b=1", "a=2"], "--set a has several values: 1, 2. Expected one."),
+        (["a=1", "b=1", "a=2"], "--set a has several values: 1, 2. Give it once."),
         (["a=]"], "the value of --set 'a=]' cannot be read"),
     ):
         with pytest.raises(UsageError) as error:

@@ -228,4 +228,6 @@ def _power_of_two(name: str, value: str) -> int:
 
 
 def _rejected(name: str, value: str, expected: str) -> UsageError:
-    return UsageError(f"the allocator option {name} is {value!r}; expected {expected}. torch would reject it too.")
+    return UsageError(
+        f"the allocator option {name} is {value!r}; expected {expected}. torch would reject it too. Correct it."
+    )

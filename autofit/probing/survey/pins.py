@@ -57,7 +57,9 @@ def check_names(pinned: Mapping[str, KnobValue], knobs: Mapping[str, Knob], refu
             playing = "; ".join(
                 f"{k.name}: {_listed(k.values)}" for k in knobs.values() if k.name != ACCUMULATION_STEPS
             )
-            raise SpaceError(f"{name!r} is not a knob in play here{why}. The knobs in play are {playing}.")
+            raise SpaceError(
+                f"{name!r} is not a knob in play here{why}. The knobs in play are {playing}. Pin one of these."
+            )
 
 
 def check_size(pinned: Mapping[str, KnobValue], kept: int, reason: str) -> None:

@@ -50,7 +50,7 @@ def test_a_knob_that_is_pinned_to_its_default_is_not_in_play() -> None:
         ({"a": 7}, "a=7 cannot be pinned. Expected one of 0, 1, 2."),
         ({"a": "never"}, "a=never cannot be pinned: not here. Expected one of 0, 1, 2."),
         ({"b": True}, "b=True cannot be pinned. Expected one of x, y."),
-        ({"c": 1}, "'c' is not a knob in play here. The knobs in play are a: 0, 1, 2; b: x, y."),
+        ({"c": 1}, "'c' is not a knob in play here. The knobs in play are a: 0, 1, 2; b: x, y. Pin one of these."),
         ({"accumulation_steps": 2}, "accumulation_steps cannot be pinned: it follows from the global batch"),
     ],
 )
