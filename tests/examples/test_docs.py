@@ -91,7 +91,7 @@ def test_every_outcome_has_a_row() -> None:
 def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> None:
     navigation = (DOCS / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     named = set(re.findall(r"(\w+\.md)$", navigation, re.MULTILINE))
-    assert named == {page.name for page in PAGES} | {"commands.md"}
+    assert named == {page.name for page in PAGES} | {"commands.md", "every_message.md"}
     for page in PAGES:
         links = re.findall(r"\]\((\w+\.md)", page.read_text(encoding="utf-8"))
         assert set(links) <= named, page.name
@@ -107,4 +107,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert "keeps only the inputs of some blocks" in strategies.replace("Keeps", "keeps")
     commands = (tmp_path / "site" / "commands" / "index.html").read_text(encoding="utf-8")
     assert "--target-version" in commands
+    messages = (tmp_path / "site" / "every_message" / "index.html").read_text(encoding="utf-8")
+    assert "<td>Exclude fewer, or choose others.</td>" in messages
     assert "global_batch_size" in (tmp_path / "site" / "python" / "index.html").read_text(encoding="utf-8")
