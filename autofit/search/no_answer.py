@@ -86,7 +86,7 @@ def nothing_measured(
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
             f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. "
-            f"{_smallest(trials, budget, estimated)} {_tried(trials)} {_gated(refused)}"
+            f"{_smallest(trials, budget, estimated)} {_tried(trials)}{_gated(refused)} "
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
@@ -236,7 +236,7 @@ def _tried(trials: Sequence[Trial]) -> str:
 def _gated(refused: Sequence[Refusal]) -> str:
     """Returns what a check of the gradient left out: it might have fitted."""
     found = [f"{each.name} ({cut_middle(each.reason, _WORDS)})" for each in refused if each.origin == "gate"]
-    return f"A check of this model's gradient left out {'; '.join(found)}. " if found else ""
+    return f" A check of this model's gradient left out {'; '.join(found)}." if found else ""
 
 
 def _became(trial: Trial) -> str:
