@@ -4,18 +4,21 @@
     accelerator = Accelerator(**accelerator_arguments(plan))
     loader = DataLoader(dataset, shuffle=True, **loader_arguments(plan))
 
-Make the `Accelerator` before any other: a second one in the same process keeps the precision of the first. A plan made
-in another process, as by `autofit tune`, has no such limit.
+Make the `Accelerator` before any other: a second one in the same process keeps the precision of the first. A script
+that tunes itself does so in a child process, where the same holds for what the model's own code makes:
+
+    plan = tune_in_child("train.py:make_workload", "--memory", "20GiB")
 """
 
 import os
 from typing import Any
 
 from autofit.core.errors import UsageError
+from autofit.integrations.child_tuning import tune_in_child
 from autofit.integrations.given_plan import GivenPlan
 from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
 
-__all__ = ["accelerator_arguments", "loader_arguments"]
+__all__ = ["accelerator_arguments", "loader_arguments", "tune_in_child"]
 
 STEPS = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """Environment variable that wins over the argument of the `Accelerator`. `accelerate launch` sets it for DeepSpeed."""
