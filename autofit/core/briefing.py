@@ -73,7 +73,7 @@ class Options(BaseModel):
         seed: selects samples and seeds the gates and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.
         cold: whether each probe starts cold, with compiled code discarded, so that its warm-up can be measured.
-        may_move: whether the model may be moved to the device, because the user holds no reference to it.
+        may_move: whether the process was started for the search: the model may be moved, since nobody else holds it.
         resident_bytes: bytes that a training keeps on the device between two steps, if the workload is its evaluation.
             Those that the workload does not hold itself, such as the optimizer's state, are taken off the budget.
     """

@@ -57,8 +57,13 @@ class Bench(Protocol):
 class RestartableBench(Bench, Protocol):
     """A bench that runs plans in a process of their own, and can start one with other settings of a whole process."""
 
+    @property
+    def fresh_proof_s(self) -> float:
+        """Seconds that `prove_under` needs, by the last start of a process and the last proof, with a margin."""
+        ...
+
     def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome] | None:
-        """Proves a plan in a fresh process with other environment variables. It is not a trial of the study.
+        """Proves a plan in a fresh process, with other environment variables if any are given.
 
         Args:
             plan: what to prove.

@@ -126,7 +126,8 @@ class SearchEvidence(_EvidencePart):
         """Returns the recommendation with its alternatives, whose outcomes are in `trials`; None without one."""
         if self.recommendation is None:
             return None
-        probes = {t.plan.key: t.outcome for t in trials if t.purpose is Purpose.PROBE and t.outcome.measured}
+        by_proof = sorted(trials, key=lambda t: t.purpose is Purpose.PROBE)  # alone if a plan was never probed
+        probes = {t.plan.key: t.outcome for t in by_proof if t.outcome.measured}
         alternatives = (
             Candidate(outcome=probes[each.plan.key], **dict(each)) for each in self.standings if each.plan.key in probes
         )

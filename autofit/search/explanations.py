@@ -14,6 +14,7 @@ from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 from autofit.terminal import cut_middle
 
+OF_RECOMMENDED = "of the recommended plan's throughput"
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 _REASON = 120
 """Maximum length of the reason of a failed run in `Explanations.untried`, which becomes part of a headline."""
@@ -53,7 +54,7 @@ class Explanations:
         if failed or trial.plan.key in self._unproven:
             return failed or f"{PROOF_FAILED} ({self._unproven[trial.plan.key]})"
         ratio, scale = self._scale.claim(trial, winner), self._scale
-        speed = f"{ratio} of the recommended plan's throughput"
+        speed = f"{ratio} {OF_RECOMMENDED}"
         if ratio.pairs:
             speed = f"{speed}, in {ratio.pairs} paired blocks"
         elif scale.decided_by_race:

@@ -21,7 +21,7 @@ from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.allocator_advice import advised
-from autofit.search.bench import Bench
+from autofit.search.bench import Bench, RestartableBench
 from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
@@ -114,6 +114,7 @@ def _search(
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
         workers=workers,
+        fresh=bench if isinstance(bench, RestartableBench) else None,
     )
     try:
         question = question_of(briefing, request.objective, request.searcher)

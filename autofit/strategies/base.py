@@ -109,6 +109,7 @@ class Facts:
         host_memory_bytes: available main memory of the device's machine; None if unknown.
         profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
         source: makes the user's batches. None if there are no more than `batch`.
+        own_process: whether plans run in a process that the search can replace with a fresh one.
         update_fn: whether the user's `update_fn` does the whole step, so that its inside cannot be changed.
         rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
             without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
@@ -136,6 +137,7 @@ class Facts:
     source: BatchSource | None = None
     rehearse: Callable[[Watch], None] | None = None
     update_fn: bool = False
+    own_process: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ class Offer:
         batch_limit: see `autofit.core.space.SpaceFacts`.
         constants: knobs with one value, which every plan names because it says what values of other knobs mean.
         parts: see `autofit.core.strategy_record.StrategyRecord`.
+        late: knobs whose first value in a process has an effect until its end. They are not searched, but tried on the
+            proven plan in fresh processes (`autofit.search.late_values`). Offer none unless `Facts.own_process`.
     """
 
     knobs: tuple[Knob, ...] = ()
@@ -155,6 +159,7 @@ class Offer:
     batch_limit: str = ""
     constants: tuple[Knob, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
+    late: tuple[Knob, ...] = ()
 
 
 class Strategy(ABC):

@@ -480,6 +480,7 @@ class Restartable(Fragmenting):
     """Can also start a process with other variables; expandable segments are on there."""
 
     asked: ClassVar[list[tuple[Plan, Mapping[str, str], float]]] = []
+    fresh_proof_s: ClassVar[float] = 0.0
 
     def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome]:
         self.asked.append((plan, variables, left_s))

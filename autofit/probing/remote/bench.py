@@ -32,8 +32,7 @@ BRIEF_GRACE_S = 1.0
 ONE_CACHE = 1
 """Number of leaking runs that are tolerated: an object that is made once and kept, such as a table, leaks only once."""
 FRESH_RATIO = 1.5
-"""Time that must be left for one more proof in a fresh process, relative to the start of the first child and the last
-proof: either may take longer than before."""
+"""Time that a proof in a fresh process may need, relative to the first start of a child and the last proof."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
 
 
@@ -47,8 +46,7 @@ class RemoteBench:
         deadlines: how long to wait for the child, unless the time budget is shorter.
         probes_per_child: number of requests after which a child is replaced.
         beat: called with each phase of a probe as it begins.
-        claim: called with the lock key and the name of the device before a child uses it; returns once the device may
-            be used. None locks nothing.
+        claim: called with the lock key and the name of the device before a child uses it; returns once it may be used.
         clock: measures the remaining time. Without a limit, only the deadlines apply.
         log: file for the output of the user's code. None uses a temporary file, kept if a message names it.
 
@@ -90,6 +88,7 @@ class RemoteBench:
             self._tidy()
             raise
         self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
+        self._late = [knob.default for knob in self.briefing.space.late]
         opened_s = self._clock.elapsed_s - began
         self._start_s = max(opened_s - self._survey_s - self._waited_s, 0.0)
         self.proof_start_s = self._start_s if self.briefing.environment.is_host else 0.0
@@ -106,7 +105,7 @@ class RemoteBench:
                 _, limited = self._prove_afresh(plan, HOST_LIMIT_ENVIRONMENT, enforce=True)
                 if not limited.measured:
                     return limited
-            child = self._warm()
+            child = self._warm_for(plan)
         except errors.BudgetSpent as spent:  # while opening a fresh child
             return Outcome(status=Status.SKIPPED, reason=str(spent))
         began_s = self._clock.elapsed_s
@@ -120,18 +119,17 @@ class RemoteBench:
             self._retire()
         return outcome
 
+    @property
+    def fresh_proof_s(self) -> float:
+        """Seconds that a proof in a fresh child needs (`FRESH_RATIO`)."""
+        return FRESH_RATIO * (self._start_s + self._proof_s)
+
     def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome] | None:
-        """Proves a plan in a fresh child with other environment variables.
+        """Proves a plan in a fresh child, as `RestartableBench.prove_under` says.
 
         The warm child ends first, since two children must not use the device at once. The next call gets a new one.
-
-        Returns:
-            As `RestartableBench.prove_under`. Whether the time suffices is judged by the last start and the last proof.
-
-        Raises:
-            RestoreError: the warm child found a difference when it ended.
         """
-        if FRESH_RATIO * (self._start_s + self._proof_s) > left_s:
+        if self.fresh_proof_s > left_s:
             return None
         self._end()
         try:
@@ -140,18 +138,14 @@ class RemoteBench:
             return None
 
     def trace(self, plan: Plan) -> Trace:
-        """Returns the allocations of the plan's training steps, traced in the warm child.
-
-        Raises:
-            Untraceable: the plan cannot be traced, or the child ended. A new child serves the next call.
-        """
+        """Returns the allocations of the plan's training steps, traced in the warm child, as `record` does."""
         return self._trace(plan, "trace", "in the process that traces")
 
     def record(self, plan: Plan) -> Trace:
         """Returns the allocations of a few steps of the plan, run in the warm child.
 
         Raises:
-            Untraceable: as in `LocalBench.record`, or the child ended. A new child serves the next call.
+            Untraceable: as in `LocalBench`, or the child ended. A new child serves the next call.
         """
         return self._trace(plan, "record", "in the process that probes")
 
@@ -224,6 +218,13 @@ class RemoteBench:
     def _tidy(self) -> None:
         self._log.close()
         self._cache.cleanup()
+
+    def _warm_for(self, plan: Plan) -> Child:
+        """Returns a warm child that has run no plan with other values of late knobs, since a process keeps them."""
+        before, self._late = self._late, [plan.values.get(k.name, k.default) for k in self.briefing.space.late]
+        if before != self._late:
+            self._retire()
+        return self._warm()
 
     def _warm(self) -> Child:
         """Returns the warm child, or a new one if the last was retired."""

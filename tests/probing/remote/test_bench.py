@@ -19,6 +19,7 @@ from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, RestoreError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.knob import Knob
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
@@ -290,11 +291,25 @@ def test_a_proof_under_other_variables_needs_the_time_of_a_start_and_a_proof(
     opened: Open, log: Log, left_s: float
 ) -> None:
     bench = opened(ANSWERS, prefix=APART)
-    bench._start_s, bench._proof_s = 15.0, 5.0  # 30 s are needed
+    bench._start_s, bench._proof_s = 15.0, 5.0
+    assert bench.fresh_proof_s == 30.0
     assert (bench.prove_under(PLAN, OTHER, left_s) is None) is (left_s < 30)
     assert len(log.pids) == (1 if left_s < 30 else 2)
     bench.evaluate(PLAN, Purpose.PROBE)
     assert len(log.pids) == (1 if left_s < 30 else 3)  # the warm one is still there only if nothing was started
+
+
+def test_plans_with_other_late_values_run_in_processes_of_their_own(opened: Open, log: Log) -> None:
+    late = Knob(name="kept", values=(False, True), default=False)
+    space = BRIEFING.space.model_copy(update={"late": (late,)})
+    bench = opened(FAILS, briefing=BRIEFING.model_copy(update={"space": space}))
+    kept = PLAN.replace(kept=True)
+    for plan in (PLAN, PLAN.replace(kept=False), kept, kept, PLAN):
+        bench.evaluate(plan, Purpose.BLOCK)
+    ran = [(log.pids.index(each["pid"]), each["plan"]) for each in log.requests if each["do"] == "evaluate"]
+    assert [(number, plan["values"].get("kept", False)) for number, plan in ran] == [
+        (0, False), (0, False), (1, True), (1, True), (2, False),
+    ]  # fmt: skip
 
 
 def test_the_time_of_a_proof_is_that_of_the_last_one(opened: Open) -> None:
