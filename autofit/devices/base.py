@@ -37,6 +37,7 @@ class Capability(StrEnum):
     FOREACH = "foreach"
     FUSED = "fused"
     OWN_MEMORY = "own_memory"  # apart from the machine's main memory
+    CUDNN = "cudnn"
     CUDNN_ATTENTION = "cudnn_attention"
     COMPILE = "compiled code"
     TUNED_KERNELS = "tuned kernels"

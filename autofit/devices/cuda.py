@@ -53,6 +53,8 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
     found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.OWN_MEMORY}
     if compute_capability is None or compute_capability >= AMPERE:
         found.add(Capability.BF16)
+    if compute_capability is not None:
+        found.add(Capability.CUDNN)
     if compute_capability is not None and compute_capability >= AMPERE:
         found.add(Capability.TF32)
     if compute_capability is not None and compute_capability >= ADA:
@@ -173,6 +175,8 @@ class Cuda(Accelerator):
         else:
             found = cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
         found -= {Capability.OWN_MEMORY} if self.is_integrated else frozenset()
+        if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]  # torch has no types here
+            found -= {Capability.CUDNN}
         return found if importlib.util.find_spec("triton") is not None else found - {Capability.COMPILE}
 
     def versions(self) -> dict[str, str]:

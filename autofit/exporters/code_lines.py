@@ -40,6 +40,7 @@ def code_lines(plan: Plan, recommendation: Recommendation) -> dict[str, str]:
     lines = {
         MICRO_BATCH_SIZE: loader_line(plan, recommendation),
         "precision": _TF32 if plan.values.get("precision") == "tf32" else None,
+        "cudnn_benchmark": benchmark_line(plan),
         "memory_format": _LAYOUTS.get(plan.values.get("memory_format", "")),
         "optimizer_implementation": _optimizer_line(plan, recommendation),
         **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(recommendation)),
@@ -81,6 +82,12 @@ def compile_line(plan: Plan, place: str, name: str = "model") -> str | None:
     """
     mode = _MODES.get(plan.values.get("compile", ""))
     return None if mode is None else f"{name} = torch.compile({name}{mode}), {place}"
+
+
+def benchmark_line(plan: Plan) -> str | None:
+    """Returns how to have cuDNN time its kernels; None if the plan does not."""
+    on = plan.values.get("cudnn_benchmark") is True
+    return "torch.backends.cudnn.benchmark = True, before the first step" if on else None
 
 
 def padding_line(value: KnobValue | None) -> str | None:

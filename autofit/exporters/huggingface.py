@@ -7,7 +7,7 @@ from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.code_lines import FLAGS, padding_line
+from autofit.exporters.code_lines import FLAGS, benchmark_line, padding_line
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
@@ -103,6 +103,7 @@ class HuggingFace(Exporter):
         lines = {
             "attention": _ATTENTION.get(values.get("attention", "")),
             "padding_multiple": padding_line(values.get("padding_multiple")),
+            "cudnn_benchmark": benchmark_line(plan),
             UPDATE: _flags_line(values.get(UPDATE, "")),
             STATES: _library_line(values.get(STATES, "")),
             **_blocks_lines(plan, version),

@@ -35,6 +35,8 @@ class Lightning(Exporter):
             found["precision"] = {"precision": precision}
         if type(steps) is int:
             found[ACCUMULATION_STEPS] = {"accumulate_grad_batches": steps}
+        if type(benchmark := plan.values.get("cudnn_benchmark")) is bool:
+            found["cudnn_benchmark"] = {"benchmark": benchmark}
         if plan.values.get("compile") == "off":
             found["compile"] = {}
         return found

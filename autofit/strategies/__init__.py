@@ -10,6 +10,7 @@ from autofit.strategies.batching import Batching
 from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
+from autofit.strategies.cudnn_benchmark import CudnnBenchmark
 from autofit.strategies.fp8_products import Fp8Products
 from autofit.strategies.length_grouping import LengthGrouping
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
@@ -22,6 +23,7 @@ from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
     MemoryFormat,
+    CudnnBenchmark,
     Precision,
     OptimizerImplementation,
     OptimizerInBackward,

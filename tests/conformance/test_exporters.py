@@ -34,6 +34,7 @@ VALUES: list[tuple[str, KnobValue]] = [
     ("precision", "fp16"),
     ("checkpointed_blocks", 2),
     ("memory_format", "channels_last"),
+    ("cudnn_benchmark", True),
     ("optimizer_implementation", "for-loop"),
     ("optimizer_implementation", "foreach"),
     ("optimizer_implementation", "fused"),

@@ -13,7 +13,7 @@ from tests.cuda.targets import evaluate, sized
 from tests.phantom.phantom import Phantom
 
 GIB = 2**30
-ALWAYS = {"fp16", "channels_last", "foreach", "fused", "own_memory", "tuned kernels", "cuda graphs"}
+ALWAYS = {"cudnn", "fp16", "channels_last", "foreach", "fused", "own_memory", "tuned kernels", "cuda graphs"}
 
 
 @pytest.mark.phantom

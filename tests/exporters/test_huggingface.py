@@ -191,13 +191,15 @@ def test_what_the_trainer_has_no_field_for_is_said() -> None:
         "attention": "sdpa", "padding_multiple": 8, "compile": "blocks", "optimizer_states": "bitsandbytes-8bit",
         "memory_format": "channels_last", "activation_offload": True, "linear_cross_entropy": "chunked",
         "optimizer_in_backward": True, "bf16_parameters": True, "activation_budget": "half",
-        "recomputed_operators": "cheap",
+        "recomputed_operators": "cheap", "cudnn_benchmark": True,
     }  # fmt: skip
     export = exported(values, "5.23")
-    assert set(export.by_hand) == {"attention", "padding_multiple", "compile", "optimizer_states"}
+    by_hand = {"attention", "padding_multiple", "compile", "optimizer_states", "cudnn_benchmark"}
+    assert set(export.by_hand) == by_hand
     assert set(export.unmapped) == values.keys() - export.by_hand.keys()
     assert 'attn_implementation="sdpa"' in export.text
     assert "pad_to_multiple_of=8" in export.text
+    assert "cudnn_benchmark: torch.backends.cudnn.benchmark = True" in export.text
 
 
 def test_the_loader_has_the_workers_that_were_chosen(tmp_path: Path) -> None:

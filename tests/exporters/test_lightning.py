@@ -30,6 +30,7 @@ VALUES: list[dict[str, KnobValue]] = [
     {"precision": "bf16", "micro_batch_size": 4, "accumulation_steps": 2},
     {"precision": "tf32"},
     {"optimizer_implementation": "fused", "memory_format": "channels_last"},
+    {"cudnn_benchmark": True},
 ]
 
 pytestmark = [
@@ -84,6 +85,7 @@ def test_the_overlay_holds_arguments_of_the_trainer(values: dict[str, KnobValue]
     assert overlay.keys() == {"trainer"}
     trainer = Trainer(**overlay["trainer"], **QUIET)
     assert trainer.accumulate_grad_batches == values.get("accumulation_steps", 1)
+    assert overlay["trainer"].get("benchmark", False) is values.get("cudnn_benchmark", False)
     assert trainer.precision == ("bf16-mixed" if values.get("precision") == "bf16" else "32-true")
     assert found.unmapped == ()
 

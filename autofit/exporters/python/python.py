@@ -30,6 +30,7 @@ _COMPILED: dict[KnobValue, Settings] = {
     **{mode: {"COMPILE_MODE": f'"{mode}"'} for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")},
 }
 _GROUPED: dict[KnobValue, Settings] = {False: {}, True: {"grouped": True}}
+_BENCHMARKS: dict[KnobValue, Settings] = {False: {}, True: {"benchmark": True}}
 _RECOMPUTED: dict[KnobValue, Settings] = {"all": {}}
 
 
@@ -61,6 +62,7 @@ _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     "optimizer_implementation": _OPTIMIZERS.get,
     "compile": _COMPILED.get,
     "length_grouping": _GROUPED.get,
+    "cudnn_benchmark": _BENCHMARKS.get,
 }
 """Settings of each knob: upper-case keys are constants at the top of the file, lower-case keys are parts of the
 loop."""

@@ -43,6 +43,7 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
     torch.backends.cuda.matmul.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.conv.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.rnn.fp32_precision = "tf32"  #? tf32
+    torch.backends.cudnn.benchmark = True  #? benchmark
     model.to(memory_format=torch.channels_last)  #? channels_last
     set_implementation(optimizer)  #? flags
     checkpoint_first(model, blocks)  #? blocks
@@ -90,6 +91,7 @@ def predict(model, loader, forward):
     torch.backends.cuda.matmul.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.conv.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.rnn.fp32_precision = "tf32"  #? tf32
+    torch.backends.cudnn.benchmark = True  #? benchmark
     model.to(memory_format=torch.channels_last)  #? channels_last
     model = torch.compile(model, mode=COMPILE_MODE)  #? compiled
     model.eval()

@@ -277,6 +277,14 @@ def test_tf32_is_switched_on(tmp_path: Path) -> None:
     assert done.stdout == "tf32 tf32\n"
 
 
+@pytest.mark.parametrize(("value", "line"), [(False, 0), (True, 1)])
+def test_cudnn_benchmark_is_switched_on_before_the_first_step(value: bool, line: int) -> None:
+    export_of = export(cudnn_benchmark=value)
+    assert export_of.unmapped == ()
+    before, _, _ = export_of.text.partition("model.train()")
+    assert before.count("    torch.backends.cudnn.benchmark = True\n") == line
+
+
 def test_batches_of_any_structure() -> None:
     module = module_of(export(micro_batch_size=2, accumulation_steps=2).text)
     batch = {"ids": ["a", "b"], "nested": (torch.ones(2, 3), None), "count": 7}
