@@ -75,7 +75,6 @@ class Knob(BaseModel):
     def only(self, values: Sequence[KnobValue]) -> "Knob":
         """Returns the knob restricted to these values. The default should be among them."""
         kept = [place for place, value in enumerate(self.values) if any(same_value(value, one) for one in values)]
-
         columns = {name: getattr(self, name) for name in ("values", *_COLUMNS)}
         return self.model_copy(
             update={name: tuple(column[place] for place in kept) if column else () for name, column in columns.items()}
