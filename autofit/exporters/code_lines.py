@@ -11,6 +11,7 @@ from autofit.exporters.plan_facts import (
     blocks_in_words,
     checkpoints_every_block,
     chosen_loading,
+    keeps_batches,
     optimizer_name,
 )
 
@@ -50,11 +51,12 @@ def code_lines(plan: Plan, recommendation: Recommendation) -> dict[str, str]:
 
 def loader_line(plan: Plan, recommendation: Recommendation) -> str | None:
     """Returns the call of the DataLoader with the plan's batch and workers; None if the batch is not a number."""
-    size = plan.values.get(MICRO_BATCH_SIZE)
+    size, workers = plan.values.get(MICRO_BATCH_SIZE), worker_arguments(recommendation)
+    if keeps_batches(recommendation):
+        return f"your own loader{', with ' * bool(workers)}{', '.join(workers)}: its batches stay as they are"
     if type(size) is not int:
         return None
-    arguments = [f"batch_size={size}", *worker_arguments(recommendation)]
-    return f"DataLoader(dataset, {', '.join(arguments)})"
+    return f"DataLoader(dataset, {', '.join([f'batch_size={size}', *workers])})"
 
 
 def worker_arguments(recommendation: Recommendation) -> list[str]:

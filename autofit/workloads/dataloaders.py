@@ -18,6 +18,7 @@ from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.resized_sampler import Pass, Rechunked, one_pass, resized
 from autofit.workloads.sample_batches import Recipe, SampleBatches
 from autofit.workloads.sample_lengths import LengthOf
+from autofit.workloads.sampler_batches import SamplerBatches
 from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
 
@@ -38,13 +39,13 @@ _KEPT = (
 
 
 def dataloader_maker(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
-    """Returns the batch maker for a DataLoader, which is of one of five kinds."""
+    """Returns the batch maker for a DataLoader, which is of one of six kinds."""
     if isinstance(loader.dataset, IterableDataset):
         return _of_stream(loader, options)
-    if loader.batch_sampler is not None:
-        return SampleBatches(loader, _map_recipe(loader, loader.batch_sampler, options.scan, listed=False), options)
-    if isinstance(loader.sampler, BatchSampler):  # the data set takes a list of keys
-        return SampleBatches(loader, _map_recipe(loader, loader.sampler, options.scan, listed=True), options)
+    listed = isinstance(loader.sampler, BatchSampler)  # the data set takes a list of keys
+    if listed or loader.batch_sampler is not None:
+        recipe = _map_recipe(loader, loader.sampler if listed else loader.batch_sampler, options.scan, listed=listed)
+        return SamplerBatches(loader, recipe, options) if recipe.uneven else SampleBatches(loader, recipe, options)
     dataset: Any = loader.dataset
     keys, _ = sampler_keys(loader.sampler, dataset, options.scan)
     return ReadyBatches(loader, keys, lambda key: loader.collate_fn(dataset[key]), options)
@@ -65,6 +66,7 @@ class _KeyDraw(NamedTuple):
         notes: notes for the user.
         fixed_order: why batches cannot be grouped by length; "" if they can.
         by_length: returns the lists of samples of similar length at a size. None with `fixed_order`.
+        uneven: the user's lists, if they have no usual size; else ().
     """
 
     keys: Sequence[Any]
@@ -78,6 +80,7 @@ class _KeyDraw(NamedTuple):
     notes: tuple[str, ...]
     fixed_order: str
     by_length: Callable[[LengthOf, int], Iterable[list[Any]]] | None = None
+    uneven: Sequence[list[Any]] = ()
 
 
 def _plain_draw(batch_sampler: BatchSampler, dataset: Any, scan: int) -> _KeyDraw:
@@ -101,7 +104,8 @@ def _plain_draw(batch_sampler: BatchSampler, dataset: Any, scan: int) -> _KeyDra
 
 def _user_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
     """Describes a custom batch sampler."""
-    keys, length, user_size, notes = batch_sampler_keys(batch_sampler, dataset, scan)
+    drawn = batch_sampler_keys(batch_sampler, dataset, scan)
+    user_size = drawn.size
     drop_last = bool(getattr(batch_sampler, "drop_last", False))
 
     @cache
@@ -112,9 +116,22 @@ def _user_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
     def lists(size: int) -> Iterable[list[Any]]:
         return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last, user_pass)
 
-    resizes = not keys or type(lists(user_size // 2 or 2)) is not Rechunked
+    resizes = not drawn.keys or bool(drawn.uneven) or type(lists(user_size // 2 or 2)) is not Rechunked
     kept = f"{type(batch_sampler).__name__} decides which samples are batched together"
-    return _KeyDraw(keys, length, user_size, drop_last, lists, True, resizes, False, notes, kept)
+    return _KeyDraw(
+        drawn.keys,
+        drawn.length,
+        user_size,
+        drop_last,
+        lists,
+        True,
+        resizes,
+        False,
+        drawn.notes,
+        kept,
+        None,
+        drawn.uneven,
+    )
 
 
 class _Fetching(NamedTuple):
@@ -196,6 +213,7 @@ def _recipe(loader: DataLoader[Any], draw: _KeyDraw, *, listed: bool) -> Recipe:
         notes=_subclass_note(loader) + draw.notes,
         fixed_order=draw.fixed_order,
         by_length=by_length,
+        uneven=draw.uneven,
     )
 
 

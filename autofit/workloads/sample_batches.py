@@ -52,6 +52,7 @@ class Recipe:
     notes: tuple[str, ...]
     fixed_order: str  # why batches cannot be grouped by length; "" if they can
     by_length: "Callable[[LengthOf], Recipe] | None" = None  # length of a key -> recipe of batches of similar length
+    uneven: Sequence[list[Any]] = ()  # keys of the user's batches, if these have no usual size
 
     def make(self, keys: list[Any]) -> Batch:
         """Returns the batch of the samples with these keys."""

@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.samplers import batch_sampler_keys
 from tests.workloads.loaders import labels, pairs, use_all
 
 
@@ -96,9 +97,20 @@ def test_explicit_torch_batch_sampler_is_as_batch_size() -> None:
 
 
 def test_batch_sampler_with_sizes_of_its_own_is_told() -> None:
-    sampler = [[0], [1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    source = BatchSource.of(DataLoader(pairs(), batch_sampler=sampler))
-    assert "makes batches of 1 to 4 samples" in " ".join(source.notes)
+    few: Any = [[0], [1, 2, 3], [4, 5, 6], [7, 8, 9], [7]]
+    source = BatchSource.of(DataLoader(pairs(), batch_sampler=few))
+    assert source.user_batch_size == 3
+    assert source.resizable
+    assert "makes batches of 1 to 3 samples: batches of 3 are measured as the baseline" in " ".join(source.notes)
+
+
+def test_a_batch_sampler_without_a_usual_size_keeps_its_batches() -> None:
+    sampler: Any = [[0], [1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    drawn = batch_sampler_keys(sampler, pairs(), 100)
+    assert (drawn.size, drawn.uneven) == (2, sampler)
+    assert (
+        "list makes batches of 1 to 4 samples: they stay as they are, and the plan states their mean, 2" in drawn.notes
+    )
 
 
 def test_keys_that_are_no_numbers() -> None:

@@ -7,7 +7,13 @@ from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, chosen_loading, max_grad_norm
+from autofit.exporters.plan_facts import (
+    CHECKPOINT_ORDER,
+    CHECKPOINTED_BLOCKS,
+    chosen_loading,
+    keeps_batches,
+    max_grad_norm,
+)
 from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
 from autofit.exporters.target_version import TargetVersion
 from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES, Weighing
@@ -66,6 +72,7 @@ _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
 }
 """Settings of each knob: upper-case keys are constants at the top of the file, lower-case keys are parts of the
 loop."""
+_LOADER = "torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)"
 _PARTS = {
     "MICRO_BATCH_SIZE": "micro",
     "ACCUMULATION_STEPS": "accumulate",
@@ -112,6 +119,8 @@ class Python(Exporter):
         name = environment.get("optimizer", "")
         helpers = [text for part, text in HELPERS.items() if part in parts]
         text = "".join([IMPORTS, CONSTANTS, loop, *helpers, TO_DEVICE])
+        if keeps_batches(recommendation):
+            text = text.replace(_LOADER, "your own, whose batches stay as they are")
         text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
         for batches in ("batch_size=MICRO_BATCH_SIZE", "batch_sampler=ByLength(lengths)"):
             text = text.replace(batches, f"{batches}{_workers(recommendation)}")

@@ -1,0 +1,117 @@
+"""SamplerBatches: the batches of a sampler that makes them of different sizes, such as one with a budget of frames.
+
+Such a rule cannot be kept at another batch size, and a batch of the usual size made from the longest samples would be
+far larger than any that the sampler makes. The batches therefore stay as they are. The batch size of a plan is their
+mean.
+"""
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from autofit.workloads.batch_algebra import describe
+from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions
+from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
+from autofit.workloads.lengths import elements, evenly_spaced
+from autofit.workloads.representative_batches import choose_representative
+from autofit.workloads.sample_batches import Recipe
+from autofit.workloads.streams import undisturbed
+from autofit.workloads.tree import Batch
+
+ALIKE_RATIO = 0.95
+"""Number of elements, relative to the largest batch, from which a batch may need the most memory. A sampler with a
+budget fills most batches equally, and of these the one with the longest samples needs the most for its attention."""
+_DESCRIBED = 8
+"""Number of batches whose common structure identifies the loader."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A batch of the sampler: the keys of its samples, and the number of elements of its tensors."""
+
+    keys: list[Any]
+    elements: int
+
+
+class SamplerBatches(BatchMaker):
+    """Makes the batches of the user's batch sampler, from the lists of one pass.
+
+    Args:
+        loader: the user's loader.
+        recipe: has the keys of each batch of a pass in `uneven`, and makes batches from them.
+        options: options of the source. At most `scan` samples are read to compare the batches.
+    """
+
+    varies = True
+    resizable = False
+    even = False
+    has_rows = False
+    grouped = True
+
+    def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
+        super().__init__(options, recipe.notes)
+        self._loader, self._recipe, self._lists = loader, recipe, recipe.uneven
+        self.user_batch_size, self.length = recipe.user_batch_size, recipe.length
+        self.fixed_loading, self.fixed_order = recipe.fixed_loading, recipe.fixed_order
+        with undisturbed(loader):
+            self._inspected = self._read(options.scan)
+        if len(self._inspected) < len(self._lists):
+            self._note(
+                f"{len(self._inspected)} of {len(self._lists)} batches were inspected: if a larger one can occur, pass "
+                "worst_case="
+            )
+
+    def typical(self, size: int, count: int) -> list[Batch]:
+        """Returns batches that together have the mean number of samples, of elements, and of elements times length."""
+        costs = [
+            (float(len(one.keys)), float(one.elements), one.elements**2 / len(one.keys)) for one in self._inspected
+        ]
+        samples, filled, square = (fmean(column) for column in zip(*costs, strict=True))
+        chance, places = random.Random(self._options.seed), list(range(len(costs)))
+        if count < len(places):
+            places = choose_representative([[cost] for cost in costs], [(samples, filled, square)], count, chance)
+        return [self._recipe.make(self._inspected[at].keys) for at in itertools.islice(itertools.cycle(places), count)]
+
+    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+        """Yields batches of the pass at random."""
+        chance = random.Random(f"{self._options.seed} {draw}")
+        while True:
+            yield self._recipe.make(chance.choice(self._lists))
+
+    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+        """Returns the same batches. They are not cut, since their size is fixed."""
+        return [Cuttable.of(batch) for batch in self.typical(size, count)]
+
+    def longest(self, size: int) -> Batch:
+        """Returns the batch with the longest samples of those with the most elements (`ALIKE_RATIO`)."""
+        most = max(each.elements for each in self._inspected)
+        large = [each for each in self._inspected if each.elements >= ALIKE_RATIO * most]
+        return self._recipe.make(max(large, key=lambda each: each.elements / len(each.keys)).keys)
+
+    def repeated(self, worst: Any, size: int) -> Batch:
+        """Returns a batch of the user's worst sample, repeated and collated."""
+        return self._recipe.collate([worst] * size)
+
+    def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
+        """Returns the user's loader with these changes."""
+        return self._recipe.rebuild(size, changes)
+
+    def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
+        """Returns the user's batches. Each counts as `size` samples, so that a step has as many as the plan says."""
+        return EquallyCounted(self.rebuild(size, changes) if changes else self._loader, size)
+
+    def structure(self) -> str:
+        """Returns the common structure of the first inspected batches."""
+        first = self._inspected[:_DESCRIBED]
+        return describe([self._recipe.make(each.keys) for each in first], [len(each.keys) for each in first])
+
+    def _read(self, most: int) -> list[_Listed]:
+        """Makes batches spread over the pass until `most` samples were read, at least two."""
+        count = max(int(most / fmean(map(len, self._lists))), 2)
+        chosen = [self._lists[at] for at in evenly_spaced(len(self._lists), count)]
+        return [_Listed(keys, elements(self._recipe.make(keys))) for keys in chosen]
