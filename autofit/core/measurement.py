@@ -77,7 +77,7 @@ class Measurement(BaseModel):
     loss: float | None = None
     skipped_steps: int = 0
     phases_s: dict[str, float] = {}
-    new_shape_s: float = Field(default=0.0, ge=0)
+    new_shape_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     fetch_s: float | None = None
     loading: Loading | None = None
     warnings: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ class Objective(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     unit: Literal["samples", "tokens"] = "samples"
-    tie_ratio: float = TIE_RATIO
+    tie_ratio: float = Field(default=TIE_RATIO, ge=0, allow_inf_nan=False)
     planned_samples: int | None = Field(default=None, gt=0)
 
     def score(self, measurement: Measurement) -> float:

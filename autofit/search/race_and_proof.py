@@ -220,11 +220,10 @@ class Final:
 
     def _charged(self, plan: Plan, measurement: Measurement) -> Measurement:
         """Returns a measurement of a warm run on known shapes, with the cost of warm-up and new shapes of its plan."""
-        if plan.key not in self._record:
-            return measurement
-        probe = measurement_of(self._record[plan.key])
-        startup_s = None if self._objective.planned_samples is None else probe.startup_s
-        return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": probe.new_shape_s})
+        probe = measurement if plan.key not in self._record else measurement_of(self._record[plan.key])
+        startup_s = measurement.startup_s if self._objective.planned_samples is None else probe.startup_s
+        new_s = measurement.new_shape_s or probe.new_shape_s  # a block has measured none
+        return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": new_s})
 
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
