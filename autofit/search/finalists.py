@@ -52,6 +52,24 @@ class Finalists:
         """Records the duration of a block, in seconds."""
         self._blocks_s.append(block_s)
 
+    def shed(self, race: Race, round_s: float) -> float:
+        """Removes the least promising plans until the minimum of rounds fits into the time left. Two stay.
+
+        Args:
+            race: after its first round, and before the last of the minimum. Otherwise nothing is removed.
+            round_s: the longest round so far, in seconds.
+
+        Returns:
+            The same for the plans that stay.
+        """
+        while 0 < race.rounds < MIN_ROUNDS and len(race.running) > 2:
+            rivals = [t.plan.key for t in self._rivals if t.plan.key in race.running]
+            if len(rivals) < 2 or (MIN_ROUNDS - race.rounds) * round_s <= self._room_s():
+                break
+            round_s *= 1 - 1 / len(race.running)
+            race.leave(rivals[-1], "no time for its rounds")
+        return round_s
+
     def joining(self) -> list[Trial]:
         """Returns the plans that join now: finalists for which there was no time before, then others that may win."""
         race = self._scale.race

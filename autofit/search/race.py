@@ -142,8 +142,8 @@ class Race:
         """Returns the names of the next round: forward and backward in turn (A B, B A), so that drift cancels."""
         return self.running[::-1] if self.rounds % 2 else self.running
 
-    def fail(self, name: str, reason: str) -> None:
-        """Removes a plan whose block failed, even the pinned one."""
+    def leave(self, name: str, reason: str) -> None:
+        """Removes a plan, even the pinned one."""
         self.left[name] = reason
 
     def leader(self) -> str:
@@ -244,7 +244,7 @@ def run_race(
         for name in race.order():
             result = block(name)
             if isinstance(result, str):
-                race.fail(name, result)
+                race.leave(name, result)
             else:
                 scores[name] = result
         race.add(scores)

@@ -126,7 +126,7 @@ class Final:
         def enough() -> bool:
             nonlocal began
             now = self._tuning.clock.elapsed_s
-            self._round_s, began = max(self._round_s, now - began), now
+            self._round_s, began = self._finalists.shed(race, max(self._round_s, now - began)), now
             self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * self._round_s  # fewer rounds decide nothing

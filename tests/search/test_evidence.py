@@ -97,7 +97,7 @@ def test_the_logs_of_a_race_say_who_joined_and_who_left(result: SearchResult) ->
     race.add({first.key: 100.0})
     race.join(second.key)
     race.add({first.key: 101.0, second.key: 99.0})
-    race.fail(second.key, "failed in the race")
+    race.leave(second.key, "failed in the race")
     logs = list(Seen(trials=result.trials, race=race).race_logs())
     assert [(log.plan, log.joined, len(log.log_rates), log.note) for log in logs] == [
         (first, 0, 2, ""), (second, 1, 1, "failed in the race")

@@ -1,11 +1,13 @@
 """Who begins a race and who joins it."""
 
+import pytest
+
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.common_scale import CommonScale
 from autofit.search.finalists import Finalists, by_promise
-from autofit.search.race import MIN_ROUNDS
+from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 from tests.fakes import small_bench, tuning_of
 
@@ -62,3 +64,17 @@ def test_the_best_rival_comes_first() -> None:
     assert promised[0] is trials[0]
     assert sorted(t.number for t in promised) == sorted(t.number for t in trials)
     assert by_promise([], tuning_of(BENCH).objective) == []
+
+
+@pytest.mark.parametrize(("left_s", "running"), [(float("inf"), 4), (30.0, 4), (24.0, 3), (17.0, 2), (1.0, 2)])
+def test_a_race_sheds_the_least_promising_plans_if_its_rounds_take_too_long(left_s: float, running: int) -> None:
+    trials = measured(4)
+    found = entrants(trials, left_s=left_s)
+    race = Race(tuple(t.plan.key for t in found.first()), OWN.key)
+    assert found.shed(race, 10.0) == 10.0  # no round was run
+    race.rounds = MIN_ROUNDS - 3
+    assert found.shed(race, 10.0) == pytest.approx(10.0 * running / 4)
+    order = [t.plan.key for t in found.first()]
+    assert race.running == [*order[: running - 1], OWN.key]
+    race.rounds = MIN_ROUNDS
+    assert found.shed(race, 1000.0) == 1000.0

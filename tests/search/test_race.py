@@ -154,8 +154,8 @@ def test_a_race_goes_on_where_all_that_began_it_have_failed() -> None:
         race.add({"a": 1.0, "b": 1.0001})
     race.join("c")
     race.join("d")
-    race.fail("a", "failed")
-    race.fail("b", "failed")
+    race.leave("a", "failed")
+    race.leave("b", "failed")
     race.add({"c": 1.0, "d": 2.0})
     assert race.running == ["c", "d"]
 
@@ -179,5 +179,5 @@ def test_a_pinned_plan_that_leads_or_may_tie_is_a_contender(own: float) -> None:
 
 def test_a_pinned_plan_that_failed_is_no_contender() -> None:
     race = Race(("a", "b", "own"), pinned="own")
-    race.fail("own", "failed in the race: out of memory")
+    race.leave("own", "failed in the race: out of memory")
     assert race.contenders == ["a", "b"]
