@@ -9,7 +9,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, worker_arguments
-from autofit.exporters.plan_facts import weighing_caveat
+from autofit.exporters.plan_facts import clipping_caveat, weighing_caveat
 from autofit.exporters.target_version import TargetVersion
 
 _FIXED: Settings = {
@@ -30,6 +30,9 @@ _MODES: Mapping[KnobValue, str] = {
     "reduce-overhead": "reduce-overhead",
 }
 """Modes of torch.compile by value of the knob. Accelerate passes a mode of the file to torch as it is."""
+_CLIP = (
+    "if accelerator.sync_gradients: accelerator.clip_grad_norm_(model.parameters(), {norm}), before optimizer.step()"
+)
 _REGIONAL = "1.7"
 """First version that can compile the repeated blocks alone."""
 
@@ -70,8 +73,9 @@ class Accelerate(Exporter):
         return lines
 
     def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
-        """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(recommendation, "Accelerate")
+        """Returns how its gradient differs from that of the plan, and how to clip it."""
+        clipping = clipping_caveat(recommendation, "Accelerate", _CLIP)
+        return (*weighing_caveat(recommendation, "Accelerate"), *clipping)
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the file's text."""

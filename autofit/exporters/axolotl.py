@@ -8,6 +8,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.plan_facts import (
     checkpointing_fields,
+    clipping_fields,
     counted,
     dataloader_fields,
     optimizer_name,
@@ -86,6 +87,10 @@ class Axolotl(Exporter):
     def loading(self, recommendation: Recommendation) -> Settings:
         """Returns the keys of the loader's worker processes, if they were chosen."""
         return dataloader_fields(recommendation)
+
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the key of clipping. Without it, the Trainer's default is the norm 1.0."""
+        return clipping_fields(recommendation, "max_grad_norm")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the YAML text."""

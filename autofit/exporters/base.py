@@ -28,7 +28,7 @@ class Export:
         by_hand: for each knob that the target expresses only in the user's code, the line to write there.
         target_version: version of the target whose keys the file has; "" if its keys depend on no version.
         warnings: what to know before the file is used.
-        settings: the target's settings of all knobs in the file and of the loader, by key.
+        settings: the target's settings of all knobs in the file, of the loader and of clipping, by key.
     """
 
     text: str
@@ -88,9 +88,16 @@ class Exporter(ABC):
         """Returns the target's settings of the loader's worker processes, if these were chosen. No knob has them."""
         return {}
 
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the target's settings that clip gradients as the plan was measured. No knob has them.
+
+        A plan without clipping leaves the user's own. A target without such a key says so in `caveats`.
+        """
+        return {}
+
     @abstractmethod
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
-        """Returns the text of the file for the settings of all knobs and the loader, without the leading comment."""
+        """Returns the text of the file for all settings of the export, without the leading comment."""
 
     @final
     def export(self, recommendation: Recommendation, target_version: str | None = None) -> Export:
@@ -118,7 +125,7 @@ class Exporter(ABC):
         unmapped = tuple(knob for knob in changes if knob not in fields and knob not in by_hand)
         self._check_batch(plan, unmapped)
         merged = {key: value for settings in fields.values() for key, value in settings.items()}
-        merged |= self.loading(recommendation)
+        merged |= {**self.loading(recommendation), **self.clipping(recommendation)}
         warnings = (*version.warnings, *self.caveats(recommendation, version))
         text = self._header(recommendation, unmapped, by_hand, version.text, warnings)
         text += self.render(merged, recommendation, version)

@@ -94,10 +94,13 @@ class DeepSpeed(Exporter):
         """Returns how its gradient differs from that of the plan."""
         return weighing_caveat(recommendation, "DeepSpeed")
 
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the key of clipping, which is written for a plan without it too."""
+        return {"gradient_clipping": max_grad_norm(recommendation) or 0.0}
+
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the configuration."""
-        fixed = {"gradient_clipping": max_grad_norm(recommendation) or 0.0, "zero_optimization": {"stage": 0}}
-        return json.dumps({**settings, **fixed}, indent=2)
+        return json.dumps({**settings, "zero_optimization": {"stage": 0}}, indent=2)
 
 
 def _states_line(plan: Plan, recommendation: Recommendation) -> str | None:

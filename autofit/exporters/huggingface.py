@@ -14,6 +14,7 @@ from autofit.exporters.plan_facts import (
     blocks_in_words,
     checkpointing_fields,
     chosen_loading,
+    clipping_fields,
     counted,
     dataloader_fields,
     optimizer_name,
@@ -121,6 +122,10 @@ class HuggingFace(Exporter):
         loading = chosen_loading(recommendation)
         lasting = {} if loading is None else {"dataloader_persistent_workers": loading.persistent_workers}
         return {**dataloader_fields(recommendation), **lasting}
+
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the field of clipping, whose default is the norm 1.0."""
+        return clipping_fields(recommendation, "max_grad_norm")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the YAML text, with comments."""

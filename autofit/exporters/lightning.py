@@ -9,14 +9,14 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, compile_line, worker_arguments
-from autofit.exporters.plan_facts import weighing_caveat
+from autofit.exporters.plan_facts import clipping_fields, weighing_caveat
 from autofit.exporters.target_version import TargetVersion
 
 _PRECISIONS: Mapping[KnobValue, str] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class Lightning(Exporter):
-    """An overlay that holds precision and accumulation: arguments of the `Trainer`.
+    """An overlay that holds precision, accumulation and clipping: arguments of the `Trainer`.
 
     The batch belongs to a data module or module, under a name that only the user knows.
     """
@@ -58,6 +58,11 @@ class Lightning(Exporter):
     def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan."""
         return weighing_caveat(recommendation, "Lightning")
+
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the arguments of clipping. The algorithm is named, because the user's file may clip by value."""
+        norm = clipping_fields(recommendation, "gradient_clip_val")
+        return {**norm, "gradient_clip_algorithm": "norm"} if norm else {}
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the overlay's text. A plan without accumulation also replaces that of the user's file."""

@@ -87,12 +87,35 @@ def chosen_loading(recommendation: Recommendation) -> Loading | None:
 
 
 def max_grad_norm(recommendation: Recommendation) -> float | None:
-    """Returns the norm to which the measured training clips its gradients; None if it does not."""
+    """Returns the norm to which the measured training clips its gradients; None if it does not, or only infers."""
+    if recommendation.environment.settings.get("mode") == "inference":
+        return None
     try:
         norm = float(recommendation.environment.settings.get("max_grad_norm", ""))
     except ValueError:
         return None
     return norm if norm > 0 and math.isfinite(norm) else None
+
+
+def clipping_fields(recommendation: Recommendation, key: str) -> dict[str, object]:
+    """Returns the field of a target that clips gradients to an L2 norm; {} if the measured training does not clip."""
+    norm = max_grad_norm(recommendation)
+    return {} if norm is None else {key: norm}
+
+
+def clipping_caveat(recommendation: Recommendation, who: str, call: str) -> tuple[str, ...]:
+    """Returns which line clips the gradients in a target that has no field for it.
+
+    Args:
+        recommendation: the plan with its proof.
+        who: the target, as the subject of a sentence.
+        call: the line to write before the update, with `{norm}` in place of the norm.
+    """
+    norm = max_grad_norm(recommendation)
+    if norm is None:
+        return ()
+    line = call.format(norm=norm)
+    return (f"the plan clips gradients to the L2 norm {norm}, which {who} does only in your code. Write {line}",)
 
 
 def weighing_caveat(recommendation: Recommendation, who: str, unless: str = "") -> tuple[str, ...]:

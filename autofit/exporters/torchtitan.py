@@ -7,7 +7,13 @@ from typing import ClassVar
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, checkpointing_fields, label_count_caveat, weighing_caveat
+from autofit.exporters.plan_facts import (
+    CHECKPOINTED_BLOCKS,
+    checkpointing_fields,
+    clipping_fields,
+    label_count_caveat,
+    weighing_caveat,
+)
 from autofit.exporters.target_version import TargetVersion
 
 SECTIONS_SINCE = "0.2"
@@ -65,6 +71,10 @@ class Torchtitan(Exporter):
         if version >= COUNTED_SINCE:
             return label_count_caveat(recommendation, "torchtitan", shifts=True)
         return weighing_caveat(recommendation, f"torchtitan before {COUNTED_SINCE}")
+
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the override of clipping, whose default is the norm 1.0."""
+        return clipping_fields(recommendation, "training.max_norm")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the text of the fragment."""

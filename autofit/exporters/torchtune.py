@@ -9,8 +9,10 @@ from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.plan_facts import (
     checkpointing_fields,
     checkpoints_every_block,
+    clipping_fields,
     counted,
     label_count_caveat,
+    max_grad_norm,
     optimizer_name,
 )
 from autofit.exporters.target_version import TargetVersion
@@ -33,6 +35,11 @@ _FLAGS: Mapping[KnobValue, Settings] = {
 _OPTIMIZERS = ("Adagrad", "Adam", "AdamW", "SGD")
 """Optimizers of torch that have both flags. The optimizer is named, because many recipes have one of a library."""
 _TF32 = "dtype: fp32, and run the recipe with the environment variable TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1"
+_UNCLIPPED = (
+    "clip_grad_norm is read by the recipes for fine-tuning; those for PPO, for DPO with LoRA, and for knowledge "
+    "distillation on several devices ignore it"
+)
+"""Read from `recipes/` of the wheels 0.4.0, 0.5.0 and 0.6.1."""
 _LIBRARIES: Mapping[KnobValue, str] = {
     "torchao-8bit": "optimizer: _component_: torchao.optim.AdamW8bit, without fused and foreach",
     "bitsandbytes-8bit": "optimizer: _component_: bitsandbytes.optim.AdamW8bit, without fused and foreach",
@@ -80,7 +87,12 @@ class Torchtune(Exporter):
 
     def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan: it counts labels before it shifts them."""
-        return label_count_caveat(recommendation, "torchtune", shifts=False)
+        unclipped = () if max_grad_norm(recommendation) is None else (_UNCLIPPED,)
+        return (*label_count_caveat(recommendation, "torchtune", shifts=False), *unclipped)
+
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the key of clipping, which the recipes for fine-tuning read."""
+        return clipping_fields(recommendation, "clip_grad_norm")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the YAML text, with the same overrides in a comment."""

@@ -21,8 +21,10 @@ from autofit.integrations.lightning_trainer import (
     check_attribute,
     check_loader,
     check_measurable,
+    check_precision,
     check_trainer,
     set_batch,
+    set_clipping,
     step_of,
     train_loader,
     without_logging,
@@ -38,12 +40,14 @@ PRECISION = "precision"
 """The strategy, its knob and the argument of the Trainer have one name."""
 _PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 """Value of the knob by precision of the Trainer. Others change the module itself."""
+CLIPPING = "gradient_clip_val"
+_OF_THE_TRAINER = ("accumulate_grad_batches", CLIPPING, "gradient_clip_algorithm")
 _FROM_THE_MODULE = ("step_fn", "loss_fn", "optimizer", "mode", "device")
 """Arguments of `autofit.tune` that the module and the Trainer have already decided."""
 
 
 def trainer_arguments(plan: GivenPlan) -> dict[str, Any]:
-    """Returns precision and accumulation of a plan, for `Trainer(**trainer_arguments(plan))`.
+    """Returns precision, accumulation and clipping of a plan, for `Trainer(**trainer_arguments(plan))`.
 
     The batch belongs to the loader: add the callback `ApplyPlan`, or use `loader_arguments`. Warns of what the plan has
     beyond these.
@@ -67,7 +71,10 @@ def fabric_arguments(plan: GivenPlan) -> dict[str, Any]:
     """
     found = PlanSettings.of(plan, "lightning")
     found.warn()
-    return {key: value for key, value in found.values.items() if key != "accumulate_grad_batches"}
+    if norm := found.values.get(CLIPPING):
+        call = f"fabric.clip_gradients(model, optimizer, max_norm={norm})"
+        warnings.warn(f"the plan clips gradients. Write {call} before optimizer.step() in your code.", stacklevel=2)
+    return {key: value for key, value in found.values.items() if key not in _OF_THE_TRAINER}
 
 
 class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
@@ -151,7 +158,7 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
 
 
 class ApplyPlan(_UnderPlan):
-    """Gives a plan's batch, loader workers and accumulation to the training, and checks its precision.
+    """Gives a plan's batch, loader workers, accumulation and clipping to the training, and checks its precision.
 
     The `train_dataloader` of a module or data module must take its batch size from the attribute `batch_arg`. A loader
     that is passed to `fit` is rebuilt at the plan's batch. A training of at least 20 steps that is more than 5 % slower
@@ -183,12 +190,8 @@ class ApplyPlan(_UnderPlan):
         if stage != "fit":
             return
         check_trainer(trainer, pl_module)
-        wanted = self._settings.values.get(PRECISION, trainer.precision)
-        if trainer.precision != wanted:
-            raise UsageError(
-                f"found a Trainer with precision={trainer.precision!r}; the plan needs {wanted!r}, which cannot change "
-                f"after the Trainer is made. Pass precision={wanted!r}, or Trainer(**trainer_arguments(plan))."
-            )
+        check_precision(trainer, self._settings.values.get(PRECISION, trainer.precision))
+        set_clipping(trainer, self._settings.values.get(CLIPPING))
         self._settings.warn()
         set_batch(trainer, pl_module, self.fit, self._batch_arg, self._workers_arg)
 
@@ -231,7 +234,7 @@ class AutofitCallback(_UnderPlan):
         self._batch_arg, self._workers_arg, self._arguments = batch_arg, workers_arg, arguments
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Checks, before anything is measured, that the training can be tuned.
+        """Checks, before anything is measured, that the training can be tuned, and gives it a `max_grad_norm`.
 
         Raises:
             UsageError: it cannot; the message says why.
@@ -239,6 +242,7 @@ class AutofitCallback(_UnderPlan):
         if stage != "fit":
             return
         check_trainer(trainer, pl_module)
+        set_clipping(trainer, self._arguments.get("max_grad_norm"))
         if trainer.precision not in _PRECISIONS:
             raise UsageError(
                 f"found a Trainer with precision={trainer.precision!r}; expected one of {', '.join(_PRECISIONS)}, "

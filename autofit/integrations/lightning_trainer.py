@@ -49,6 +49,36 @@ def check_trainer(trainer: Any, module: Any) -> None:
         )
 
 
+def check_precision(trainer: Any, wanted: object) -> None:
+    """Checks that the Trainer has the plan's precision.
+
+    Raises:
+        UsageError: it has another.
+    """
+    if trainer.precision != wanted:
+        raise UsageError(
+            f"found a Trainer with precision={trainer.precision!r}; the plan needs {wanted!r}, which cannot change "
+            f"after the Trainer is made. Pass precision={wanted!r}, or Trainer(**trainer_arguments(plan))."
+        )
+
+
+def set_clipping(trainer: Any, norm: object) -> None:
+    """Gives the plan's clipping to a Trainer that has none. None as norm leaves the Trainer's own.
+
+    Raises:
+        UsageError: the Trainer clips in another way.
+    """
+    if norm is None:
+        return
+    given, kind = trainer.gradient_clip_val, "value" if trainer.gradient_clip_algorithm == "value" else "norm"
+    if given not in (None, norm) or kind == "value":
+        raise UsageError(
+            f"found a Trainer with gradient_clip_val={given!r}, by {kind}; the plan clips gradients to the "
+            f"L2 norm {norm}. Pass gradient_clip_val={norm} without an algorithm, or tune again with your value."
+        )
+    trainer.gradient_clip_val = norm
+
+
 def check_measurable(trainer: Any, module: Any) -> None:
     """Refuses modules whose step cannot be measured through `training_step` alone.
 

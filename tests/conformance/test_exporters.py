@@ -188,6 +188,19 @@ def test_a_trainer_that_weights_micro_batches_in_another_way_is_said(
     assert exporter.export(recommendation(plan)).warnings == ()
 
 
+def test_the_clipping_of_the_plan_is_written_or_said(exporter: Exporter) -> None:
+    clipped, none = (
+        exporter.export(recommendation(OWN, settings={"max_grad_norm": text})) for text in ("5.25", "None")
+    )
+    assert 5.25 in clipped.settings.values() or any("5.25" in text for text in clipped.warnings)
+    assert "5.25" in clipped.text
+    assert none == exporter.export(recommendation(OWN))
+    assert none.warnings == ()
+    if exporter.infers:
+        given = recommendation(OWN, settings={"max_grad_norm": "5.25", "mode": "inference"})
+        assert "5.25" not in exporter.export(given).text
+
+
 def test_texts_of_a_foreign_plan_cannot_become_code(exporter: Exporter) -> None:
     plan = OWN.replace(precision=EVIL, memory_format=EVIL, optimizer_implementation=EVIL, checkpointed_blocks=EVIL)
     settings = {"optimizer": EVIL, "max_grad_norm": EVIL, "mode": EVIL}

@@ -38,7 +38,7 @@ from accelerate import Accelerator
 
 torch.manual_seed(0)
 accelerator = {accelerator}
-seen = {{"rows": [], "dtypes": [], "updates": [], "backwards": 0}}
+seen = {{"rows": [], "dtypes": [], "updates": [], "norms": [], "backwards": 0}}
 
 
 class Net(nn.Module):
@@ -56,6 +56,8 @@ class Net(nn.Module):
 class Counted(torch.optim.SGD):
     def step(self, closure=None):
         seen["updates"].append(seen["backwards"])
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        seen["norms"].append(float(nn.utils.get_total_norm(gradients)))
         return super().step(closure)
 
 
@@ -68,6 +70,7 @@ for inputs, targets in loader:
     with accelerator.accumulate(model):
         accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
         seen["backwards"] += 1
+        {clip}
         optimizer.step()
         optimizer.zero_grad()
 print("SEEN" + json.dumps(seen))
@@ -153,13 +156,15 @@ def launched(found: Export, folder: Path, script: str = ENVIRONMENT) -> Any:
 def test_a_launched_training_has_the_plan_in_effect(
     values: dict[str, KnobValue], rows: list[int], dtype: str, updates: list[int], tmp_path: Path
 ) -> None:
-    found = export(values)
+    found = by_name("accelerate").export(recommendation(PLAN.replace(**values), PLAN, {"max_grad_norm": "0.01"}))
+    clip = found.warnings[-1].partition("Write ")[2].partition(", before optimizer.step()")[0]
     accelerator = found.by_hand.get("accumulation_steps", "Accelerator()").partition(", and ")[0]
-    script = SCRIPT.format(accelerator=accelerator, loader=found.by_hand["micro_batch_size"])
+    script = SCRIPT.format(accelerator=accelerator, loader=found.by_hand["micro_batch_size"], clip=clip)
     seen = launched(found, tmp_path, script)
     assert seen["rows"] == rows
     assert set(seen["dtypes"]) == {dtype}
     assert seen["updates"] == updates
+    assert seen["norms"] == pytest.approx([0.01] * len(updates), rel=1e-3)
 
 
 def test_chosen_workers_are_in_the_loader_and_in_a_comment() -> None:

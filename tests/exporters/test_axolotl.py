@@ -18,7 +18,7 @@ FIELDS = frozenset(
         "micro_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "tf32", "gradient_checkpointing",
         "gradient_checkpointing_kwargs", "torch_compile", "torch_compile_mode", "optimizer", "attn_implementation",
         "group_by_length", "pad_to_multiple_of", "pad_to_sequence_len", "dataloader_num_workers",
-        "dataloader_pin_memory", "dataloader_prefetch_factor",
+        "dataloader_pin_memory", "dataloader_prefetch_factor", "max_grad_norm",
     }
 )  # fmt: skip
 """Fields of `AxolotlInputConfig` that matter here, read from `axolotl/utils/schemas/` of the wheels 0.17.0, 0.18.0 and
@@ -61,9 +61,10 @@ def keys_of(export: Export) -> dict[str, Any]:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_key_is_a_field_of_the_schema(plan: str) -> None:
-    export = exported(PLANS[plan])
+    export = exported(PLANS[plan], settings={"max_grad_norm": "0.5"})
     keys = keys_of(export)
     assert keys.keys() <= FIELDS
+    assert keys["max_grad_norm"] == 0.5
     assert keys.get("torch_compile_mode", "default") in MODES
     assert export.unmapped == ()
     assert "of one device" in export.text

@@ -22,7 +22,7 @@ COMMON = frozenset(
     {
         "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "bf16", "fp16",
         "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode", "optim", "dataloader_num_workers",
-        "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor",
+        "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor", "max_grad_norm",
     }
 )  # fmt: skip
 OLDER = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
@@ -62,7 +62,7 @@ def no_variables_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exported(values: Values, version: str | None = None, *, device: str = "cpu") -> Export:
-    return HuggingFace().export(found(OWN.replace(**values), device), version)
+    return HuggingFace().export(found(OWN.replace(**values), device, {"max_grad_norm": "0.5"}), version)
 
 
 def found(plan: Plan, device: str = "cpu", settings: dict[str, str] | None = None) -> Recommendation:

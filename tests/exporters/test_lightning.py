@@ -90,6 +90,16 @@ def test_the_overlay_holds_arguments_of_the_trainer(values: dict[str, KnobValue]
     assert found.unmapped == ()
 
 
+def test_clipping_is_that_of_the_plan_and_by_norm() -> None:
+    from lightning.pytorch import Trainer  # noqa: PLC0415
+
+    found = by_name("lightning").export(recommendation(OWN, settings={"max_grad_norm": "5.0"}))
+    given = yaml.safe_load(found.text)["trainer"]
+    trainer = Trainer(**{"gradient_clip_algorithm": "value", **given}, **QUIET)
+    assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (5.0, "norm")
+    assert not [key for key in yaml.safe_load(export().text)["trainer"] if "clip" in key]
+
+
 def test_fp16_is_a_precision_of_the_trainer() -> None:
     from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT_STR  # noqa: PLC0415
 

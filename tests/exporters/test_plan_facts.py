@@ -10,6 +10,8 @@ from autofit.exporters.plan_facts import (
     checkpointing_fields,
     checkpoints_every_block,
     chosen_loading,
+    clipping_caveat,
+    clipping_fields,
     counted,
     dataloader_fields,
     label_count_caveat,
@@ -58,6 +60,16 @@ def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
 def test_the_norm_of_clipping_is_a_positive_number(text: str, norm: float | None) -> None:
     assert max_grad_norm(recommendation(OWN, settings={"max_grad_norm": text})) == norm
     assert max_grad_norm(recommendation(OWN)) is None
+    assert max_grad_norm(recommendation(OWN, settings={"max_grad_norm": text, "mode": "inference"})) is None
+
+
+def test_clipping_is_a_field_or_a_line() -> None:
+    clipped, none = recommendation(OWN, settings={"max_grad_norm": "5"}), recommendation(OWN)
+    assert clipping_fields(clipped, "norm") == {"norm": 5.0}
+    assert clipping_caveat(clipped, "It", "clip({norm})") == (
+        "the plan clips gradients to the L2 norm 5.0, which It does only in your code. Write clip(5.0)",
+    )
+    assert (clipping_fields(none, "norm"), clipping_caveat(none, "It", "clip({norm})")) == ({}, ())
 
 
 def test_the_settings_of_checkpointing_are_those_of_no_block_or_of_every_block() -> None:

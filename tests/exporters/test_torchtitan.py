@@ -19,7 +19,7 @@ from tests.conformance.test_exporters import OWN, recommendation
 COMMON = frozenset(
     {
         "training.local_batch_size", "training.global_batch_size", "training.mixed_precision_param",
-        "optimizer.implementation",
+        "training.max_norm", "optimizer.implementation",
     }
 )  # fmt: skip
 BEFORE = COMMON | {"activation_checkpoint.mode", "optimizer.early_step_in_backward"}
@@ -76,9 +76,10 @@ def names_of(words: list[str]) -> set[str]:
 @pytest.mark.parametrize("version", FIELDS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_override_is_a_field_of_that_version(plan: str, version: str) -> None:
-    export = exported(PLANS[plan], version)
+    export = exported(PLANS[plan], version, {"max_grad_norm": "0.5"})
     assert export.warnings == ()
     words = words_of(export)
+    assert words[words.index("--training.max_norm") + 1] == "0.5"
     assert names_of(words) <= FIELDS[version]
     subcommands = {word for word in words if word.startswith("activation_checkpoint:")}
     assert subcommands <= (SUBCOMMANDS if version == "0.3.0" else set())

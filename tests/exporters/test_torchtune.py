@@ -20,12 +20,13 @@ from tests.conformance.test_exporters import EVIL, OWN, recommendation
 COMMON = frozenset(
     {
         "batch_size", "gradient_accumulation_steps", "dtype", "compile", "enable_activation_checkpointing",
-        "enable_activation_offloading", "optimizer_in_bwd", "optimizer",
+        "enable_activation_offloading", "optimizer_in_bwd", "optimizer", "clip_grad_norm",
     }
 )  # fmt: skip
 FIELDS = {"0.4.0": COMMON, "0.5.0": COMMON, "0.6.1": COMMON}
 """Keys that matter here, read from the recipes in `recipes/configs/` of each version's wheel: all 110, 131 and 139 of
-them have the first five, most have `enable_activation_offloading`, and those of full fine-tuning `optimizer_in_bwd`."""
+them have the first five, most have `enable_activation_offloading`, and those of full fine-tuning `optimizer_in_bwd`.
+The recipes for fine-tuning of each version read `clip_grad_norm`, whether the configuration has it or not."""
 
 Values = dict[str, KnobValue]
 WHOLE: Values = {"checkpointed_blocks": 4, "checkpoint_order": "0-3"}
@@ -67,6 +68,14 @@ def test_each_key_is_one_of_the_recipes(plan: str, version: str) -> None:
     assert keys_of(export).keys() <= FIELDS[version]
     assert (export.unmapped, dict(export.by_hand)) == ((), {})
     assert "of one device" in export.text
+
+
+@pytest.mark.parametrize("version", FIELDS)
+def test_clipping_is_a_key_that_some_recipes_ignore(version: str) -> None:
+    export = exported({}, version, {"max_grad_norm": "0.5"})
+    assert keys_of(export)["clip_grad_norm"] == 0.5
+    assert "clip_grad_norm=0.5" in overrides_of(export)
+    assert ["PPO" in text for text in export.warnings] == [True]
 
 
 def test_the_command_line_says_the_same_as_the_file() -> None:

@@ -92,6 +92,12 @@ def test_what_no_argument_expresses_is_said() -> None:
         accelerator_arguments(fit(memory_format="channels_last"))
 
 
+def test_the_line_that_clips_is_said() -> None:
+    given = Fit(recommendation(OWN, settings={"max_grad_norm": "5.0"}))
+    with pytest.warns(UserWarning, match=r"only in your code\. Write .*clip_grad_norm_\(model.parameters\(\), 5\.0\)"):
+        accelerator_arguments(given)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", "torch.bfloat16"), ("fp32", "torch.float32")])
 def test_a_training_has_the_plan_in_effect(precision: str, dtype: str, tmp_path: Path) -> None:

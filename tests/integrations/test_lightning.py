@@ -41,6 +41,30 @@ def test_the_arguments_of_a_trainer_and_of_fabric() -> None:
     assert fabric_arguments(fit(precision="bf16")) == {"precision": "bf16-mixed"}
 
 
+def clipped(norm: str = "0.01") -> Fit:
+    given = recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=2), settings={"max_grad_norm": norm})
+    return Fit(given)
+
+
+def test_clipping_is_an_argument_of_a_trainer_and_a_line_of_fabric() -> None:
+    assert trainer_arguments(clipped())["gradient_clip_val"] == 0.01
+    with pytest.warns(UserWarning, match=r"fabric\.clip_gradients\(model, optimizer, max_norm=0\.01\)"):
+        assert fabric_arguments(clipped()).keys() == {"precision"}
+
+
+@pytest.mark.parametrize("arguments", [{}, trainer_arguments(clipped())], ids=["none", "the plan's"])
+def test_a_training_clips_as_the_plan_does(arguments: dict[str, Any]) -> None:
+    norms: list[float] = []
+
+    class Watched(Net):
+        def optimizer_step(self, *given: Any, **named: Any) -> None:
+            super().optimizer_step(*given, **named)
+            norms.append(float(nn.utils.get_total_norm([p.grad for p in self.parameters()])))
+
+    trainer(ApplyPlan(clipped()), **arguments).fit(Watched(), loader())
+    assert norms == pytest.approx([0.01] * 2, rel=1e-3)
+
+
 def test_fabric_computes_in_the_precision_of_the_plan() -> None:
     from lightning.fabric import Fabric  # noqa: PLC0415
 

@@ -13,12 +13,15 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.fit import Fit
+from autofit.integrations.lightning import ApplyPlan, AutofitCallback
 from autofit.integrations.lightning_trainer import (
     batch_size_of,
     check_loader,
     check_measurable,
+    check_precision,
     check_trainer,
     set_batch,
+    set_clipping,
     step_of,
     train_loader,
     without_logging,
@@ -33,6 +36,30 @@ def with_loaders(loaders: Any) -> Any:
     made = trainer()
     made.fit_loop._data_source.instance = loaders
     return made
+
+
+@pytest.mark.parametrize("asked", [{"gradient_clip_val": 3.0}, {"gradient_clip_algorithm": "value"}], ids=str)
+def test_another_clipping_is_refused_with_both_values(asked: dict[str, Any]) -> None:
+    given, plain = (recommendation(OWN, settings={"max_grad_norm": norm}) for norm in ("0.01", "None"))
+    for callback in (ApplyPlan(Fit(given)), AutofitCallback(max_grad_norm=0.01)):
+        with pytest.raises(UsageError, match=r"found a Trainer with gradient_clip_val=.*the plan clips .* norm 0\.01"):
+            trainer(callback, **asked).fit(Net(), loader())
+    trainer(ApplyPlan(Fit(plain)), **asked).fit(Net(), loader())
+
+
+def test_a_norm_is_given_to_a_trainer_that_has_none_and_none_leaves_its_own() -> None:
+    for given, norm, expected in ((None, 0.5, 0.5), (0.5, 0.5, 0.5), (3.0, None, 3.0), (None, None, None)):
+        made = trainer(gradient_clip_val=given)
+        set_clipping(made, norm)
+        assert made.gradient_clip_val == expected
+    with pytest.raises(UsageError, match=r"gradient_clip_val=0, by norm; the plan clips gradients to the L2 norm 0\.5"):
+        set_clipping(trainer(gradient_clip_val=0), 0.5)
+
+
+def test_a_precision_that_is_that_of_the_plan_is_no_reason_to_stop() -> None:
+    check_precision(trainer(precision="bf16-mixed"), "bf16-mixed")
+    with pytest.raises(UsageError, match=r"precision='bf16-mixed'; the plan needs '32-true'"):
+        check_precision(trainer(precision="bf16-mixed"), "32-true")
 
 
 def test_manual_optimization_as_with_several_optimizers_is_refused() -> None:

@@ -11,8 +11,8 @@ from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     chosen_loading,
+    clipping_fields,
     keeps_batches,
-    max_grad_norm,
 )
 from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
 from autofit.exporters.target_version import TargetVersion
@@ -104,13 +104,14 @@ class Python(Exporter):
             found[CHECKPOINT_ORDER] = {}
         return {knob: settings for knob, settings in found.items() if settings is not None}
 
+    def clipping(self, recommendation: Recommendation) -> Settings:
+        """Returns the constant of clipping."""
+        return clipping_fields(recommendation, "MAX_GRAD_NORM")
+
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the module's text."""
         environment = recommendation.environment.settings
         predicts = environment.get("mode") == "inference"
-        norm = max_grad_norm(recommendation)
-        if norm is not None and not predicts:
-            settings = {**settings, "MAX_GRAD_NORM": norm}
         weighing = Weighing.of(environment)
         parts = frozenset(_PARTS.get(key, key) for key in settings)
         parts = parts - HELPERS.keys() if predicts else parts | _weights(parts, weighing, environment)

@@ -12,7 +12,7 @@ from autofit import exporters
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
 from autofit.core.recommendation import Recommendation
-from autofit.exporters.base import Export
+from autofit.exporters.base import Export, Settings
 from autofit.integrations.given_plan import GivenPlan, recommendation_of
 from autofit.integrations.huggingface.model_blocks import BLOCKS, ORDER, checkpoint_some
 
@@ -22,7 +22,7 @@ PRECISIONS = ("bf16", "fp16")
 INHERITED = "ACCELERATE_MIXED_PRECISION"
 """Variable that decides if the arguments ask for nothing. transformers 4 sets it whenever arguments are made, so that
 it outlives them."""
-ACCUMULATION = "gradient_accumulation_steps"
+ACCUMULATION, CLIPPING = "gradient_accumulation_steps", "max_grad_norm"
 
 
 def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> Arguments:
@@ -42,9 +42,9 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
         PlanFileError: the plan file cannot be read.
     """
     found = recommendation_of(plan)
-    for given, planned in _contradictions(args, found):
-        raise UsageError(f"found {given}, and {planned}. Remove it from the training, or tune again with it.")
     export = exporters.by_name("huggingface").export(found)
+    for given, planned in _contradictions(args, found, export.settings):
+        raise UsageError(f"found {given}, and {planned}. Remove it from the training, or tune again with it.")
     settings = {**export.settings, **_divided(args, found)}
     if getattr(args, "tf32", None) is True and settings.get("tf32") is False:
         del settings["tf32"]  # it was on when the plan was measured
@@ -58,7 +58,7 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     return changed
 
 
-def _contradictions(args: Any, found: Recommendation) -> Iterator[tuple[str, str]]:
+def _contradictions(args: Any, found: Recommendation, settings: Settings) -> Iterator[tuple[str, str]]:
     """Yields what the arguments ask for, with the value of the plan that it contradicts."""
     plan = found.plan
     for name in ("fsdp", "deepspeed"):
@@ -70,7 +70,18 @@ def _contradictions(args: Any, found: Recommendation) -> Iterator[tuple[str, str
     if "num_steps" in kwargs:
         steps = plan.values.get(ACCUMULATION_STEPS, 1)
         yield f"num_steps={kwargs['num_steps']} in accelerator_config", f"the plan has {ACCUMULATION_STEPS}={steps}"
+    yield from _other_norms(args, settings.get(CLIPPING))
     yield from _other_precisions(args, plan)
+
+
+def _other_norms(args: Any, norm: object) -> Iterator[tuple[str, str]]:
+    """Yields a norm of clipping that is asked for and is not that of the plan. A plan without one leaves the user's.
+
+    The default of the arguments asks for nothing: one that was written out looks the same.
+    """
+    asked, default = getattr(args, CLIPPING, None), getattr(type(args), CLIPPING, None)
+    if norm is not None and asked not in (norm, default):
+        yield f"{CLIPPING}={asked}", f"the plan has {CLIPPING}={norm}"
 
 
 def _other_precisions(args: Any, plan: Plan) -> Iterator[tuple[str, str]]:

@@ -57,6 +57,19 @@ def test_arguments_that_contradict_the_plan_are_refused(
         apply(plan(**values), arguments(tmp_path, **fields))
 
 
+def clipped(norm: str) -> Fit:
+    return Fit(recommendation(OWN, settings={"max_grad_norm": norm}))
+
+
+def test_clipping_is_that_of_the_plan_unless_another_is_asked_for(tmp_path: Path) -> None:
+    assert apply(clipped("5.0"), arguments(tmp_path)).max_grad_norm == 5.0
+    assert apply(clipped("5.0"), arguments(tmp_path, max_grad_norm=5)).max_grad_norm == 5.0
+    assert apply(clipped("None"), arguments(tmp_path)).max_grad_norm == 1.0
+    for asked in (3.0, 0.0):
+        with pytest.raises(UsageError, match=rf"found max_grad_norm={asked}, and the plan has max_grad_norm=5\.0"):
+            apply(clipped("5.0"), arguments(tmp_path, max_grad_norm=asked))
+
+
 def test_a_precision_that_the_environment_sets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     with pytest.raises(UsageError, match=r"MIXED_PRECISION=bf16 in the environment, and the plan has .*fp32"):
