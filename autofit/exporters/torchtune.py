@@ -36,8 +36,8 @@ _OPTIMIZERS = ("Adagrad", "Adam", "AdamW", "SGD")
 """Optimizers of torch that have both flags. The optimizer is named, because many recipes have one of a library."""
 _TF32 = "dtype: fp32, and run the recipe with the environment variable TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1"
 _UNCLIPPED = (
-    "clip_grad_norm is read by the recipes for fine-tuning; those for PPO, for DPO with LoRA, and for knowledge "
-    "distillation on several devices ignore it"
+    "clip_grad_norm is read by the recipes for fine-tuning; those for PPO, DPO with LoRA, knowledge distillation on "
+    "several devices, and QAT before 0.5 ignore it"
 )
 """Read from `recipes/` of the wheels 0.4.0, 0.5.0 and 0.6.1."""
 _LIBRARIES: Mapping[KnobValue, str] = {
