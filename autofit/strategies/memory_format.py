@@ -16,7 +16,7 @@ from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
-from autofit.workloads.tree import tensors
+from autofit.workloads.tree import Batch, children, tensors
 
 KNOB = "memory_format"
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
@@ -25,7 +25,13 @@ _ALONE = 2
 
 
 class MemoryFormat(Strategy):
-    """Channels-last layout of 4-d parameters, buffers and inputs. The arithmetic stays the same."""
+    """Channels-last layout of 4-d parameters, buffers and inputs. The arithmetic stays the same.
+
+    The weights alone are enough where the model itself stacks a list of images: torch computes a convolution channels
+    last if its input or its weight is, converts an input that is not, and its output stays channels last for the next
+    layer. Sources: `torch.nn.utils.convert_conv2d_weight_memory_format`, and the functions `*_conv_*memory_format` and
+    `*_conv_use_channels_last` in `aten/src/ATen/native/ConvUtils.h`.
+    """
 
     name = "memory_format"
     about = "stores images and the weights of convolutions channels last"
@@ -71,8 +77,8 @@ def _refusal(facts: Facts) -> str | None:
     weights = _weights(facts.model)
     if not weights:
         return "the model has no 2-d convolution"
-    if not any(tensor.dim() == 4 and tensor.is_floating_point() for tensor in tensors(facts.batch)):
-        return "the batch has no 4-d floating-point tensor"
+    if not _has_images(facts.batch, 4) and not _lists_images(facts.batch):
+        return "the batch has no 4-d floating-point tensor, and no list of 3-d ones"
     if any(_is_channels_last(weight) for weight in weights):
         return "the model is already in channels_last, which is not changed"
     if "channels_last" not in facts.capabilities:
@@ -80,6 +86,18 @@ def _refusal(facts: Facts) -> str | None:
     if not _can_move(facts.model):
         return "the convolution weights share memory with other tensors, so their layout cannot be changed"
     return None
+
+
+def _has_images(batch: Batch, dimensions: int) -> bool:
+    return any(tensor.dim() == dimensions and tensor.is_floating_point() for tensor in tensors(batch))
+
+
+def _lists_images(batch: Batch) -> bool:
+    """Returns whether there is a list or tuple in the batch each of whose items has an image, as those of detectors."""
+    parts = (children(batch) or {}).values()
+    if isinstance(batch, list | tuple) and parts and all(_has_images(part, 3) for part in parts):
+        return True
+    return any(_lists_images(part) for part in parts)
 
 
 def _weights(model: nn.Module) -> list[torch.Tensor]:

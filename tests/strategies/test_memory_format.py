@@ -96,10 +96,65 @@ def test_offer_is_refused_with_the_reason() -> None:
     given = facts(net())
     assert "no 2-d convolution" in reason(facts(nn.Sequential(nn.Linear(2, 2), nn.Conv1d(2, 2, 1))))
     assert "no 4-d" in reason(replace(given, batch=torch.zeros(2, 3)))
+    assert "no list of 3-d" in reason(replace(given, batch=[]))
+    assert "no list of 3-d" in reason(replace(given, batch=(torch.zeros(2, 3, 6), torch.zeros(2))))
+    assert "no list of 3-d" in reason(replace(given, batch={"x": torch.zeros(2, 3, 6)}))
+    assert "no list of 3-d" in reason(replace(given, batch=[torch.zeros(3, 6, 6, dtype=torch.uint8)] * 2))
+    assert "no 2-d convolution" in reason(replace(facts(nn.Linear(2, 2)), batch=[torch.zeros(3, 6, 6)] * 2))
     assert "no 4-d" in reason(replace(given, batch=torch.zeros(2, 3, 6, 6, dtype=torch.uint8)))
     assert "device has no channels_last" in reason(replace(given, capabilities=frozenset()))
     model = net().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no type for it
     assert "already" in reason(facts(model))
+
+
+SCENES = [torch.zeros(3, 6, 7), torch.zeros(3, 8, 6)]
+BOXES = [{"boxes": torch.zeros(1, 4)}, {"boxes": torch.zeros(2, 4)}]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        SCENES,
+        (tuple(SCENES), tuple(BOXES)),
+        {"images": SCENES, "targets": BOXES},
+        list(zip(SCENES, BOXES, strict=True)),
+        [{"image": image, **boxes} for image, boxes in zip(SCENES, BOXES, strict=True)],
+    ],
+    ids=["list", "columns", "dict", "rows", "list of dicts"],
+)
+def test_images_of_many_sizes_in_a_list_are_offered_both_layouts(batch: Any) -> None:
+    (knob,) = MemoryFormat().offer(replace(facts(net()), batch=batch)).knobs
+    assert knob.values == ("default", "channels_last")
+
+
+class Detector(Net):
+    """Pads and stacks a list of images itself."""
+
+    def forward(self, scenes: Any) -> torch.Tensor:
+        height, width = (max(scene.shape[at] for scene in scenes) for at in (1, 2))
+        padded = [nn.functional.pad(s, (0, width - s.shape[2], 0, height - s.shape[1])) for s in scenes]
+        output: torch.Tensor = self.layers(torch.stack(padded)).mean((2, 3))
+        return output
+
+
+def test_images_that_the_model_stacks_are_convolved_in_the_layout_of_the_weights() -> None:
+    """The input is contiguous, and each convolution's output is channels last all the same."""
+    torch.manual_seed(0)
+    model, seen = Detector(), []
+    scenes = [torch.randn(3, 9, 8), torch.randn(3, 8, 9)]
+    convolutions = [layer for layer in model.layers if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)]
+    # The outputs of one channel, and what follows, have a layout that is both.
+    for layer in convolutions[:4]:
+        layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+    expected = RULE.compute(model, scenes).detach()
+    assert all(output.is_contiguous() for _, output in seen)
+    seen.clear()
+    with prepare(LAST, draft(model), [MemoryFormat()]) as step:
+        torch.testing.assert_close(step(scenes), expected, rtol=1e-4, atol=1e-6)
+    assert seen[0][0].is_contiguous()
+    for _, output in seen:
+        assert output.is_contiguous(memory_format=torch.channels_last)
+        assert not output.is_contiguous()
 
 
 def test_lazy_convolutions_are_not_looked_into() -> None:
