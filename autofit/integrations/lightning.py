@@ -15,6 +15,7 @@ from typing import Any
 from autofit.api import tune
 from autofit.core.errors import UsageError
 from autofit.fit import Fit
+from autofit.integrations.fabric import fabric_arguments
 from autofit.integrations.given_plan import GivenPlan
 from autofit.integrations.lightning_trainer import (
     batch_size_of,
@@ -41,7 +42,6 @@ PRECISION = "precision"
 _PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 """Value of the knob by precision of the Trainer. Others change the module itself."""
 CLIPPING = "gradient_clip_val"
-_OF_THE_TRAINER = ("accumulate_grad_batches", CLIPPING, "gradient_clip_algorithm")
 _FROM_THE_MODULE = ("step_fn", "loss_fn", "optimizer", "mode", "device")
 """Arguments of `autofit.tune` that the module and the Trainer have already decided."""
 
@@ -58,23 +58,6 @@ def trainer_arguments(plan: GivenPlan) -> dict[str, Any]:
     found = PlanSettings.of(plan, "lightning")
     found.warn()
     return {"accumulate_grad_batches": found.fit.plan.accumulation_steps, **found.values}
-
-
-def fabric_arguments(plan: GivenPlan) -> dict[str, Any]:
-    """Returns the precision of a plan, for `Fabric(**fabric_arguments(plan))`.
-
-    The loop is the user's: give `loader_arguments(plan)` to the DataLoader, and step once in
-    `plan.accumulation_steps` micro batches. Warns of what the plan has beyond these.
-
-    Raises:
-        PlanFileError: the file is not a plan file.
-    """
-    found = PlanSettings.of(plan, "lightning")
-    found.warn()
-    if norm := found.values.get(CLIPPING):
-        call = f"fabric.clip_gradients(model, optimizer, max_norm={norm})"
-        warnings.warn(f"the plan clips gradients. Write {call} before optimizer.step() in your code.", stacklevel=2)
-    return {key: value for key, value in found.values.items() if key not in _OF_THE_TRAINER}
 
 
 class _UnderPlan(Callback):  # type: ignore[misc]  # not typed

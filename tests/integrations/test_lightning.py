@@ -18,7 +18,7 @@ from autofit.core.plan import KnobValue
 from autofit.fit import Fit
 from autofit.guard import digest_of
 from autofit.integrations import lightning as integration
-from autofit.integrations.lightning import ApplyPlan, AutofitCallback, fabric_arguments, trainer_arguments
+from autofit.integrations.lightning import ApplyPlan, AutofitCallback, trainer_arguments
 from tests.conformance.test_exporters import OWN, recommendation
 from tests.integrations.lightning_modules import FILTERS, Data, Loading, Net, loader, trainer
 
@@ -36,9 +36,8 @@ def assert_in_effect(net: Any, dtype: torch.dtype = torch.float32) -> None:
     assert net.updates == [2, 4]
 
 
-def test_the_arguments_of_a_trainer_and_of_fabric() -> None:
+def test_the_arguments_of_a_trainer() -> None:
     assert trainer_arguments(fit(precision="bf16")) == {"precision": "bf16-mixed", "accumulate_grad_batches": 2}
-    assert fabric_arguments(fit(precision="bf16")) == {"precision": "bf16-mixed"}
 
 
 def clipped(norm: str = "0.01") -> Fit:
@@ -46,10 +45,8 @@ def clipped(norm: str = "0.01") -> Fit:
     return Fit(given)
 
 
-def test_clipping_is_an_argument_of_a_trainer_and_a_line_of_fabric() -> None:
+def test_clipping_is_an_argument_of_a_trainer() -> None:
     assert trainer_arguments(clipped())["gradient_clip_val"] == 0.01
-    with pytest.warns(UserWarning, match=r"fabric\.clip_gradients\(model, optimizer, max_norm=0\.01\)"):
-        assert fabric_arguments(clipped()).keys() == {"precision"}
 
 
 @pytest.mark.parametrize("arguments", [{}, trainer_arguments(clipped())], ids=["none", "the plan's"])
@@ -63,17 +60,6 @@ def test_a_training_clips_as_the_plan_does(arguments: dict[str, Any]) -> None:
 
     trainer(ApplyPlan(clipped()), **arguments).fit(Watched(), loader())
     assert norms == pytest.approx([0.01] * 2, rel=1e-3)
-
-
-def test_fabric_computes_in_the_precision_of_the_plan() -> None:
-    from lightning.fabric import Fabric  # noqa: PLC0415
-
-    fabric = Fabric(accelerator="cpu", **fabric_arguments(fit(precision="bf16")))
-    seen: list[torch.dtype] = []
-    line = nn.Linear(2, 2)
-    line.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    fabric.setup(line)(torch.randn(3, 2))
-    assert seen == [torch.bfloat16]
 
 
 def test_what_no_argument_expresses_is_said() -> None:
