@@ -42,6 +42,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def cudnn_benchmark_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Trainer sets the flag for the whole process, which decides what the strategy of that name offers."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
 def export(values: Mapping[str, KnobValue] = MappingProxyType({}), version: str | None = None) -> Export:
     plan = OWN.replace(compile="off")
     return by_name("lightning").export(recommendation(plan.replace(**values), plan), version)
