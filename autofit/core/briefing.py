@@ -73,7 +73,7 @@ class Options(BaseModel):
         seed: selects samples and seeds the gates and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.
         cold: whether each probe starts cold, with compiled code discarded, so that its warm-up can be measured.
-        may_move: whether the process was started for the search: the model may be moved, since nobody else holds it.
+        own_process: whether the process was started for the search: nobody else holds the model, which may be moved.
         resident_bytes: bytes that a training keeps on the device between two steps, if the workload is its evaluation.
             Those that the workload does not hold itself, such as the optimizer's state, are taken off the budget.
     """
@@ -88,5 +88,5 @@ class Options(BaseModel):
     seed: int = 0
     enforce: bool = False
     cold: bool = False
-    may_move: bool = False
+    own_process: bool = False
     resident_bytes: int = Field(default=0, ge=0)

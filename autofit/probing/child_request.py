@@ -60,7 +60,7 @@ class Target:
             known: what an earlier child found, so that this child skips the survey. None runs the survey.
         """
         budget = self.options.memory_budget if memory_bytes is None else memory_bytes
-        changes: dict[str, Any] = {"enforce": enforce, "may_move": True}
+        changes: dict[str, Any] = {"enforce": enforce, "own_process": True}
         if budget is not None:
             changes["memory_budget"] = budget
         if memory_bytes is not None:  # a training's resident bytes are already taken off

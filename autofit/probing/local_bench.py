@@ -97,7 +97,7 @@ class LocalBench:
         self._weighing: Weighing | None = None
         strategies = chosen(options.strategies, options.without)
         with as_users_errors(self.device):
-            place(workload, device, options.may_move)
+            place(workload, device, options.own_process)
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, as_users_errors(device):
             modes = workload.set_mode()
@@ -115,7 +115,7 @@ class LocalBench:
             else:
                 before = environment_of(workload, device, *looked_at)
                 space, verdicts = self._surveyed(survey, EarlierGates(gates, before))
-            guarded = () if options.may_move else self._guard.caveats  # else the objects end with this process
+            guarded = () if options.own_process else self._guard.caveats  # else the objects end with this process
             notes = bench_notes(workload, device, self._loss, modes, guarded, self._source)
             self.briefing = Briefing(
                 space=space,

@@ -100,7 +100,7 @@ class StandInBench:
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
         with as_users_errors_on_host():
-            place(workload, device, options.may_move)
+            place(workload, device, options.own_process)
             self._eval_modules = workload.set_mode()
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._batches = PlanBatches(self._source)

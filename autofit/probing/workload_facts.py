@@ -69,7 +69,7 @@ def facts_of(
         source=source,
         rehearse=rehearsed,
         update_fn=whole,
-        own_process=options.may_move,
+        own_process=options.own_process,
     )
 
 

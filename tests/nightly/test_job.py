@@ -46,7 +46,7 @@ def test_a_job_runs_on_the_device_of_a_worker_unless_it_names_another(
 def test_what_a_job_leaves_out_is_left_to_the_workload() -> None:
     given = parser().parse_args(["tune", "/work/train.py:make_workload"])
     assert job().target == tune._target(given)
-    assert job().target.request(enforce=False, memory_bytes=None)["options"] == {"enforce": False, "may_move": True}
+    assert job().target.request(enforce=False, memory_bytes=None)["options"] == {"enforce": False, "own_process": True}
 
 
 @pytest.mark.parametrize(

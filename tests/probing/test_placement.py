@@ -35,7 +35,7 @@ def test_a_model_may_be_moved_where_it_is_not_the_users_own() -> None:
             moved.append(device)
             return super().to(device)
 
-    bench_of(Workload(Movable(8, 4), targets.vectors()), may_move=True)
+    bench_of(Workload(Movable(8, 4), targets.vectors()), own_process=True)
     assert moved == [torch.device("cpu")]
     bench_of(Workload(Movable(8, 4), targets.vectors()))
     assert len(moved) == 1

@@ -27,7 +27,7 @@ HERE = StandIn(type="cpu")
 
 
 def opened(workload: Workload, described: StandIn = HERE, **asked: Any) -> StandInBench:
-    return StandInBench.of(workload, Options(may_move=True, **asked), described, lambda phase: None)
+    return StandInBench.of(workload, Options(own_process=True, **asked), described, lambda phase: None)
 
 
 def mlp(**changes: Any) -> Workload:

@@ -112,7 +112,7 @@ def test_the_request_says_all_that_the_caller_said(opened: Open, log: Log) -> No
     }
     assert {name: first[name] for name in expected} == expected
     sent = Options.model_validate(first["options"])
-    assert sent == options.model_copy(update={"may_move": True})
+    assert sent == options.model_copy(update={"own_process": True})
     assert (second["do"], second["purpose"], second["plan"]) == ("evaluate", "block", PLAN.model_dump(mode="json"))
 
 
