@@ -11,7 +11,7 @@ from autofit.exporters.plan_facts import (
     blocks_in_words,
     checkpoints_every_block,
     chosen_loading,
-    keeps_batches,
+    has_fixed_batches,
     optimizer_name,
 )
 
@@ -52,7 +52,7 @@ def code_lines(plan: Plan, recommendation: Recommendation) -> dict[str, str]:
 def loader_line(plan: Plan, recommendation: Recommendation) -> str | None:
     """Returns the call of the DataLoader with the plan's batch and workers; None if the batch is not a number."""
     size, workers = plan.values.get(MICRO_BATCH_SIZE), worker_arguments(recommendation)
-    if keeps_batches(recommendation):
+    if has_fixed_batches(recommendation):
         return f"your own loader{', with ' * bool(workers)}{', '.join(workers)}: its batches stay as they are"
     if type(size) is not int:
         return None

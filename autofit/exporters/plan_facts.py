@@ -16,7 +16,7 @@ _IGNORED = -100
 """Label that trainers of language models ignore and do not count."""
 
 
-def keeps_batches(recommendation: Recommendation) -> bool:
+def has_fixed_batches(recommendation: Recommendation) -> bool:
     """Returns whether the batches of the user's loader are those of the plan, because no others can be made."""
     return any(refusal.name == MICRO_BATCH_SIZE for refusal in recommendation.refused)
 

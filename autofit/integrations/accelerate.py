@@ -5,7 +5,7 @@
     loader = DataLoader(dataset, shuffle=True, **loader_arguments(plan))
 
 Make the `Accelerator` before any other: a second one in the same process keeps the precision of the first. A script
-that tunes itself does so in a child process, where the same holds for what the model's own code makes:
+that tunes itself can do so in a child process, whose precision stays there:
 
     plan = tune_in_child("train.py:make_workload", "--memory", "20GiB")
 """

@@ -1,5 +1,6 @@
 """BatchMaker: the base class of what makes batches, one subclass for each kind of loader."""
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -142,6 +143,10 @@ class BatchMaker(ABC):
     @abstractmethod
     def structure(self) -> str:
         """Returns the batches' keys, dtypes and shapes as one stable line. See `batch_algebra.describe`."""
+
+    def _chance_of(self, draw: int) -> random.Random:
+        """Returns the random generator of a draw of `fresh`, which the seed and the draw determine."""
+        return random.Random(f"{self._options.seed} {draw}")
 
     def _note_repeats(self, size: int) -> None:
         if self.length is not None and size > self.length:

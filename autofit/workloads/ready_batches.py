@@ -71,7 +71,7 @@ class ReadyBatches(BatchMaker):
 
     def fresh(self, size: int, draw: int) -> Iterator[Batch]:
         """Yields pieces of the user's batches, in a random order for each `draw`."""
-        return self._pieces(size, random.Random(f"{self._options.seed} {draw}"))
+        return self._pieces(size, self._chance_of(draw))
 
     def _pieces(self, size: int, chance: random.Random) -> Iterator[Batch]:
         if self._join:

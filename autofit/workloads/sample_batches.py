@@ -178,11 +178,12 @@ class SampleBatches(BatchMaker):
 
     def fresh(self, size: int, draw: int) -> Iterator[Batch]:
         """Yields batches of random samples, or batches of the rebuilt loader if that decides which go together."""
-        chance, places = random.Random(f"{self._options.seed} {draw}"), range(len(self._recipe.keys))
+        chance, places = self._chance_of(draw), range(len(self._recipe.keys))
         lists = [] if self._groups is None else self._groups.full(size, chance)
+        while lists:
+            yield self._recipe.make(chance.choice(lists))
         while True:
-            drawn = chance.sample(places, min(size, len(places)))
-            yield self._recipe.make(chance.choice(lists) if lists else self._keys_at(drawn, size))
+            yield self._recipe.make(self._keys_at(chance.sample(places, min(size, len(places))), size))
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches, cut along the first dimension if `even`. Otherwise samples are collated anew."""

@@ -79,7 +79,7 @@ class SamplerBatches(BatchMaker):
 
     def fresh(self, size: int, draw: int) -> Iterator[Batch]:
         """Yields batches of the pass at random."""
-        chance = random.Random(f"{self._options.seed} {draw}")
+        chance = self._chance_of(draw)
         while True:
             yield self._recipe.make(chance.choice(self._lists))
 

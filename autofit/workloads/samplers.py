@@ -70,7 +70,7 @@ def batch_sampler_keys(batch_sampler: Any, dataset: Any, limit: int) -> DrawnLis
     sizes = [len(chunk) for chunk in lists]
     if not drawn:
         return DrawnLists([], 0, 1)
-    (usual, times), *_ = Counter(sizes).most_common(1)
+    [(usual, times)] = Counter(sizes).most_common(1)
     found = DrawnLists(_all_keys(drawn, ended, dataset), len(drawn) if ended else known_length(dataset), usual)
     # The last list of a pass is often short. A short list before it results from a rule of the sampler.
     if len(set(sizes[:-1])) <= 1:

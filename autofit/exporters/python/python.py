@@ -12,7 +12,7 @@ from autofit.exporters.plan_facts import (
     CHECKPOINTED_BLOCKS,
     chosen_loading,
     clipping_fields,
-    keeps_batches,
+    has_fixed_batches,
 )
 from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
 from autofit.exporters.target_version import TargetVersion
@@ -120,7 +120,7 @@ class Python(Exporter):
         name = environment.get("optimizer", "")
         helpers = [text for part, text in HELPERS.items() if part in parts]
         text = "".join([IMPORTS, CONSTANTS, loop, *helpers, TO_DEVICE])
-        if keeps_batches(recommendation):
+        if has_fixed_batches(recommendation):
             text = text.replace(_LOADER, "your own, whose batches stay as they are")
         text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
         for batches in ("batch_size=MICRO_BATCH_SIZE", "batch_sampler=ByLength(lengths)"):

@@ -46,7 +46,7 @@ class RemoteBench:
         deadlines: how long to wait for the child, unless the time budget is shorter.
         probes_per_child: number of requests after which a child is replaced.
         beat: called with each phase of a probe as it begins.
-        claim: called with the lock key and the name of the device before a child uses it; returns once it may be used.
+        claim: called with lock key and name of the device before a child uses it; returns once it may. None: no lock.
         clock: measures the remaining time. Without a limit, only the deadlines apply.
         log: file for the output of the user's code. None uses a temporary file, kept if a message names it.
 
@@ -138,14 +138,14 @@ class RemoteBench:
             return None
 
     def trace(self, plan: Plan) -> Trace:
-        """Returns the allocations of the plan's training steps, traced in the warm child, as `record` does."""
+        """Returns the allocations of the plan's training steps, traced in the warm child. Raises as `record`."""
         return self._trace(plan, "trace", "in the process that traces")
 
     def record(self, plan: Plan) -> Trace:
         """Returns the allocations of a few steps of the plan, run in the warm child.
 
         Raises:
-            Untraceable: as in `LocalBench`, or the child ended. A new child serves the next call.
+            Untraceable: as in `LocalBench.record`, or the child ended. A new child serves the next call.
         """
         return self._trace(plan, "record", "in the process that probes")
 
