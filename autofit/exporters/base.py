@@ -40,6 +40,17 @@ class Export:
     settings: Settings = field(default_factory=dict)
 
 
+_KEEP_LOADER = (
+    "the plan was measured with the batches of your own loader, of about {size} samples, since it makes no others: "
+    "keep this loader, whatever batch size is set"
+)
+
+
+def has_fixed_batches(recommendation: Recommendation) -> bool:
+    """Returns whether the batches of the user's loader are those of the plan, because no others can be made."""
+    return any(refusal.name == MICRO_BATCH_SIZE for refusal in recommendation.refused)
+
+
 class Exporter(ABC):
     """Writes a plan as code or settings for another framework.
 
@@ -126,7 +137,8 @@ class Exporter(ABC):
         self._check_batch(plan, unmapped)
         merged = {key: value for settings in fields.values() for key, value in settings.items()}
         merged |= {**self.loading(recommendation), **self.clipping(recommendation)}
-        warnings = (*version.warnings, *self.caveats(recommendation, version))
+        fixed = (_KEEP_LOADER.format(size=plan.micro_batch_size),) if has_fixed_batches(recommendation) else ()
+        warnings = (*version.warnings, *fixed, *self.caveats(recommendation, version))
         text = self._header(recommendation, unmapped, by_hand, version.text, warnings)
         text += self.render(merged, recommendation, version)
         return Export(

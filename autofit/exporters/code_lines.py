@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from autofit.core.block_order import read_order
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import has_fixed_batches
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     blocks_in_words,
     checkpoints_every_block,
     chosen_loading,
-    has_fixed_batches,
     optimizer_name,
 )
 

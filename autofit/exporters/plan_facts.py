@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from autofit.core.block_order import read_order, written_order
 from autofit.core.loading import Loading
-from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue
+from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Settings
 from autofit.workloads.micro_batch_weights import Weighing
@@ -14,11 +14,6 @@ CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order
 
 _IGNORED = -100
 """Label that trainers of language models ignore and do not count."""
-
-
-def has_fixed_batches(recommendation: Recommendation) -> bool:
-    """Returns whether the batches of the user's loader are those of the plan, because no others can be made."""
-    return any(refusal.name == MICRO_BATCH_SIZE for refusal in recommendation.refused)
 
 
 def checkpoints_every_block(recommendation: Recommendation) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
-from autofit.exporters.base import Settings
+from autofit.exporters.base import Settings, has_fixed_batches
 from autofit.fit import Fit
 from autofit.integrations.given_plan import GivenPlan, fit_of
 from autofit.workloads.loading import loader_changes
@@ -62,14 +62,15 @@ def loader_arguments(plan: GivenPlan) -> dict[str, Any]:
     """Returns the plan's micro batch and loader workers, for `DataLoader(dataset, **loader_arguments(plan))`.
 
     The workers are those with which the loader kept up when it was measured; they are left out if the loader kept its
-    settings.
+    settings. So is the batch if the plan has that of the user's own loader, such as one with a batch sampler that makes
+    batches of different sizes: pass that sampler.
 
     Raises:
         PlanFileError: the file is not a plan file.
     """
     fit = fit_of(plan)
-    changes = loader_changes(fit.proof.loading)
-    return {"batch_size": fit.plan.micro_batch_size, **{k: v for k, v in changes.items() if v is not None}}
+    batch = {} if has_fixed_batches(fit.recommendation) else {"batch_size": fit.plan.micro_batch_size}
+    return {**batch, **{k: v for k, v in loader_changes(fit.proof.loading).items() if v is not None}}
 
 
 def import_package(name: str, package: str) -> Any:

@@ -11,6 +11,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.core.space import Refusal
 from autofit.core.strategy_record import StrategyRecord
 from autofit.exporters.base import Exporter
 from autofit.exporters.target_version import TargetVersion
@@ -166,6 +167,15 @@ def test_a_version_that_is_not_known_is_said_in_the_file(exporter: Exporter) -> 
     assert exporter.export(recommendation(OWN), exporter.oldest).warnings == ()
     with pytest.raises(UsageError, match=r"found the version 'new'.*expected one of"):
         exporter.export(recommendation(OWN), "new")
+
+
+def test_a_loader_whose_batches_cannot_be_made_anew_is_to_be_kept(exporter: Exporter) -> None:
+    fixed = recommendation(OWN)
+    fixed = fixed.model_copy(update={"refused": (Refusal(name="micro_batch_size", reason="its sampler decides"),)})
+    export = exporter.export(fixed)
+    assert [text.endswith("keep this loader, whatever batch size is set") for text in export.warnings] == [True]
+    assert not exporter.comment or export.warnings[0] in export.text
+    assert exporter.export(recommendation(OWN)).warnings == ()
 
 
 @pytest.mark.parametrize(

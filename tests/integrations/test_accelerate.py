@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import UsageError
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
+from autofit.core.space import Refusal
 from autofit.fit import Fit
 from autofit.integrations.accelerate import STEPS, accelerator_arguments, loader_arguments
 from tests.conformance.test_exporters import OWN, recommendation
@@ -69,6 +70,8 @@ def test_compilation_is_a_plugin() -> None:
 
 def test_the_arguments_of_a_loader() -> None:
     assert loader_arguments(fit()) == {"batch_size": 4}
+    fixed = (Refusal(name="micro_batch_size", reason="its batch sampler decides"),)
+    assert loader_arguments(Fit(fit().recommendation.model_copy(update={"refused": fixed}))) == {}
     loading = Loading(
         needed_per_s=1.0, trials=(LoadingTrial(workers=1),), workers=1, prefetch_factor=2, persistent_workers=True
     )

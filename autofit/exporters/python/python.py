@@ -6,13 +6,12 @@ from typing import ClassVar
 from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
-from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.base import Exporter, Settings, has_fixed_batches
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     chosen_loading,
     clipping_fields,
-    has_fixed_batches,
 )
 from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
 from autofit.exporters.target_version import TargetVersion
