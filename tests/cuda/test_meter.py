@@ -264,7 +264,6 @@ def test_steps_are_timed(purpose: Purpose, device: Device) -> None:
     assert all(seconds > 0 for seconds in measurement.step_times_s)
 
 
-@pytest.fixture
 def heavy() -> Workload:
     """Matrix products that take some milliseconds on any GPU."""
     torch.manual_seed(0)
@@ -275,8 +274,8 @@ def heavy() -> Workload:
 
 
 @pytest.mark.real_gpu
-def test_a_larger_batch_takes_longer(device: Device, heavy: Workload) -> None:
-    with LocalBench(heavy, device, BATCHING) as bench:
+def test_a_larger_batch_takes_longer(device: Device) -> None:
+    with LocalBench(heavy(), device, BATCHING) as bench:
         plan = bench.briefing.space.baseline
         found = [
             bench.evaluate(plan.replace(micro_batch_size=size), Purpose.PROOF).measurement for size in (256, 1024, 4096)
@@ -317,8 +316,8 @@ def test_work_that_is_still_running_is_waited_for(device: Device) -> None:
 
 
 @pytest.mark.real_gpu
-def test_the_phases_of_a_proof_add_up_to_its_step(device: Device, heavy: Workload) -> None:
-    measurement = evaluate(heavy, device, purpose=Purpose.PROOF).measurement
+def test_the_phases_of_a_proof_add_up_to_its_step(device: Device) -> None:
+    measurement = evaluate(heavy(), device, purpose=Purpose.PROOF).measurement
     assert measurement is not None
     assert measurement.phases_s.keys() == {"transfer", "forward", "backward", "optimizer"}
     assert all(seconds > 0 for seconds in measurement.phases_s.values())

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from autofit.core.gate_verdict import GateVerdict
 from autofit.core.plan import Plan
 from autofit.probing.survey.accumulation_causes import UNKNOWN, cause
+from autofit.probing.survey.conditioning import by_running_statistics
+from autofit.probing.survey.gate_result import PRECISION_L2, ZERO, GateResult, judged_as_precision
 from autofit.probing.survey.gradients import (
     STATELESS,
     Build,
@@ -41,54 +42,11 @@ from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.tree import Batch
 from autofit.workloads.useful_targets import candidates, weights_of
 
-__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
+__all__ = ["STATELESS", "ZERO", "Build", "GateResult", "State", "accumulation", "precision"]
 
-PRECISION_COSINE = 0.999
-PRECISION_L2 = 0.05
 LOSS_RATIO = 1e-3
 """Maximum relative difference between the weighted sum of the parts' losses and the loss of the whole batch. A
 weighting that exceeds it is not tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateResult:
-    """Whether a technique keeps the gradient, with the reason.
-
-    Attributes:
-        passed: whether it keeps the gradient.
-        reason: what was compared, found and allowed; after a failure, also what to do.
-        weighing: quantity by which micro batches must be weighted; None: their number of samples.
-        moves: names of state that the step itself changes in each micro batch.
-        evaluated: whether the comparison was made in evaluation mode, so that behaviour specific to training was not
-            compared.
-        checked: whether the gate has a result. Without one the technique does not pass.
-    """
-
-    passed: bool
-    reason: str
-    weighing: Weighing | None = None
-    moves: tuple[str, ...] = ()
-    evaluated: bool = False
-    checked: bool = True
-
-    @property
-    def verdict(self) -> GateVerdict:
-        """The result as a study keeps it."""
-        return GateVerdict(
-            passed=self.passed,
-            reason=self.reason,
-            weighing=str(self.weighing or ""),
-            moves=self.moves,
-            evaluated=self.evaluated,
-        )
-
-    @classmethod
-    def of(cls, verdict: GateVerdict) -> "GateResult":
-        """Returns the result that a study has kept."""
-        return cls(verdict.passed, verdict.reason, Weighing.parse(verdict.weighing), verdict.moves, verdict.evaluated)
-
-
-ZERO = GateResult(False, "could not be checked: the gradient is zero on this batch", checked=False)
 
 
 def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> GateResult:
@@ -134,8 +92,10 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
         if not bool(torch.isfinite(reduced).all()):
             return GateResult(False, "the gradient is not finite")
         judged = judged_as_precision("gradient", cosine_of(reduced, reference), difference(reduced, reference))
-        if judged.passed or not _is_random(gradients, batch, seed, reference, PRECISION_L2):
+        if judged.passed:
             return judged
+        if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
+            return by_running_statistics(gradients, plan, batch, seed, reference) or judged
         found = compare(
             lambda draw: (
                 gradients.of([batch], seed + draw, plan=plan, others=_SEED_STRIDE * draw).vector,
@@ -143,21 +103,6 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
             )
         )
         return GateResult(found.alike, found.text)
-
-
-def judged_as_precision(compared: str, cosine: float, error: float) -> GateResult:
-    """Returns a verdict on two sides that may differ by the rounding of another precision.
-
-    Args:
-        compared: what was compared, in a word.
-        cosine: the cosine of both sides.
-        error: the L2 norm of their difference, relative to that of the baseline.
-    """
-    numbers = (
-        f"cosine of the {compared} {cosine:.5f} (at least {PRECISION_COSINE}), relative L2 {error:.1e} "
-        f"(at most {PRECISION_L2})"
-    )
-    return GateResult(cosine >= PRECISION_COSINE and error <= PRECISION_L2, numbers)
 
 
 @dataclass(slots=True)

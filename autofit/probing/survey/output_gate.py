@@ -1,7 +1,7 @@
 """The gate of inference: checks that a technique keeps the model's output. Training is checked by its gradient instead.
 
-The limits are those of the gradient (`gates.PRECISION_COSINE`, `gates.PRECISION_L2`). The gate is a smoke test on one
-batch: it says nothing about the quality of the model.
+The limits are those of the gradient (`gate_result.PRECISION_COSINE`, `gate_result.PRECISION_L2`). The gate is a smoke
+test on one batch: it says nothing about the quality of the model.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.gates import GateResult, judged_as_precision
+from autofit.probing.survey.gate_result import GateResult, judged_as_precision
 from autofit.probing.survey.gradients import STATELESS, Build, State, cosine_of, difference, generators_restored
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted

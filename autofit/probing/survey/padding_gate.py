@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autofit.probing.survey.gates import ZERO, GateResult
+from autofit.probing.survey.gate_result import ZERO, GateResult
 from autofit.probing.survey.gradients import STATELESS, Build, Gradients, State, difference, most_l2
 from autofit.probing.survey.module_modes import dropout_off
 from autofit.probing.user_errors import named_error

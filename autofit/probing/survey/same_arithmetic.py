@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.gates import GateResult
+from autofit.probing.survey.gate_result import GateResult
 from autofit.probing.survey.gradients import REDUCED_L2, STATELESS, Build, Gradients, State, difference, most_l2
 from autofit.probing.survey.module_modes import dropout_off
 from autofit.workloads.counted_batches import Counted

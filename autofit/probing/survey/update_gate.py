@@ -3,7 +3,7 @@
 Such a step cannot be stopped before its updates: in a GAN, the gradient of the generator depends on the update of the
 discriminator before. Therefore whole steps run, from the same state and with the same random numbers, and at each
 update the gradients of that optimizer are noted. The worst update decides. The limits are those of the gradient
-(`gates.PRECISION_COSINE`, `gates.PRECISION_L2`, `gradients.ACCUMULATION_L2`).
+(`gate_result.PRECISION_COSINE`, `gate_result.PRECISION_L2`, `gradients.ACCUMULATION_L2`).
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.gates import ZERO, GateResult, judged_as_precision
+from autofit.probing.survey.gate_result import ZERO, GateResult, judged_as_precision
 from autofit.probing.survey.gradients import (
     ACCUMULATION_L2,
     REDUCED_L2,
@@ -26,6 +26,7 @@ from autofit.probing.survey.gradients import (
     State,
     cosine_of,
     difference,
+    flat,
     generators_restored,
 )
 from autofit.probing.survey.module_modes import dropout_off
@@ -152,8 +153,8 @@ def _noted(step: TrainStep) -> Iterator[list[tuple[Optimizer, torch.Tensor]]]:
 
     def note(optimizer: Optimizer, *_: Any) -> None:
         held = (p for group in optimizer.param_groups for p in group["params"])
-        flat = [_flat(p) for p in held if p.requires_grad]
-        found.append((optimizer, torch.cat(flat) if flat else torch.zeros(0)))
+        trained = [p for p in held if p.requires_grad]
+        found.append((optimizer, torch.cat([flat(p) for p in trained]) if trained else torch.zeros(0)))
 
     optimizers = each_of(step.draft.optimizer) if step.draft.optimizer is not None else ()
     hooks = [each.register_step_pre_hook(note) for each in optimizers]
@@ -162,13 +163,6 @@ def _noted(step: TrainStep) -> Iterator[list[tuple[Optimizer, torch.Tensor]]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _flat(parameter: torch.Tensor) -> torch.Tensor:
-    if parameter.grad is None:
-        return torch.zeros(parameter.numel())
-    gradient = parameter.grad.detach()
-    return (gradient if gradient.layout is torch.strided else gradient.to_dense()).float().flatten().cpu()
 
 
 def _seed(seed: int) -> None:

@@ -70,6 +70,7 @@ def _stage(name: str, about: str, module: str, *arguments: str, limit_s: float =
 
 
 MODELS = ("gpt", "convnet", "mlp")
+ARCHITECTURES = ("gpt2", "resnet50", "vit")
 STAGES = (
     _stage("tests-real", "tests/cuda: the tests that need true values or times", "tests", "real"),
     _stage("tests-shared", "tests/cuda: the tests that a phantom GPU passes too", "tests", "shared"),
@@ -77,6 +78,7 @@ STAGES = (
     *(_stage(f"grid-{model}", f"tune() of {model} against a complete grid", "grid", model) for model in MODELS),
     _stage("estimates", "the estimators, and traces, against the recorded grids", "estimates"),
     *(_stage(f"peers-{model}", f"batch-size finders on {model}", "peers", model) for model in MODELS),
+    *(_stage(f"gain-{name}", f"{name} against the baseline and plans by hand", "gain", name) for name in ARCHITECTURES),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
 QUICK = (

@@ -10,7 +10,7 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.survey.gates import GateResult
+from autofit.probing.survey.gate_result import GateResult
 from autofit.probing.survey.gradients import STATELESS, State
 from autofit.probing.survey.output_gate import output
 from autofit.strategies import members

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from autofit.core.plan import Plan
 from autofit.guard import Guard
 from autofit.prepare import prepare
-from autofit.probing.survey.gates import ZERO, GateResult
+from autofit.probing.survey.gate_result import ZERO, GateResult
 from autofit.probing.survey.gradients import State
 from autofit.probing.survey.update_gate import same_update, uneven_steps, update
 from autofit.strategies import members

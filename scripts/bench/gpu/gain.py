@@ -1,0 +1,106 @@
+"""Tunes a published architecture as the command line does, and compares the plan with what experts write by hand.
+
+The gain over the baseline is that of the search's own race. Then the recommended plan and two plans by hand (bf16
+autocast; bf16 autocast and torch.compile, both with the baseline's batch) run in interleaved blocks. Required: a peak
+within the budget, and no plan by hand that is faster beyond noise.
+"""
+
+import math
+from typing import Any
+
+from autofit.core.briefing import Options
+from autofit.core.budget import Clock
+from autofit.core.errors import AutofitError
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Recommendation
+from autofit.core.space import SpaceFacts
+from autofit.core.trial import Purpose
+from autofit.core.units import format_bytes, format_duration
+from autofit.probing.remote.bench import RemoteBench, Target
+from autofit.search.race import pair
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.grid import tune
+
+ARCHITECTURES = ("gpt2", "resnet50", "vit")
+BY_HAND = {"bf16": {"precision": "bf16"}, "bf16 and compile": {"precision": "bf16", "compile": "default"}}
+TUNE_RATIO = 0.75
+"""Share of the stage's time for the search; the rest is for the plans by hand."""
+
+
+def by_hand(space: SpaceFacts) -> dict[str, Plan]:
+    """Returns the plans by hand that the search space has."""
+    offered = {knob.name: knob.values for knob in space.knobs}
+    return {
+        name: space.baseline.replace(**values)
+        for name, values in BY_HAND.items()
+        if all(value in offered.get(knob, ()) for knob, value in values.items())
+    }
+
+
+def compare(bench: RemoteBench, found: Plan, others: dict[str, Plan], rounds: int, clock: Clock, limit_s: float) -> Any:
+    """Returns, for each plan by hand, the throughput of `found` relative to it, or why it did not run."""
+    results: dict[str, Any] = {}
+    for name, plan in others.items():
+        outcome = bench.evaluate(plan, Purpose.PROBE)
+        if outcome.measurement is None:
+            results[name] = f"{outcome.status.value}: {outcome.reason}"
+    running = {name: plan for name, plan in others.items() if name not in results and plan != found}
+    logs: dict[str, list[float]] = {name: [] for name in ("found", *running)}
+    for index in range(rounds):
+        if index >= 2 and clock.elapsed_s > limit_s:
+            break
+        order = [("found", found), *running.items()]
+        for name, plan in order if index % 2 == 0 else reversed(order):
+            outcome = bench.evaluate(plan, Purpose.BLOCK)
+            if outcome.measurement is None:
+                raise AutofitError(f"{plan} ran before but failed now: {outcome.status.value}, {outcome.reason}")
+            logs[name].append(math.log(outcome.measurement.samples_per_s))
+    ratios = {name: pair(logs["found"], logs[name]).ratio().model_dump() for name in running}
+    same = {name: "the recommended plan" for name, plan in others.items() if plan == found}
+    return {**results, **same, **ratios}
+
+
+def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]:
+    """Returns the summary of the stage, its figures, and whether the requirements are met."""
+    parts = stage.Parts(given.out / f"gain-{name}.part.json")
+    module = f"{__package__}.architectures"
+    target = Target(name=f"{module}:{name}", arguments={"scale": given.scale}, device=given.device, options=Options())
+    with RemoteBench(target) as bench:
+        tuned = parts.get("tuned", lambda: tune(bench, TUNE_RATIO * given.limit_s))
+        found = Recommendation.model_validate(tuned["recommendation"])
+        others = by_hand(bench.briefing.space)
+        hand = compare(bench, found.plan, others, given.rounds, clock, given.limit_s)
+    peak, budget = found.proof.memory.judged_bytes, found.budget.memory_bytes
+    slower = [one for one, ratio in hand.items() if isinstance(ratio, dict) and ratio["high"] < 1]
+    shown = ", ".join(f"{_text(ratio)} of {one} by hand" for one, ratio in hand.items())
+    summary = (
+        f"gain {name}: {found.plan} is {found.gain} of the baseline"
+        f"{f', {shown}' if shown else ''}; {sum(found.counts.values())} trials in "
+        f"{format_duration(found.duration_s)}; peak {format_bytes(peak)} of {format_bytes(budget)}"
+    )
+    figures = {"architecture": name, "by_hand": hand, **tuned, "table": stage.table(
+        ["plan", "samples/s"], [[each.plan, f"{each.rate_per_s:.4g}"] for each in (found, found.baseline)]
+    )}  # fmt: skip
+    parts.clear()
+    return summary, figures, peak <= budget and not slower
+
+
+def _text(ratio: Any) -> str:
+    return f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})" if isinstance(ratio, dict) else ratio
+
+
+def main() -> None:
+    parser = stage.parser(__doc__ or "")
+    parser.add_argument("architecture", choices=ARCHITECTURES)
+    parser.add_argument("--rounds", type=int, default=6, help="blocks of each plan in the comparison (%(default)s)")
+    given = stage.parse(parser)
+    try:
+        summary, figures, passed = run(given.architecture, given, Clock())
+    except AutofitError as error:
+        report.fail(f"gain {given.architecture}: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Precision is judged where the gradient means something: deep batch normalisation at untrained weights is chaotic."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.probing.survey import gates
+from autofit.probing.survey.gate_result import PRECISION_L2
+from tests.probing.survey.test_gates import build, mean
+
+BF16 = Plan(values={"precision": "bf16"})
+
+
+def normalised(depth: int) -> nn.Module:
+    """Returns linear layers, each with batch normalisation; the deeper, the more sensitive to rounding."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.Linear(16, 4))
+
+
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(8, 16, generator=generator), torch.arange(8) % 4
+
+
+def cancelling(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Differences of large numbers: 16 bits hold none of the digits that matter."""
+    loss: torch.Tensor = (model(batch[0]).float() - 4096).square().mean()
+    return loss
+
+
+def with_large_outputs(depth: int) -> nn.Module:
+    model = normalised(depth)
+    with torch.no_grad():
+        list(model.parameters())[-1].fill_(4096.0)
+    return model
+
+
+def test_a_gradient_that_rounding_changes_is_compared_with_running_statistics() -> None:
+    found = gates.precision(build(normalised(depth=24), mean), BF16, samples(), 0)
+    assert found.passed, found.reason
+    assert "the float32 gradient itself changes by relative L2" in found.reason
+
+
+def test_the_weights_are_put_back() -> None:
+    model = normalised(depth=24)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    gates.precision(build(model, mean), BF16, samples(), 0)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+    assert all(module.training for module in model.modules())
+
+
+def test_a_loss_that_loses_its_digits_is_refused_although_the_gradient_is_chaotic() -> None:
+    found = gates.precision(build(with_large_outputs(depth=24), cancelling), BF16, samples(), 0)
+    assert not found.passed
+    assert "running statistics" not in found.reason
+
+
+def test_a_gradient_that_rounding_keeps_decides_by_itself() -> None:
+    """One layer: the float32 gradient stays when the weights are rounded, so the loss is what loses the digits."""
+    found = gates.precision(build(with_large_outputs(depth=1), cancelling), BF16, samples(), 0)
+    assert not found.passed
+    assert f"(at most {PRECISION_L2})" in found.reason
+
+
+def test_an_ordinary_model_is_compared_as_it_trains() -> None:
+    found = gates.precision(build(normalised(depth=1), mean), BF16, samples(), 0)
+    assert found.passed, found.reason
+    assert "running statistics" not in found.reason
