@@ -18,7 +18,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
 from autofit.replay.table import Table
-from scripts.bench.gpu import estimates, soak, steps, traced
+from scripts.bench.gpu import estimates, gain, soak, steps, traced
 from scripts.bench.gpu import stage as stage_tools
 from scripts.bench.gpu import tests as stage_of_tests
 from scripts.bench.search import record_table
@@ -217,3 +217,29 @@ def test_a_part_that_is_done_is_not_run_again(tmp_path: Path) -> None:
     assert "b" not in parts
     parts.clear()
     assert "a" not in stage_tools.Parts(path)
+
+
+def test_plans_by_hand_are_compared_in_blocks_or_said_not_to_have_run() -> None:
+    bench = small_bench(noise=0.001, drift=0.001)
+    found = bench.space.baseline.replace(precision="bf16")
+    hand = {"as found": found, "plain": bench.space.baseline, "broken": bench.space.baseline.replace(optimizer="fused")}
+    failure = Outcome(status=Status.NOT_COMPILED, reason="no compiler")
+    bench.faults[hand["broken"].key] = lambda _: failure
+    compared = gain.compare(bench.evaluate, found, hand, 4, Clock(), 60)
+    assert compared["as found"] == "the recommended plan"
+    assert compared["broken"] == "not compiled: no compiler"
+    true = bench.samples_per_s(found) / bench.samples_per_s(bench.space.baseline)
+    assert compared["plain"]["low"] < true < compared["plain"]["high"]
+
+
+def test_a_plan_by_hand_is_left_out_when_the_time_is_spent() -> None:
+    bench = small_bench()
+    found = bench.space.baseline.replace(precision="bf16")
+    compared = gain.compare(bench.evaluate, found, {"plain": bench.space.baseline}, 4, Clock(), -1)
+    assert compared["plain"].startswith("not run")
+    assert bench.runs == []
+
+
+def test_only_plans_that_the_space_has_are_made_by_hand() -> None:
+    space = small_bench().space.facts
+    assert {name: plan.values["precision"] for name, plan in gain.by_hand(space).items()} == {"bf16": "bf16"}

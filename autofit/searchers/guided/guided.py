@@ -33,6 +33,7 @@ from autofit.searchers.guided.exclusions import Exclusion, chances_to_run, exclu
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.payback import Payback
+from autofit.searchers.guided.plainer import plainer
 from autofit.searchers.guided.stopping import TriedPlans, least_gain, unsettled
 from autofit.searchers.guided.throughput import Throughput
 from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
@@ -156,7 +157,7 @@ class Guided(Searcher):
         seconds = self._seconds(belief := self._believe())
         too_long = seconds > self.problem.patience_s()
         gains = np.where(too_long, 0.0, self._gains(belief))
-        place = self._most_worthy(gains, seconds)
+        place = self._plainer(self._most_worthy(gains, seconds), gains)
         place = self._unsettled(belief, too_long) if place is None else place
         worthy = np.flatnonzero(gains >= self._least_gain())
         self._worthy = np.append(worthy, place) if place is not None else np.array([], dtype=np.int64)
@@ -234,6 +235,14 @@ class Guided(Searcher):
         may_step = self._steps < MAX_STEPS and not self._feasibility.baseline_is_estimated
         candidates = Candidates(gains, seconds, self._least_gain(), self._outcomes, self._looked, self._feasibility)
         return self._chosen(*candidates.proposals(may_step))
+
+    def _plainer(self, place: int | None, gains: Array) -> int | None:
+        """Returns the plan without what trades time for memory, if it is worth a probe and likely to fit."""
+        plan = None if place is None else plainer(self.problem.space.facts, self._plans[place])
+        other = None if plan is None else self._place(plan)
+        if other is None or other in self._declined or gains[other] < self._least_gain():
+            return place
+        return other if self._feasibility.is_likely(self._plans[other]) else place
 
     def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal, hope: Proposal) -> int | None:
         """Returns the plan to run, of the best that is likely to fit, the best step, the best risk and the best hope.

@@ -12,10 +12,10 @@ The scores of a searcher are:
 * seconds on the virtual clock, as a share of the time for probing the whole grid.
 * milliseconds of CPU time that the loop takes per trial; with `--study`, of wall-clock time.
 
-Required of the default searcher: a mean regret of at most 1 % and a 95th percentile of at most 3 %; at most 10 % of the
-grid's time in the mean; no broken promise; 20 ms per trial, and 1 s in a large space. With memory estimates: a median
-of 12 probes, no out-of-memory error in the median, and at most one. Without: 18 probes and at most three. The exit code
-is 1 otherwise.
+Required of the default searcher: a mean regret of at most 1 % and a 95th percentile of at most 3 %; no broken promise;
+20 ms per trial, and 1 s in a large space. With memory estimates: a median of 12 probes, at most 10 % of the grid's time
+in the mean, no out-of-memory error in the median, and at most one. Without: 18 probes, 15 % of the time and at most
+three. The exit code is 1 otherwise.
 """
 
 import argparse
@@ -50,10 +50,13 @@ from scripts.bench.search.runs import (
     scored,
 )
 
-MOST_REGRET, MOST_REGRET_95, MOST_SHARE = 0.01, 0.03, 0.10
+MOST_REGRET, MOST_REGRET_95 = 0.01, 0.03
 MOST_TRIAL_S = {False: 0.020, True: 1.0}
 """Most seconds of a trial in the loop, by whether the space is large."""
 MOST_PROBES = {True: 12, False: 18}
+MOST_SHARE = {True: 0.10, False: 0.15}
+"""Largest share of the grid's time, with and without memory estimates: without, half as many plans again are probed, to
+show their memory."""
 MOST_OUT_OF_MEMORY = {True: 1, False: 3}
 """Most out-of-memory errors of a search, with and without memory estimates."""
 RESAMPLES = 200
@@ -179,7 +182,7 @@ def missed(found: dict[str, Any], estimated: bool, is_large: bool = False) -> li
         "regret_95": MOST_REGRET_95,
         "probes": MOST_PROBES[estimated],
         "out_of_memory_most": MOST_OUT_OF_MEMORY[estimated],
-        "share": MOST_SHARE,
+        "share": MOST_SHARE[estimated],
         "broken": 0,
         "trial_s": MOST_TRIAL_S[is_large],
     }
