@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autofit.core.objective import Objective
@@ -158,11 +158,27 @@ def _race(
         if log is None or log.plan == plan:
             continue
         ours, theirs = _common(log, logs[plan.key])
-        ratio = row.gain if role == "baseline" else _claimed(ours, theirs)
+        ratio, shift = row.gain if role == "baseline" else _claimed(ours, theirs), 0.0
+        if role == "baseline" and (through := _through(log, logs, r)) is not None:
+            ours, theirs, shift = through
         if ratio is not None and ratio.pairs:
-            ratios = tuple(math.exp(a - b) for a, b in zip(ours, theirs, strict=True))
+            ratios = tuple(math.exp(a - b + shift) for a, b in zip(ours, theirs, strict=True))
             found.append(Racer(rank=row.rank, ratio=ratio, ratios=ratios, note=reasons.get(log.plan.key, log.note)))
     return (role, tuple(found)) if found else ("", ())
+
+
+def _through(
+    log: RaceLog, logs: Mapping[str, RaceLog], r: Recommendation | None
+) -> tuple[Sequence[float], Sequence[float], float] | None:
+    """Returns the rounds of a plan and of the recommended one, and the log of the latter's gain.
+
+    The gain of a plan is its ratio to the recommended plan times that plan's gain (`CommonScale.anchor`). None for the
+    recommended plan itself, and where too few rounds are common.
+    """
+    if r is None or r.gain is None or log.plan == r.plan or r.plan.key not in logs:
+        return None
+    ours, theirs = _common(log, logs[r.plan.key])
+    return (ours, theirs, math.log(r.gain.value)) if len(ours) >= MIN_ROUNDS else None
 
 
 def _raced_by_gain(rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:

@@ -111,7 +111,8 @@ class Racer(_Record):
     Attributes:
         rank: its row (`PlanRow.rank`).
         ratio: throughput over that of the plan in `Report.race_reference`, with its 95 % interval.
-        ratios: the paired ratio of each round that both ran, in order; () if they were not kept.
+        ratios: the ratio of each round, in order; () if they were not kept. With the baseline as reference: over the
+            recommended plan in the same round, times the gain of that plan.
         note: why it was not chosen; "" for the recommended plan.
     """
 

@@ -18,7 +18,7 @@ from autofit.core.trial import Trial
 from autofit.core.units import short_number
 from autofit.search.choice import PROBE_NOISE_RATIO, measurement_of, quotient
 from autofit.search.contradiction import proof_contradicts
-from autofit.search.race import MIN_ROUNDS, Race
+from autofit.search.race import MIN_ROUNDS, Pairing, Race
 
 DISTURBED_NOISE_RATIO = 0.15
 """Standard deviation of the ratio of two separate probes if the noise of the machine is unknown: on a shared machine a
@@ -48,6 +48,15 @@ class CommonScale:
         self.race: Race | None = None
         self._scale = Scale({}, 0.0, 0.0)
         self._at: tuple[int, int] | None = None
+        self._anchor: str | None = None
+
+    def anchor(self, winner: Trial) -> None:
+        """Relates all figures to a plan that raced, so that none that it beat shows a higher one.
+
+        A plan that left the race early met other rounds than the plans that stayed. What it reached beside the baseline
+        in these rounds may be more than what the winner reached beside it in all.
+        """
+        self._anchor, self._at = winner.plan.key, None
 
     def raced(self, trial: Trial) -> bool:
         """Returns whether a plan ran enough rounds to be compared with others that did."""
@@ -64,12 +73,20 @@ class CommonScale:
             return Ratio(value=1.0, low=1.0, high=1.0, pairs=self.race.rounds if self.race is not None else 0)
         if self.race is None or not self.decided_by_race:
             return quotient(measurement_of(ours), measurement_of(theirs), self._objective, DISTURBED_NOISE_RATIO)
-        pairing = self.race.pairing(ours.plan.key, theirs.plan.key)
+        pairing = self._pairing(self.race, ours.plan.key, theirs.plan.key)
         if pairing is not None:
             return pairing.ratio()
         log = self._log(ours) - self._log(theirs)
         half = DEVIATIONS_95 * math.hypot(self._deviation(ours), self._deviation(theirs))
         return Ratio(value=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
+
+    def _pairing(self, race: Race, ours: str, theirs: str) -> Pairing | None:
+        """Returns the comparison of two plans, through the anchor if there is one."""
+        if self._anchor is not None and self._anchor not in (ours, theirs):
+            first, second = race.pairing(ours, self._anchor), race.pairing(self._anchor, theirs)
+            if first is not None and second is not None:
+                return first.followed_by(second)
+        return race.pairing(ours, theirs)
 
     def claim(self, ours: Trial, theirs: Trial) -> Ratio:
         """Returns the ratio as it is reported: with an interval that holds after a race (`CLAIM_RATIO`)."""
@@ -125,7 +142,7 @@ class CommonScale:
         race = self.race
         if race is not None and self._at != (race.rounds, len(race.names)):
             self._at = (race.rounds, len(race.names))
-            self._scale = scale_of(race, self._probe_logs)
+            self._scale = scale_of(race, self._probe_logs, self._anchor)
         return self._scale
 
 
@@ -144,15 +161,15 @@ class Scale:
     doubt: float
 
 
-def scale_of(race: Race, probe_logs: Mapping[str, float]) -> Scale:
+def scale_of(race: Race, probe_logs: Mapping[str, float], anchor: str | None = None) -> Scale:
     """Returns the scale of a race; it has no plans if no two ran enough rounds together.
 
-    All plans are compared with the same opponent: the pinned plan, or else the one with the most rounds.
+    All plans are compared with the same opponent: the anchor, or else the pinned plan, or the one with the most rounds.
     """
     ripe = [name for name in race.names if len(race.logs[name]) >= MIN_ROUNDS]
     if len(ripe) < 2:
         return Scale({}, 0.0, 0.0)
-    opponent = max(ripe, key=lambda name: (name == race.pinned, len(race.logs[name])))
+    opponent = max(ripe, key=lambda name: (name == anchor, name == race.pinned, len(race.logs[name])))
     level = fmean(clipped(race.logs[opponent]))
     pairings = {name: race.pairing(name, opponent) for name in ripe}
     logs = {name: level + pairing.log_ratio for name, pairing in pairings.items() if pairing is not None}

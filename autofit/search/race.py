@@ -49,6 +49,11 @@ class Pairing:
         """Log of the largest throughput ratio that the noise allows."""
         return self.log_ratio + self._margin(STANDARD_ERRORS)
 
+    def followed_by(self, other: "Pairing") -> "Pairing":
+        """Returns the comparison of the first plan with what its opponent is compared with in `other`."""
+        log_ratio, error = self.log_ratio + other.log_ratio, math.hypot(self.error, other.error)
+        return Pairing(log_ratio, error, min(self.pairs, other.pairs))
+
     def ratio(self) -> Ratio:
         """Returns the throughput ratio with its 95 % interval."""
         half = self._margin(DEVIATIONS_95)
@@ -202,8 +207,7 @@ class Race:
         for opponent in self.names:
             first, second = self._direct(ours, opponent), self._direct(opponent, theirs)
             if first is not None and second is not None:
-                log_ratio, error = first.log_ratio + second.log_ratio, math.hypot(first.error, second.error)
-                found.append(Pairing(log_ratio, error, min(first.pairs, second.pairs)))
+                found.append(first.followed_by(second))
         return min(found, key=lambda pairing: pairing.error, default=None)
 
     def _direct(self, ours: str, theirs: str) -> Pairing | None:

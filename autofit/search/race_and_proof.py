@@ -75,6 +75,7 @@ class Final:
         """Races the finalists, proves the winner, and returns the result."""
         self._race(self._measured)
         winner, proof = self._prove()
+        self._scale.anchor(winner)
         trials = tuple(self._runner.trials)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven)
         self._caveats += explanations.caveats(winner, self._end)

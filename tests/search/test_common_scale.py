@@ -8,6 +8,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.search.common_scale import CommonScale
+from autofit.search.race import MIN_ROUNDS, Race
 
 
 def measured(samples_per_s: float, warmup_steps: int = 1) -> Measurement:
@@ -27,3 +28,28 @@ def test_a_proof_that_contradicts_the_figure_shown_is_reported(proven: float, do
         assert "Tune again" in doubt
     on_worst_batch = measured(proven, warmup_steps=0)  # metered, and no other steps had time
     assert not CommonScale(Objective(), [trial]).doubt_of_proof(trial, on_worst_batch)
+
+
+def test_a_plan_that_left_the_race_early_shows_no_more_than_the_plan_it_lost_to() -> None:
+    """The baseline was disturbed in the first rounds, when the third plan still ran."""
+    plans = [Plan(values={"micro_batch_size": 40, "accumulation_steps": 1, "kind": kind}) for kind in "abc"]
+    trials = [
+        Trial(number=0, plan=p, outcome=Outcome(status=Status.MEASURED, measurement=measured(100))) for p in plans
+    ]
+    baseline, winner, early = trials
+    scale = CommonScale(Objective(), trials)
+    race = scale.race = Race(tuple(p.key for p in plans), baseline.plan.key)
+    for number in range(20):
+        slower = 0.001 * (number % 3)
+        speeds = dict(zip(race.names, (90, 180, 170) if number < MIN_ROUNDS else (100, 170, 0), strict=True))
+        race.add({name: speeds[name] * (1 - slower) for name in race.running})
+    assert race.running == [baseline.plan.key, winner.plan.key]
+    assert scale.ratio(early, winner).high < 1
+    assert scale.ratio(early, baseline).value > scale.ratio(winner, baseline).value  # the figures before the choice
+    gain = scale.ratio(winner, baseline)
+    scale.anchor(winner)
+    assert scale.ratio(winner, baseline) == gain
+    assert scale.ratio(early, baseline).value == pytest.approx(gain.value * 170 / 180, rel=1e-3)
+    assert scale.ratio(early, baseline).low < scale.ratio(early, baseline).value < scale.ratio(early, baseline).high
+    assert scale.rate_per_s(early) == pytest.approx(scale.rate_per_s(winner) * 170 / 180, rel=1e-3)
+    assert scale.rate_per_s(baseline) == pytest.approx(scale.rate_per_s(winner) / gain.value, rel=1e-3)
