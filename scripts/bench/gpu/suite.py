@@ -82,9 +82,11 @@ STAGES = (
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
 QUICK = (
-    _stage("tests-real", "the tests that need true values or times", "tests", "real", limit_s=300),
-    _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=240),
-    _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=480),
+    _stage("tests-real", "the tests that need true values or times", "tests", "real", limit_s=120),
+    _stage("gain-gpt2", "gpt2 against the baseline and plans by hand", "gain", "gpt2", limit_s=200),
+    _stage("gain-resnet50", "resnet50 against the baseline and plans by hand", "gain", "resnet50", limit_s=180),
+    _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=120),
+    _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=400),
     _stage("estimates", "footprints against traces", "estimates", limit_s=120),
     _stage("soak", "two minutes of the proven plan at its budget", "soak", "--seconds", "120", limit_s=240),
 )
