@@ -4,6 +4,7 @@ A phantom's kernels compute nothing, so there the structure is looked at: every 
 generators are as they were. On a real GPU the gates have to pass, and to refuse.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.survey import gates
-from autofit.probing.survey.gradients import Gradients
+from autofit.probing.survey.gradients import VECTORS, Gradients, has_room
+from autofit.probing.survey.two_sample_statistic import sketch
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
@@ -85,3 +87,22 @@ def test_gates_pass_where_only_chance_differs() -> None:
 @pytest.mark.real_gpu
 def test_batch_norm_is_refused_in_noise_too() -> None:
     assert not gates.accumulation(build(mlp(nn.BatchNorm1d(32)), noisy), batch(), 0).passed
+
+
+def test_gradients_are_compared_on_a_device_with_room() -> None:
+    gradients = Gradients(build(mlp(), noisy))
+    vector = gradients.rehearse(batch(), 0).vector
+    assert (vector.device.type, vector.dtype) == ("cuda", torch.float32)
+    assert sketch(vector).device.type == "cpu"
+
+
+def test_gradients_are_compared_on_the_host_if_the_users_limit_leaves_no_room(cap: Callable[[int], None]) -> None:
+    model = mlp()
+    made, left = build(model, noisy), 4 * sum(p.numel() for p in model.parameters())
+    cap(torch.cuda.memory_reserved() + left * (VECTORS - 1))
+    assert not has_room(list(model.parameters()))
+    cap(torch.cuda.memory_reserved() + left * (VECTORS + 1))
+    assert has_room(list(model.parameters()))
+    cap(2**30)
+    gradients = Gradients(made, on_device=False)
+    assert gradients.rehearse(batch(), 0).vector.device.type == "cpu"

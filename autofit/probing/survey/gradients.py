@@ -29,6 +29,7 @@ OF_TORCH = ("__dynamo_disable", "_torchdynamo")
 VECTORS = 4
 """Number of gradients for which a device must have room, so that those that are compared stay there: two, the next
 one, and their difference."""
+_MEMORY_FUNCTIONS = ("mem_get_info", "get_per_process_memory_fraction", "memory_reserved")
 BACKOFF = 16.0
 """Factor by which the scale of a gradient scaler is lowered while the gradient overflows, down to about 1."""
 
@@ -274,8 +275,12 @@ def has_room(trained: Sequence[torch.Tensor]) -> bool:
     needed, devices = VECTORS * 4 * sum(p.numel() for p in trained), {p.device for p in trained}
     if len(devices) != 1 or (device := next(iter(devices))).type == "cpu":
         return False
-    free = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return free is not None and free(device)[0] >= needed
+    module = torch.get_device_module(device)
+    if not all(hasattr(module, name) for name in _MEMORY_FUNCTIONS):
+        return False
+    free, total = module.mem_get_info(device)
+    limit = module.get_per_process_memory_fraction(device) * total - module.memory_reserved(device)
+    return bool(min(free, limit) >= needed)
 
 
 def flat(parameter: torch.Tensor, *, on_host: bool = True) -> torch.Tensor:
