@@ -40,7 +40,7 @@ class _Curve:
 
 @dataclass(frozen=True, slots=True)
 class _Lender:
-    """The nearest curve for a combination that never ran, and the values in which the curve differs from it."""
+    """A nearest curve for a combination that never ran, and the values in which the curve differs from it."""
 
     curve: _Curve
     changes: str
@@ -51,7 +51,7 @@ class Measured(Estimator):
 
     def __init__(self) -> None:
         self._curves: dict[tuple[str, bool], _Curve] = {}
-        self._lenders: dict[tuple[str, bool], _Lender] = {}  # valid until another peak is learned
+        self._lenders: dict[tuple[str, bool], list[_Lender]] = {}  # valid until another peak is learned
 
     def tell(self, trial: Trial) -> None:
         """Learns the peak of a probe or a proof; a block of a race may not have run the worst batch."""
@@ -98,19 +98,27 @@ class Measured(Estimator):
             return None
         key = (plan.combination.key, accumulating)
         if key not in self._lenders:
-            self._lenders[key] = self._lender(plan.combination, accumulating)
-        lender = self._lenders[key]
-        value = self._at(lender.curve, plan.micro_batch_size).value_bytes
-        return Estimate(value_bytes=value, basis=f"from the measured peak of the same plan with {lender.changes}")
+            self._lenders[key] = self._nearest(plan.combination, accumulating)
+        guesses = [(self._at(each.curve, plan.micro_batch_size).value_bytes, each) for each in self._lenders[key]]
+        value, lender = min(guesses, key=lambda guess: guess[0])
+        ran = plan.micro_batch_size in lender.curve.peaks
+        source = "the measured peak" if ran else "a line through measured peaks"
+        return Estimate(value_bytes=value, basis=f"from {source} of the same plan with {lender.changes}")
 
-    def _lender(self, combination: Plan, accumulating: bool) -> _Lender:
-        """Returns the curve with the fewest changes, and of those the one with the most sizes."""
-        curves = self._curves.values()
-        nearest = min(curves, key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
-        changes = [f"{k}={v}" for k, v in nearest.combination.changes_from(combination).items()]
-        if nearest.accumulating != accumulating:
-            changes.append("accumulation" if nearest.accumulating else "no accumulation")
-        return _Lender(nearest, ", ".join(changes))
+    def _nearest(self, combination: Plan, accumulating: bool) -> list[_Lender]:
+        """Returns the curves with the fewest changes.
+
+        Which of these changes saves memory is not known here. The guess is the lowest, since a guess can refuse a plan.
+        """
+        least = min(curve.distance(combination, accumulating) for curve in self._curves.values())
+        found = []
+        for curve in self._curves.values():
+            if curve.distance(combination, accumulating) == least:
+                changes = [f"{k}={v}" for k, v in curve.combination.changes_from(combination).items()]
+                if curve.accumulating != accumulating:
+                    changes.append("accumulation" if curve.accumulating else "no accumulation")
+                found.append(_Lender(curve, ", ".join(changes)))
+        return found
 
 
 def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int, int, int | None]:

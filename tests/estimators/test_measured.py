@@ -133,7 +133,16 @@ def test_another_combination_is_a_guess_without_bounds() -> None:
 @pytest.mark.parametrize(("steps", "ran"), [(2, "accumulation"), (1, "no accumulation")])
 def test_a_guess_across_accumulation_names_what_ran(steps: int, ran: str) -> None:
     estimate = known(told(trial(plan(8, steps=steps), 900)), plan(16, steps=3 - steps))
-    assert estimate.basis == f"from the measured peak of the same plan with {ran}"
+    assert estimate.basis == f"from a line through measured peaks of the same plan with {ran}"
+
+
+def test_of_equally_near_combinations_the_lowest_guess_counts() -> None:
+    """One of them may lack the change that saves memory."""
+    fused = plan(8, precision="float32", checkpoint="none")
+    estimator = told(trial(fused, 900), trial(plan(8, precision="bf16", checkpoint="all"), 300))
+    estimate = known(estimator, plan(8, precision="float32", checkpoint="all"))
+    assert (estimate.value_bytes, estimate.is_bounded) == (300, False)
+    assert estimate.basis == "from the measured peak of the same plan with precision=bf16"
 
 
 def test_the_nearest_combination_is_borrowed() -> None:
