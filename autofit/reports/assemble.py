@@ -221,7 +221,7 @@ def _missing(source: Source, baseline: Plan | None) -> Iterator[str]:
     evidence = source.evidence
     if evidence is not None and (evidence.stopped or evidence.failure) and evidence.profile is None:
         which = "the baseline" if source.recommendation is None else "the recommended plan"
-        yield f"memory of {which} by kind and over a step: it was not traced"
+        yield f"memory of {which} by kind and over a step: it could not be traced, or there was no time"
 
 
 def _printable(report: Report) -> Report:

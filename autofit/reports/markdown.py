@@ -134,7 +134,7 @@ def _memory(report: Report) -> Iterator[str]:
 
 def _memory_of(plan: PlanMemory, is_bound: bool) -> Iterator[str]:
     parts, bound = plan.profile.breakdown, f", an {UPPER_BOUND}" if is_bound else ""
-    peak = f"{format_bytes(plan.profile.peak_bytes)} by its trace{bound}, {_STEP.sub('in the ', parts.moment)}"
+    peak = f"{format_bytes(plan.profile.peak_bytes)} estimated{bound}, {_STEP.sub('in the ', parts.moment)}"
     yield from (f"{_named(plan.role)}, {text(plan.label)}: {text(peak)}.", "")
     shares = [(text(part.name), format_bytes(part.size_bytes)) for part in parts.kinds]
     yield from table(("kind", "at the peak"), shares, "kinds")

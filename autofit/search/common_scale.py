@@ -1,7 +1,8 @@
 """Common scale: the throughput of every measured plan on one scale, so that all figures are comparable.
 
-After a race, this is the scale of the race. The probe of a plan that did not race is moved to it by the mean difference
-between probes and race over the plans that raced; the spread of that difference is its uncertainty. Without a race the
+After a race, this is the scale of the race. The probe of a plan that did not race is moved to it by the difference
+between probe and race of the winner, so that its ratio to the winner is that of their probes; while the race lasts, by
+the mean difference over the plans that raced. The spread of that difference is its uncertainty. Without a race the
 probes are the scale, and on a shared machine a ratio of two probes has a wide interval.
 """
 
@@ -152,7 +153,7 @@ class Scale:
 
     Attributes:
         logs: log throughput of the plans that ran enough rounds, by name.
-        shift: mean of the log throughput in a probe less that in the race.
+        shift: log throughput in a probe less that in the race: of the anchor, else the mean over the plans that raced.
         doubt: standard deviation of that difference for a single plan.
     """
 
@@ -173,6 +174,7 @@ def scale_of(race: Race, probe_logs: Mapping[str, float], anchor: str | None = N
     level = fmean(clipped(race.logs[opponent]))
     pairings = {name: race.pairing(name, opponent) for name in ripe}
     logs = {name: level + pairing.log_ratio for name, pairing in pairings.items() if pairing is not None}
-    differences = [probe_logs[name] - log for name, log in logs.items()]
-    spread = max(pstdev(differences), PROBE_NOISE_RATIO)
-    return Scale(logs, fmean(differences), math.hypot(spread, spread / math.sqrt(len(differences))))
+    differences = {name: probe_logs[name] - log for name, log in logs.items()}
+    spread = max(pstdev(differences.values()), PROBE_NOISE_RATIO)
+    shift = differences[anchor] if anchor in differences else fmean(differences.values())
+    return Scale(logs, shift, math.hypot(spread, spread / math.sqrt(len(differences))))

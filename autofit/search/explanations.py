@@ -82,7 +82,7 @@ class Explanations:
             outcome = ran[-1].outcome
             return f"{which} ran: {outcome.status.value}, {cut_middle(outcome.reason, _REASON)}".rstrip(".")
         if not end.early:
-            return "No other plan is likely to fit and be faster"
+            return self._alone() or "No other plan is likely to fit and be faster"
         next_one = "" if end.wanted is None else f"; {end.wanted} was next"
         most = self._runner.tuning.budget.max_trials
         if most is not None and self._runner.probes >= most:
@@ -130,14 +130,22 @@ class Explanations:
         elif gain.low <= 1 < gain.value:
             yield f"the gain over the baseline, {gain}, is within the noise"
 
+    def _alone(self) -> str:
+        """Returns that the search had no other plan, with the techniques that gates refused; "" if it had one."""
+        facts = self._runner.tuning.space.facts
+        if facts.knobs or len(facts.sizes) > 1:
+            return ""
+        refused = [refusal.name for refusal in facts.refused if refusal.origin == "gate"]
+        return "There is no other plan" + (f": checks of the gradient refused {', '.join(refused)}" if refused else "")
+
     def _on_shapes(self, winner: Trial) -> Iterator[str]:
         most = max(self._measured, key=_new_shape_share)
         share, recommended = _new_shape_share(most), _new_shape_share(winner)
         if share > 0:
             yield (
                 f"batches have many shapes, and kernels for a new one take up to {share:.0%} of a step "
-                f"({self._runner.named(most.plan)}), {recommended:.0%} with the recommended plan: it counts as if each "
-                "batch had a new shape"
+                f"({self._runner.named(most.plan)}), {recommended:.0%} with the recommended plan: counted in full, as "
+                "if each batch had a new shape"
             )
 
     def _on_runs(self) -> Iterator[str]:

@@ -8,6 +8,7 @@ from autofit.core.budget import Budget, Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate
+from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose
 from autofit.reports.summary import summarize
 from autofit.search.phases import run
@@ -68,7 +69,14 @@ def test_d6_a_space_of_one_plan_says_that_there_is_nothing_else() -> None:
     bench = small_bench(space=space_of((), (8,), 8, global_batch_size=8))
     findings = run(tuning_of(bench))
     assert findings.plan == Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})
-    assert findings.untried == "No other plan is likely to fit and be faster"
+    assert findings.untried == "There is no other plan"
+
+
+def test_d6_a_space_that_gates_left_with_one_plan_names_what_they_refused() -> None:
+    space = space_of((), (8,), 8, global_batch_size=8)
+    refused = Refusal(name="precision=bf16", reason="no", origin="gate"), Refusal(name="attention", reason="no")
+    bench = small_bench(space=SearchSpace(space.facts.model_copy(update={"refused": refused})))
+    assert run(tuning_of(bench)).untried == "There is no other plan: checks of the gradient refused precision=bf16"
 
 
 @pytest.mark.usefixtures("whole_search")

@@ -145,5 +145,5 @@ def test_upper_bounds_are_labelled_and_left_out_of_the_error() -> None:
     found, plain = to_markdown(bounded()), to_markdown(typical())
     assert "12 plans: the median error" in found
     assert "1 plan is left out: the estimate is an upper bound (sizes depend on the data)." in found
-    assert found.count("GiB by its trace, an upper bound (sizes depend on the data), backward.") == 1
+    assert found.count("GiB estimated, an upper bound (sizes depend on the data), backward.") == 1
     assert "upper bound" not in plain

@@ -53,3 +53,21 @@ def test_a_plan_that_left_the_race_early_shows_no_more_than_the_plan_it_lost_to(
     assert scale.ratio(early, baseline).low < scale.ratio(early, baseline).value < scale.ratio(early, baseline).high
     assert scale.rate_per_s(early) == pytest.approx(scale.rate_per_s(winner) * 170 / 180, rel=1e-3)
     assert scale.rate_per_s(baseline) == pytest.approx(scale.rate_per_s(winner) / gain.value, rel=1e-3)
+
+
+def test_a_plan_that_did_not_race_is_to_the_winner_as_their_probes_are() -> None:
+    """The baseline's probe was disturbed: that says nothing about the probes of the other plans."""
+    trials = []
+    for kind, rate in (("a", 40.0), ("b", 95.0), ("c", 94.0)):
+        plan = Plan(values={"micro_batch_size": 40, "accumulation_steps": 1, "kind": kind})
+        trials.append(Trial(number=0, plan=plan, outcome=Outcome(status=Status.MEASURED, measurement=measured(rate))))
+    baseline, winner, other = trials
+    scale = CommonScale(Objective(), trials)
+    race = scale.race = Race((baseline.plan.key, winner.plan.key), baseline.plan.key)
+    for number in range(6):
+        slower = 0.001 * (number % 3)
+        race.add({baseline.plan.key: 58 * (1 - slower), winner.plan.key: 96 * (1 - slower)})
+    assert scale.rate_per_s(other) > scale.rate_per_s(winner)  # the figures before the choice
+    scale.anchor(winner)
+    assert scale.ratio(other, winner).value == pytest.approx(94 / 95, rel=1e-6)
+    assert scale.rate_per_s(other) < scale.rate_per_s(winner)

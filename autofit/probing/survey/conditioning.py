@@ -4,7 +4,8 @@ In a deep network whose batch normalisation uses the statistics of the batch, th
 change completely when the weights are rounded once (Yang et al., "A mean field theory of batch normalization", ICLR
 2019): no arithmetic of 16 bits can then agree with float32, and both train. ResNet-50 with random weights: rounding the
 weights to bfloat16 changes the float32 gradient by relative L2 1.16, and autocast changes it by 1.32. With running
-statistics it is 0.017 and 0.019.
+statistics of 0 and 1 it is 0.017 and 0.019. Running statistics do not help: after 100 batches the gradient in
+evaluation mode is as sensitive as in training mode.
 """
 
 from collections.abc import Iterator
@@ -16,35 +17,52 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.gate_result import PRECISION_L2, GateResult, judged_as_precision
-from autofit.probing.survey.gradients import Gradients, cosine_of, difference
+from autofit.probing.survey.gate_result import PRECISION_L2, GateResult
+from autofit.probing.survey.gradients import Gradients, difference
 from autofit.probing.survey.module_modes import Modes, all_evaluating
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.tree import Batch
 
+MOST_OVER_ROUNDING = 2.0
+"""Maximum change by a reduced precision, as a multiple of the change by rounding the weights. Measured were 1.1 to 1.25
+(ResNet-50 and RegNet-Y, in training and in evaluation mode); activations are rounded as well."""
 
-def by_running_statistics(
-    gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int, reference: torch.Tensor
+
+def by_fixed_statistics(
+    gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int, reference: torch.Tensor, error: float
 ) -> GateResult | None:
-    """Returns a passing verdict with normalisation in evaluation mode; None if the first comparison is to decide.
+    """Returns a passing verdict on a gradient that rounding alone changes; None if the first comparison is to decide.
 
-    It decides if it could: if the gradient of float32 stays the same when the weights are rounded.
+    It decides if it could: if the gradient of float32 stays the same when the weights are rounded, or changes much
+    less. Otherwise the comparison is made with fixed statistics, which depend on no batch.
+
+    Args:
+        gradients: computes the gradients.
+        plan: the plan to check.
+        batch: the compared batch.
+        seed: seed of the compared gradients.
+        reference: gradient of the baseline on the batch.
+        error: difference of the gradient under the plan, as relative L2.
     """
     if not _uses_batch_statistics(gradients):
         return None
     moved = _moved_by_rounding(gradients, batch, seed, reference)
-    if moved <= PRECISION_L2:
+    if moved <= PRECISION_L2 or error > MOST_OVER_ROUNDING * moved:
         return None
-    found = replace(gradients, modes=all_evaluating)
-    expected, reduced = found.of([batch], seed).vector, found.of([batch], seed, plan=plan).vector
+    fixed = replace(gradients, modes=_fixed_statistics)
+    expected = fixed.of([batch], seed).vector
     if not float(expected.norm()):
         return None
-    judged = judged_as_precision("gradient", cosine_of(reduced, expected), difference(reduced, expected))
-    why = (
-        "compared with the running statistics of normalisation layers: with those of the batch, the float32 gradient "
-        f"itself changes by relative L2 {moved:.1e} when the weights are rounded to bfloat16"
+    found = difference(fixed.of([batch], seed, plan=plan).vector, expected)
+    rounded = _moved_by_rounding(fixed, batch, seed, expected)
+    if not found <= max(PRECISION_L2, MOST_OVER_ROUNDING * rounded):
+        return None
+    reason = (
+        f"the gradient cannot be compared as it is: it changes by relative L2 {error:.1e}, but by {moved:.1e} in "
+        f"float32 too when the weights are rounded to bfloat16. With fixed statistics in normalisation layers, these "
+        f"are {found:.1e} and {rounded:.1e} (at most {PRECISION_L2}, or {MOST_OVER_ROUNDING:g} times the second)"
     )
-    return replace(judged, reason=f"{judged.reason}, {why}") if judged.passed else None
+    return GateResult(True, reason, evaluated=True)
 
 
 def _uses_batch_statistics(gradients: Gradients) -> bool:
@@ -64,6 +82,22 @@ def _moved_by_rounding(gradients: Gradients, batch: Batch | Counted, seed: int, 
     """
     rounding = replace(gradients, modes=lambda model: _rounded(model, gradients.modes))
     return difference(rounding.of([batch], seed).vector, reference)
+
+
+@contextmanager
+def _fixed_statistics(model: nn.Module) -> Iterator[None]:
+    """Sets every module to evaluation mode, and normalisation layers to a mean of 0 and a variance of 1."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    kept = [(norm, norm.running_mean, norm.running_var) for norm in norms]
+    try:
+        for norm, mean, variance in kept:
+            if mean is not None and variance is not None:
+                norm.running_mean, norm.running_var = torch.zeros_like(mean), torch.ones_like(variance)
+        with all_evaluating(model):
+            yield
+    finally:
+        for norm, mean, variance in kept:
+            norm.running_mean, norm.running_var = mean, variance
 
 
 @contextmanager

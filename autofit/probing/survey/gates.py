@@ -22,7 +22,7 @@ import torch
 
 from autofit.core.plan import Plan
 from autofit.probing.survey.accumulation_causes import UNKNOWN, cause
-from autofit.probing.survey.conditioning import by_running_statistics
+from autofit.probing.survey.conditioning import by_fixed_statistics
 from autofit.probing.survey.gate_result import PRECISION_L2, ZERO, GateResult, judged_as_precision
 from autofit.probing.survey.gradients import (
     STATELESS,
@@ -91,11 +91,12 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
         reduced = gradients.of([batch], seed, plan=plan).vector
         if not bool(torch.isfinite(reduced).all()):
             return GateResult(False, "the gradient is not finite")
-        judged = judged_as_precision("gradient", cosine_of(reduced, reference), difference(reduced, reference))
+        error = difference(reduced, reference)
+        judged = judged_as_precision("gradient", cosine_of(reduced, reference), error)
         if judged.passed:
             return judged
         if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
-            return by_running_statistics(gradients, plan, batch, seed, reference) or judged
+            return by_fixed_statistics(gradients, plan, batch, seed, reference, error) or judged
         found = compare(
             lambda draw: (
                 gradients.of([batch], seed + draw, plan=plan, others=_SEED_STRIDE * draw).vector,

@@ -1,7 +1,7 @@
 """The survey before a search: which knobs apply to this workload, and which of their values pass the gates."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -14,11 +14,11 @@ from autofit.core.gate_verdict import GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SpaceFacts
-from autofit.core.units import format_names
 from autofit.prepare import batches_of
 from autofit.probing.survey import gates, pins
 from autofit.probing.survey.block_profile import profiled
 from autofit.probing.survey.conflicts import check_size, conflicts
+from autofit.probing.survey.gate_notes import accumulation_notes, precision_notes
 from autofit.probing.survey.output_gate import output
 from autofit.probing.survey.padding_gate import padding
 from autofit.probing.survey.update_gate import uneven_steps, update
@@ -49,8 +49,6 @@ ACCUMULATION = "accumulation"
 """Name of the gate of accumulation. The gate of a knob's value is named after both, such as "precision=bf16"."""
 _ORDER = ("gate", "", "device")
 """Origins of refusals in the order in which they are listed: what was found in this model comes first."""
-_NAMED = 3
-"""Maximum number of names of a step's own state that are shown."""
 
 
 @dataclass(slots=True)
@@ -161,7 +159,10 @@ class Survey:
             return keeps(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
 
         what = f"{name}={value}"
-        return self._decide(what, self._verdict(what, gate, loader_batch=True))
+        verdict = self._verdict(what, gate, loader_batch=True)
+        if keeps is gates.precision:
+            self.caveats += precision_notes(what, verdict)
+        return self._decide(what, verdict)
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
         total = self.facts.global_batch_size
@@ -172,7 +173,7 @@ class Survey:
             ACCUMULATION, lambda found: gates.accumulation(self._build, found, self.seed, self.state)
         )
         self.weighing = verdict.weighing
-        self.caveats += _notes(verdict, self.facts.accumulation_steps)
+        self.caveats += accumulation_notes(verdict, self.facts.accumulation_steps)
         size, steps = self.facts.micro_batch_size, self.facts.accumulation_steps
         kept = f"The baseline's micro batch of {size} and its {steps} accumulation steps are kept" if steps > 1 else ""
         return self._decide(ACCUMULATION, verdict, kept)
@@ -227,8 +228,9 @@ class Survey:
         """Returns what the parts of a forward pass keep and compute. See `autofit.strategies.base.SpanProfile`."""
 
         def seen(found: Cuttable) -> Sequence[Span]:
-            batch = Counted(found.batch, found.samples)
-            return profiled(self._build, plan, blocks, marked, batch, self.seed, self.state)
+            return profiled(
+                self._build, plan, blocks, marked, Counted(found.batch, found.samples), self.seed, self.state
+            )
 
         with suppress(Exception):  # raised by the user's code; a probe will report it
             return self._in_time(seen, self._small_size)
@@ -250,8 +252,8 @@ class Survey:
         return ()
 
     def _in_time(self, gate: Callable[[Cuttable], T], size: int) -> T:
-        left_s = self._gates_end_s - self.watch.clock.elapsed_s
-        return self.watch.allowed(lambda: gate(self._batch(size)), most_s=left_s / 2)
+        most_s = (self._gates_end_s - self.watch.clock.elapsed_s) / 2
+        return self.watch.allowed(lambda: gate(self._batch(size)), most_s=most_s)
 
     def _build(self, plan: Plan) -> TrainStep:
         self.watch.check()
@@ -268,32 +270,3 @@ class Survey:
     def _unevenness(self, found: Cuttable) -> float:
         tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
         return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
-
-
-def _notes(verdict: gates.GateResult, baseline_steps: int) -> Iterator[str]:
-    """Yields the caveats about accumulation that follow from its gate."""
-    if verdict.weighing is not None:
-        baseline = f", and so are the {baseline_steps} micro batches of the baseline" if baseline_steps > 1 else ""
-        if verdict.weighing.summed:
-            found = "a sum over samples, so that its gradient grows with the batch: micro batches are added up"
-            other = "divides by their number"
-        else:
-            found = f"a mean over {verdict.weighing}: micro batches are weighted by it"
-            other = "weights them equally, or by samples,"
-        yield (
-            f"the loss is {found}{baseline}, so that the step equals that of the whole batch. A loop that {other} has "
-            "a different gradient"
-        )
-    if verdict.moves:
-        yield (
-            f"the step changes {format_names(verdict.moves, _NAMED)} by itself, once for each micro batch: with "
-            "accumulation, several times per optimizer step. If that matters (a moving average), change it after the "
-            "optimizer's step instead"
-        )
-    if verdict.passed and verdict.evaluated:
-        yield (
-            "accumulation was checked in evaluation mode, because in training the step draws random numbers that a "
-            "batch and its micro batches cannot share: behaviour that is specific to training was not compared. If "
-            "samples of a batch interact in training (custom batch normalisation, a balance term), keep the micro "
-            "batches of the baseline"
-        )
