@@ -14,7 +14,7 @@ from autofit.core.errors import Untraceable, UsageError
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Recommendation
+from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
 from autofit.replay.table import Table
@@ -229,14 +229,16 @@ def test_plans_by_hand_are_compared_in_blocks_or_said_not_to_have_run() -> None:
     assert compared["as found"] == "the recommended plan"
     assert compared["broken"] == "not compiled: no compiler"
     true = bench.samples_per_s(found) / bench.samples_per_s(bench.space.baseline)
-    assert compared["plain"]["low"] < true < compared["plain"]["high"]
+    plain = compared["plain"]
+    assert isinstance(plain, Ratio)
+    assert plain.low < true < plain.high
 
 
 def test_a_plan_by_hand_is_left_out_when_the_time_is_spent() -> None:
     bench = small_bench()
     found = bench.space.baseline.replace(precision="bf16")
     compared = gain.compare(bench.evaluate, found, {"plain": bench.space.baseline}, 4, Clock(), -1)
-    assert compared["plain"].startswith("not run")
+    assert str(compared["plain"]).startswith("not run")
     assert bench.runs == []
 
 

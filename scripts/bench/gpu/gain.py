@@ -5,27 +5,25 @@ autocast; bf16 autocast and torch.compile, both with the baseline's batch) run i
 within the budget, and no plan by hand that is faster beyond noise.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Recommendation
+from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes, format_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.search.race import pair
-from scripts.bench import report
 from scripts.bench.gpu import stage
+from scripts.bench.gpu.blocks import interleaved
 from scripts.bench.gpu.grid import tune
+from scripts.bench.gpu.suite import ARCHITECTURES
 
 Evaluate = Callable[[Plan, Purpose], Outcome]
-ARCHITECTURES = ("gpt2", "resnet50", "vit")
 BY_HAND = {"bf16": {"precision": "bf16"}, "bf16 and compile": {"precision": "bf16", "compile": "default"}}
 TUNE_RATIO = 0.6
 """Share of the stage's time for the search; the rest is for the plans by hand."""
@@ -43,9 +41,9 @@ def by_hand(space: SpaceFacts) -> dict[str, Plan]:
 
 def compare(
     evaluate: Evaluate, found: Plan, others: dict[str, Plan], rounds: int, clock: Clock, limit_s: float
-) -> dict[str, Any]:
+) -> dict[str, Ratio | str]:
     """Returns, for each plan by hand, the throughput of `found` relative to it, or why there is none."""
-    results: dict[str, Any] = {}
+    results: dict[str, Ratio | str] = {}
     for name, plan in others.items():
         if clock.elapsed_s > limit_s:
             results[name] = "not run: the time of the stage was spent"
@@ -54,19 +52,10 @@ def compare(
         if outcome.measurement is None:
             results[name] = f"{outcome.status.value}: {outcome.reason}"
     running = {name: plan for name, plan in others.items() if name not in results and plan != found}
-    logs: dict[str, list[float]] = {name: [] for name in ("found", *running)}
-    for index in range(rounds if running else 0):
-        if index >= 2 and clock.elapsed_s > limit_s:
-            break
-        order = [("found", found), *running.items()]
-        for name, plan in order if index % 2 == 0 else reversed(order):
-            outcome = evaluate(plan, Purpose.BLOCK)
-            if outcome.measurement is None:
-                raise AutofitError(f"{plan} ran before but failed now: {outcome.status.value}, {outcome.reason}")
-            logs[name].append(math.log(outcome.measurement.samples_per_s))
-    ratios = {name: pair(logs["found"], logs[name]).ratio().model_dump() for name in running}
-    same = {name: "the recommended plan" for name, plan in others.items() if plan == found}
-    return {**results, **same, **ratios}
+    if running:
+        logs = interleaved(evaluate, {"found": found, **running}, rounds, clock, limit_s, least=2)
+        results |= {name: pair(logs["found"], logs[name]).ratio() for name in running}
+    return results | {name: "the recommended plan" for name, plan in others.items() if plan == found}
 
 
 def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]:
@@ -80,22 +69,19 @@ def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]
         others = by_hand(bench.briefing.space)
         hand = compare(bench.evaluate, found.plan, others, given.rounds, clock, given.limit_s)
     peak, budget = found.proof.memory.judged_bytes, found.budget.memory_bytes
-    slower = [one for one, ratio in hand.items() if isinstance(ratio, dict) and ratio["high"] < 1]
-    shown = ", ".join(f"{_text(ratio)} of {one} by hand" for one, ratio in hand.items())
+    slower = [one for one, ratio in hand.items() if isinstance(ratio, Ratio) and ratio.high < 1]
+    shown = ", ".join(f"{ratio} of {one} by hand" for one, ratio in hand.items())
     summary = (
         f"gain {name}: {found.plan} is {found.gain} of the baseline"
         f"{f', {shown}' if shown else ''}; {sum(found.counts.values())} trials in "
         f"{format_duration(found.duration_s)}; peak {format_bytes(peak)} of {format_bytes(budget)}"
     )
-    figures = {"architecture": name, "by_hand": hand, **tuned, "table": stage.table(
+    dumped = {one: ratio.model_dump() if isinstance(ratio, Ratio) else ratio for one, ratio in hand.items()}
+    figures = {"architecture": name, "by_hand": dumped, **tuned, "table": stage.table(
         ["plan", "samples/s"], [[each.plan, f"{each.rate_per_s:.4g}"] for each in (found, found.baseline)]
     )}  # fmt: skip
     parts.clear()
     return summary, figures, peak <= budget and not slower
-
-
-def _text(ratio: Any) -> str:
-    return f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})" if isinstance(ratio, dict) else ratio
 
 
 def main() -> None:
@@ -103,11 +89,7 @@ def main() -> None:
     parser.add_argument("architecture", choices=ARCHITECTURES)
     parser.add_argument("--rounds", type=int, default=6, help="blocks of each plan in the comparison (%(default)s)")
     given = stage.parse(parser)
-    try:
-        summary, figures, passed = run(given.architecture, given, Clock())
-    except AutofitError as error:
-        report.fail(f"gain {given.architecture}: {error}", error.exit_code if error.exit_code > 1 else 3)
-    report.finish(summary, figures, given.json, passed, given.device)
+    stage.conclude(f"gain {given.architecture}", given, lambda: run(given.architecture, given, Clock()))
 
 
 if __name__ == "__main__":

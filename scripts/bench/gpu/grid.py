@@ -6,7 +6,6 @@ fastest plan of the grid run in interleaved blocks. Only these blocks decide: th
 partly the luckiest one.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.space import SpaceFacts
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.probing.remote.bench import RemoteBench
 from autofit.replay.table import Table
@@ -24,8 +23,8 @@ from autofit.search.event import Event
 from autofit.search.race import pair
 from autofit.search.request import Request
 from autofit.search.search import search
-from scripts.bench import report
 from scripts.bench.gpu import stage
+from scripts.bench.gpu.blocks import interleaved
 from scripts.bench.gpu.models import MODELS
 from scripts.bench.search.record_table import Recording, open_recording, restricted
 
@@ -62,16 +61,8 @@ def side_by_side(bench: RemoteBench, ours: Plan, theirs: Plan, pairs: int, clock
     Raises:
         AutofitError: a block failed.
     """
-    logs: dict[str, list[float]] = {ours.key: [], theirs.key: []}
-    for index in range(pairs):
-        if index >= 4 and clock.elapsed_s > limit_s:
-            break
-        for plan in (ours, theirs) if index % 2 == 0 else (theirs, ours):
-            outcome = bench.evaluate(plan, Purpose.BLOCK)
-            if outcome.measurement is None:
-                raise AutofitError(f"{plan} ran before but failed now: {outcome.status.value}, {outcome.reason}")
-            logs[plan.key].append(math.log(outcome.measurement.samples_per_s))
-    return pair(logs[ours.key], logs[theirs.key]).ratio()
+    logs = interleaved(bench.evaluate, {"ours": ours, "theirs": theirs}, pairs, clock, limit_s)
+    return pair(logs["ours"], logs["theirs"]).ratio()
 
 
 def grid_space(space: SpaceFacts) -> SpaceFacts:
@@ -148,11 +139,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="blocks of each plan, in addition to its probe")
     parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks in the comparison at the end")
     given = stage.parse(parser)
-    try:
-        summary, figures, passed = run(given.model, given, Clock())
-    except AutofitError as error:
-        report.fail(f"grid {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
-    report.finish(summary, figures, given.json, passed, given.device)
+    stage.conclude(f"grid {given.model}", given, lambda: run(given.model, given, Clock()))
 
 
 if __name__ == "__main__":

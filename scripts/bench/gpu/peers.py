@@ -16,15 +16,14 @@ from statistics import median
 from typing import Any
 
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.probing.remote.bench import RemoteBench
 from autofit.search.race import pair
-from scripts.bench import report
 from scripts.bench.gpu import stage
+from scripts.bench.gpu.blocks import interleaved
 from scripts.bench.gpu.finders import FINDERS, OURS
 from scripts.bench.gpu.models import MODELS
 from scripts.bench.gpu.processes import die_with_parent
@@ -69,7 +68,7 @@ def compare(given: argparse.Namespace, found: dict[str, dict[str, Any]], clock: 
                     one["peak_bytes"] = outcome.measurement.memory.judged_bytes if outcome.measurement else None
             if outcome.measured:
                 proven[plan.key] = plan
-        logs = _blocks(bench, proven, given.pairs, clock, given.limit_s)
+        logs = interleaved(bench.evaluate, proven, given.pairs, clock, given.limit_s)
     ours = plans["autofit"].key if "autofit" in plans else None
     for name, plan in plans.items():
         if len(logs.get(plan.key, ())) < 2:
@@ -79,23 +78,6 @@ def compare(given: argparse.Namespace, found: dict[str, dict[str, Any]], clock: 
             same = plan.key == ours
             ratio = Ratio(value=1, low=1, high=1) if same else pair(logs[ours], logs[plan.key]).ratio()
             found[name]["autofit_over_it"] = ratio.model_dump()
-
-
-def _blocks(
-    bench: RemoteBench, plans: dict[str, Plan], pairs: int, clock: Clock, limit_s: float
-) -> dict[str, list[float]]:
-    """Returns the log throughputs of each plan, in the order of the rounds; at least 4 rounds."""
-    logs: dict[str, list[float]] = {key: [] for key in plans}
-    for index in range(pairs):
-        if index >= 4 and clock.elapsed_s > limit_s:
-            break
-        order = list(plans.items())
-        for key, plan in order if index % 2 == 0 else order[::-1]:
-            outcome = bench.evaluate(plan, Purpose.BLOCK)
-            if outcome.measurement is None:
-                raise AutofitError(f"{plan} was proven but failed now: {outcome.status.value}, {outcome.reason}")
-            logs[key].append(math.log(outcome.measurement.samples_per_s))
-    return logs
 
 
 def rows(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -155,11 +137,7 @@ def main() -> None:
     stage.model_argument(parser)
     parser.add_argument("--pairs", type=int, default=12, help="number of rounds of blocks in the comparison")
     given = stage.parse(parser)
-    try:
-        summary, figures, passed = run(given, Clock())
-    except AutofitError as error:
-        report.fail(f"peers {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
-    report.finish(summary, figures, given.json, passed, given.device)
+    stage.conclude(f"peers {given.model}", given, lambda: run(given, Clock()))
 
 
 if __name__ == "__main__":

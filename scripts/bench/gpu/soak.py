@@ -17,7 +17,6 @@ import torch
 
 from autofit import devices
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError
 from autofit.core.measurement import Memory
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_duration
@@ -27,7 +26,7 @@ from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.static_bytes import static_bytes
 from autofit.workloads.step import TrainStep
 from autofit.workloads.tree import Batch
-from scripts.bench import files, report
+from scripts.bench import files
 from scripts.bench.gpu import stage
 from scripts.bench.gpu.grid import tune
 from scripts.bench.gpu.models import MODELS
@@ -140,11 +139,7 @@ def main() -> None:
     parser = stage.parser(__doc__ or "")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of the training, in seconds")
     given = stage.parse(parser)
-    try:
-        summary, figures, passed = run(given, Clock())
-    except AutofitError as error:
-        report.fail(f"soak: {error}", error.exit_code if error.exit_code > 1 else 3)
-    report.finish(summary, figures, given.json, passed, given.device)
+    stage.conclude("soak", given, lambda: run(given, Clock()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
+from autofit.core.errors import AutofitError
 from autofit.probing.remote.bench import Target
 from scripts.bench import files, report
 from scripts.bench.gpu.models import MODELS, Model
@@ -82,6 +83,21 @@ def unfinished(what: str, clock: Clock) -> NoReturn:
     """Prints that the time limit was reached first, and exits with 75."""
     print(f"{what} after {clock.elapsed_s:.0f} s: call again to continue", flush=True)
     sys.exit(UNFINISHED)
+
+
+def conclude(title: str, given: argparse.Namespace, work: Callable[[], tuple[str, dict[str, Any], bool]]) -> None:
+    """Runs a stage and exits with its result.
+
+    Args:
+        title: the stage, for the message of an error.
+        given: arguments of the stage.
+        work: returns the summary, the figures, and whether the requirements are met.
+    """
+    try:
+        summary, figures, passed = work()
+    except AutofitError as error:
+        report.fail(f"{title}: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, Any]:
