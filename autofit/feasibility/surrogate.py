@@ -64,13 +64,17 @@ class Kernel:
         scales: usual magnitudes of the parts.
         ratios: for each knob the factor on the magnitude of its effect, below 1 where theory covers part of it; () for
             1 throughout.
+        kinships: for each knob the least kinship of its values, above that of the scales where they are known to do
+            much the same; () for that of the scales throughout.
     """
 
-    def __init__(self, knobs: Sequence[Knob], scales: Scales, ratios: Sequence[float] = ()) -> None:
+    def __init__(
+        self, knobs: Sequence[Knob], scales: Scales, ratios: Sequence[float] = (), kinships: Sequence[float] = ()
+    ) -> None:
         self._scales = scales
-        each = ratios or [1.0] * len(knobs)
+        each = list(zip(ratios or [1.0] * len(knobs), kinships or [0.0] * len(knobs), knobs, strict=True))
         self._values, self._joint = (
-            [ratio**2 * _value_correlation(knob, kinship) for ratio, knob in zip(each, knobs, strict=True)]
+            [ratio**2 * _value_correlation(knob, max(kinship, least)) for ratio, least, knob in each]
             for kinship in (scales.kinship, scales.joint_kinship)
         )
 

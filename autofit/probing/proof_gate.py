@@ -93,7 +93,10 @@ class ProofGate:
         batch = Counted(self.source.typical(plan.micro_batch_size, 1)[0], plan.micro_batch_size)
         if whole:
             return same_update(self.build, plan, reference, batch, self.state, rounded=rounded)
-        return same_arithmetic(self.build, plan, reference, batch, self.state, rounded=rounded, finer=finer)
+        plain = _less(reference, {name for strategy in reducing for name in strategy.owns})
+        return same_arithmetic(
+            self.build, plan, reference, batch, self.state, rounded=rounded, finer=finer, plain=plain
+        )
 
 
 def _batch_of(plan: Plan) -> Plan:

@@ -70,6 +70,7 @@ def facts_of(
         rehearse=rehearsed,
         update_fn=whole,
         own_process=options.own_process,
+        on_host=device.is_host,
     )
 
 

@@ -31,12 +31,12 @@ class TimePlan:
         self._probes_s: list[float] = []
         self._first_s = self._last_s = 0.0
 
-    def took(self, probe_s: float) -> None:
-        """Records the duration of a probe, in seconds."""
+    def took(self, probe_s: float, warm_up_s: float = 0.0) -> None:
+        """Records the duration of a probe, and how much of it was a warm-up that later runs of the plan do not have."""
         self._last_s = self._tuning.clock.elapsed_s
         if not self._probes_s:
             self._first_s = self._last_s - probe_s
-        self._probes_s.append(probe_s)
+        self._probes_s.append(max(probe_s - warm_up_s, 0.0))
 
     def left_s(self) -> float:
         """Returns the seconds left of the time budget, less the start of a proof; infinity without a budget."""
@@ -44,7 +44,7 @@ class TimePlan:
         return math.inf if limit is None else limit - self._tuning.closing_s - self._tuning.clock.elapsed_s
 
     def probe_s(self) -> float:
-        """Returns the median duration of a probe in seconds; 0 before the first."""
+        """Returns the median duration of a probe without its warm-up, in seconds; 0 before the first."""
         return median(self._probes_s) if self._probes_s else 0.0
 
     def proof_s(self) -> float:

@@ -57,7 +57,9 @@ class TrialRunner:
         self.elsewhere.discard(plan.key)
         trial = self.attempt(plan, Purpose.PROBE)
         self.probes += 1
-        self.time.took(self.tuning.clock.elapsed_s - began_s)
+        measured = trial.outcome.measurement
+        warm_up_s = measured.startup_s or 0.0 if measured is not None else 0.0
+        self.time.took(self.tuning.clock.elapsed_s - began_s, warm_up_s)
         self.say_finished("trial", trial)
         return trial
 

@@ -66,7 +66,9 @@ class Attention(Strategy):
             return self.refuse(reason)
         why = "it stores all attention weights, which the fused kernels do not"
         refused = () if eager else (Refusal(name=f"{KNOB}=math", reason=why),)
-        return Offer((Knob(name=KNOB, values=("default", value), default="default", about=ABOUT),), refused)
+        expected = (1.0, 1.0) if value == "flash" else ()  # the default is a fused kernel, too
+        knob = Knob(name=KNOB, values=("default", value), default="default", about=ABOUT, expected=expected)
+        return Offer((knob,), refused)
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Switches the models' implementation, or excludes cuDNN's kernel in the whole process.

@@ -110,6 +110,7 @@ class Facts:
         profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
         source: makes the user's batches. None if there are no more than `batch`.
         own_process: whether plans run in a process that the search can replace with a fresh one.
+        on_host: whether the device is the host itself, and no accelerator.
         update_fn: whether the user's `update_fn` does the whole step, so that its inside cannot be changed.
         rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
             without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
@@ -138,6 +139,7 @@ class Facts:
     rehearse: Callable[[Watch], None] | None = None
     update_fn: bool = False
     own_process: bool = False
+    on_host: bool = True
 
 
 @dataclass(frozen=True, slots=True)

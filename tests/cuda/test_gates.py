@@ -14,7 +14,7 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.survey import gates
+from autofit.probing.survey import gates, rounding_limits
 from autofit.probing.survey.gradients import VECTORS, Gradients, has_room
 from autofit.probing.survey.two_sample_statistic import sketch
 from autofit.strategies import members
@@ -106,3 +106,12 @@ def test_gradients_are_compared_on_the_host_if_the_users_limit_leaves_no_room(ca
     cap(2**30)
     gradients = Gradients(made, on_device=False)
     assert gradients.rehearse(batch(), 0).vector.device.type == "cpu"
+
+
+def test_rounding_of_tf32_is_allowed_for_where_products_run_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's convolutions do by default, and take another algorithm for another batch size."""
+    gradients = Gradients(build(nn.Linear(16, 4, device="cuda"), lambda model, batch: model(batch).sum()))
+    inputs = batch().cuda()
+    assert gradients.of([inputs], 0).most_l2 == rounding_limits.TF32_L2
+    monkeypatch.setattr(rounding_limits, "_multiplies_in_tf32", lambda: False)
+    assert gradients.of([inputs], 0).most_l2 == rounding_limits.ACCUMULATION_L2

@@ -75,3 +75,16 @@ def test_saved_tensors_are_in_pinned_memory_and_come_back_on_their_device() -> N
     torch.autograd.backward(output.sum())
     assert inputs.grad is not None
     assert inputs.grad.device == inputs.device
+
+
+def test_a_view_with_gaps_is_packed_on_the_device_before_it_is_copied() -> None:
+    store = HostStore(torch.device("cuda", 0))
+    inputs = torch.randn(64, 3, 64, device="cuda", requires_grad=True)
+    with store.saving(torch.nn.Identity(), ()):
+        output = torch.sin((inputs * 2)[:, 1])
+        ((_, saved),) = store._moved.values()
+        ((packed, _),) = store._in_flight
+        assert saved._host.is_pinned()
+        assert packed.stride() == saved._host.stride() == (64, 1)
+    torch.autograd.backward(output.sum())
+    assert inputs.grad is not None

@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "autofit/devices/of_model.py": TENSORS,
     "autofit/guard/": TENSORS,
     "autofit/probing/survey/gradients.py": TENSORS,
+    "autofit/probing/survey/rounding_limits.py": TENSORS,
     "autofit/probing/survey/shared_draws.py": TENSORS,
     "autofit/strategies/memory_format.py": TENSORS,
     "autofit/strategies/precision.py": "torch's setting of TF32 is one of CUDA, and a draft has a `torch.device`",

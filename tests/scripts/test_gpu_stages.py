@@ -12,13 +12,15 @@ from autofit.core.account import Account
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable, UsageError
 from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio, Recommendation
+from autofit.core.space import SpaceFacts
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
 from autofit.replay.table import Table
-from scripts.bench.gpu import estimates, gain, soak, steps, traced
+from scripts.bench.gpu import estimates, gain, soak, steps, strategies, traced
 from scripts.bench.gpu import stage as stage_tools
 from scripts.bench.gpu import tests as stage_of_tests
 from scripts.bench.search import record_table
@@ -245,3 +247,68 @@ def test_a_plan_by_hand_is_left_out_when_the_time_is_spent() -> None:
 def test_only_plans_that_the_space_has_are_made_by_hand() -> None:
     space = small_bench().space.facts
     assert {name: plan.values["precision"] for name, plan in gain.by_hand(space).items()} == {"bf16": "bf16"}
+
+
+def trained(change: dict[str, Any], losses: list[float] | None, status: str = "measured") -> dict[str, Any]:
+    values = {"precision": "fp32", "checkpointed_blocks": 0, **change}
+    return {"plan": values, "status": status, "reason": "its reason", "losses": losses}
+
+
+def test_a_strategy_is_objected_to_if_it_fails_or_trains_otherwise() -> None:
+    baseline = Plan(values={"precision": "fp32", "checkpointed_blocks": 0})
+    first = trained({}, [4.0, 3.0, 2.0])
+    fine = [
+        trained({"checkpointed_blocks": 1}, [4.0, 3.0, 2.001]),
+        trained({"precision": "bf16"}, [4.0, 3.05, 2.05]),
+        trained({"precision": "fp16"}, [4.0, 4.0, 3.0]),  # the update after the first loss was skipped
+        {**trained({"compile": "default"}, None, "not compiled"), "reason": "compiling was not finished after 3 s"},
+    ]
+    assert strategies.objections([first, *fine], baseline) == []
+    wrong = [
+        trained({"checkpointed_blocks": 1}, [4.0, 3.0, 2.01]),
+        trained({"precision": "bf16"}, [4.0, 3.0, 2.3]),
+        trained({"checkpointed_blocks": 2}, [4.0, 3.0, float("nan")]),
+        trained({"checkpointed_blocks": 3}, None, "crashed"),
+    ]
+    said = strategies.objections([first, *wrong], baseline)
+    assert said == [
+        "checkpointed_blocks=1: its losses differ by 0.005 of the user's plan, expected at most 0.001",
+        "precision=bf16: its losses differ by 0.15 of the user's plan, expected at most 0.05",
+        "checkpointed_blocks=2: its losses differ by nan of the user's plan, expected at most 0.001",
+        "checkpointed_blocks=3: crashed: its reason",
+    ]
+    shown = strategies.table([first, *fine, *wrong], baseline)["rows"]
+    assert [row[0] for row in shown][:2] == ["the user's plan", "checkpointed_blocks=1"]
+
+
+def test_each_value_of_a_space_is_one_change_of_the_users_plan_and_compiled_plans_come_last() -> None:
+    space = small_bench().space.facts
+    compiled = Knob(name="compile", values=("off", "default", "blocks"), default="off")
+    late = Knob(name="cudnn_benchmark", values=(False, True), default=False)
+    baseline = space.baseline.replace(compile="off")
+    wide = space.model_copy(update={"knobs": (*space.knobs, compiled), "late": (late,), "baseline": baseline})
+    found = strategies.changes(wide)
+    assert found[0] == baseline
+    assert {str(plan.values["compile"]) for plan in found[-3:]} == {"default", "blocks"}
+    single = [strategies.difference(dict(plan.values), baseline) for plan in found]
+    assert "cudnn_benchmark=True" in single
+    assert "cudnn_benchmark=False" not in single
+    assert "precision=bf16 compile=default" in single
+    assert len(single) == len(set(single))
+
+
+def test_every_strategy_of_a_model_runs_and_trains_alike_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = strategies.changes
+
+    def uncompiled(space: SpaceFacts) -> list[Plan]:
+        return [plan for plan in every(space) if plan.values.get("compile", "off") == "off"]
+
+    monkeypatch.setattr(strategies, "changes", uncompiled)
+    given = argparse.Namespace(out=tmp_path, device="cpu", scale="tiny", limit_s=500.0)
+    summary, figures, met = strategies.run("language", given, Clock())
+    assert met, summary
+    assert len(figures["rows"]) >= 6
+    assert all(row["losses"][-1] < row["losses"][0] for row in figures["rows"])
+    assert not list(tmp_path.iterdir())

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from autofit.core.plan import Plan
 from autofit.core.units import format_names
-from autofit.probing.survey.gradients import Gradients, difference, most_l2
+from autofit.probing.survey.gradients import Gradients, difference
 from autofit.probing.survey.module_modes import Modes, all_evaluating, dropout_off, norms_evaluating
 from autofit.probing.survey.two_sample_statistic import sketch
 from autofit.probing.watchdog import Overdue
@@ -90,14 +90,17 @@ class _Causes:
         with self.gradients.build(Plan()) as step:
             modules = step.draft.model.named_modules()
             names = [name for name, module in modules if isinstance(module, _BatchNorm) and module.training]
-        same = self._same_in(norms_evaluating if self._in_training else all_evaluating) if names else ""
-        if not same:
+        if not names:
+            return ""
+        same = self._same_in(norms_evaluating if self._in_training else all_evaluating)
+        if same:
+            shown = f"with it in evaluation mode, {same}"
+        elif (first := self._first(self.gradients.modes)) and first.name in names:
+            shown = "its outputs for a sample are others in a micro batch"
+        else:
             return ""
         layers = f"{len(names)} layer{'s' if len(names) > 1 else ''}: {format_names(names, _NAMED)}"
-        return (
-            f"Samples of a batch interact in batch normalisation ({layers}): with it in evaluation mode, {same}. "
-            f"{_INTERACT}"
-        )
+        return f"Samples of a batch interact in batch normalisation ({layers}): {shown}. {_INTERACT}"
 
     def training_alone(self) -> str:
         same = self._same_in(all_evaluating) if self._in_training else ""
@@ -123,7 +126,7 @@ class _Causes:
             return ""
         found = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0]
         least, most = float(found.min()), float(found.max())
-        if difference(columns @ found, wanted) > most_l2(whole) or least <= 0:
+        if difference(columns @ found, wanted) > whole.most_l2 or least <= 0:
             return ""
         apart = "Samples of a batch do not interact, but its gradient is"
         if most - least < _EVEN * most:
@@ -148,6 +151,15 @@ class _Causes:
 
         In the model itself, which comes last, the loss or what it is computed from may be the place.
         """
+        found = self._first(modes)
+        if found is None:
+            return f"the loss: each sample has the same outputs alone, but {self._losses(modes)}"
+        if found.name:
+            return f"{found.name} ({found.kind})"
+        return f"the model itself ({found.kind}) or the loss: {self._losses(modes)}"
+
+    def _first(self, modes: Modes) -> "_Module | None":
+        """Returns the first module whose outputs for a sample depend on the other samples; None if no outputs do."""
         batch, alone = _Outputs(modes), _Outputs(modes)
         whole = replace(self.gradients, modes=batch).of([self.whole], self.seed)
         replace(self.gradients, modes=alone).of(self.parts, self.seed)
@@ -155,14 +167,9 @@ class _Causes:
         places = (
             name
             for name, calls in batch.calls.items()
-            if _differ(calls, alone.calls.get(name, []), sizes, most_l2(whole))
+            if _differ(calls, alone.calls.get(name, []), sizes, whole.most_l2)
         )
-        name = next(places, None)
-        if name:
-            return f"{name} ({batch.kinds[name]})"
-        if name is None:
-            return f"the loss: each sample has the same outputs alone, but {self._losses(modes)}"
-        return f"the model itself ({batch.kinds[name]}) or the loss: {self._losses(modes)}"
+        return next((_Module(name, batch.kinds[name]) for name in places), None)
 
     def _losses(self, modes: Modes) -> str:
         """Compares the loss of the batch with those of its parts."""
@@ -183,6 +190,14 @@ class _Causes:
 
     def _same_in(self, modes: Modes) -> str:
         return self.judge(replace(self.gradients, modes=modes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """Name and class of a module; "" is the name of the model itself."""
+
+    name: str
+    kind: str
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Whether a gradient can be compared between precisions at all.
+"""Whether a gradient can be compared at all between two plans that round differently.
 
 In a deep network whose batch normalisation uses the statistics of the batch, the gradient at an untrained model may
 change completely when the weights are rounded once (Yang et al., "A mean field theory of batch normalization", ICLR
@@ -10,7 +10,7 @@ evaluation mode is as sensitive as in training mode.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -28,8 +28,28 @@ MOST_OVER_ROUNDING = 2.0
 as well. Measured on ResNet-50 and RegNet-Y: 1.1 to 1.25 with the statistics of the batch, up to 1.6 with fixed ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The plans of a comparison.
+
+    Attributes:
+        plan: the plan to check.
+        reference: the plan whose gradient is expected. By default nothing is applied.
+        plain: the reference in float32, as far as it can be; the effect of rounding is measured on it.
+        most: difference of the gradients that is allowed in any case, as relative L2.
+        rounded: whether the plan computes in reduced precision, so that its gradient may change as much as rounding
+            the weights changes it.
+    """
+
+    plan: Plan
+    reference: Plan = field(default_factory=Plan)
+    plain: Plan = field(default_factory=Plan)
+    most: float = PRECISION_L2
+    rounded: bool = True
+
+
 def by_fixed_statistics(
-    gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int, reference: torch.Tensor, error: float
+    gradients: Gradients, compared: Compared, batch: Batch | Counted, seed: int, error: float
 ) -> GateResult | None:
     """Returns a passing verdict on a gradient that rounding alone changes; None if the first comparison is to decide.
 
@@ -38,29 +58,29 @@ def by_fixed_statistics(
 
     Args:
         gradients: computes the gradients.
-        plan: the plan to check.
+        compared: the plans.
         batch: the compared batch.
         seed: seed of the compared gradients.
-        reference: gradient of the baseline on the batch.
-        error: difference of the gradient under the plan, as relative L2.
+        error: difference of the gradients, as relative L2.
     """
     if not _uses_batch_statistics(gradients):
         return None
-    moved = _moved_by_rounding(gradients, batch, seed, reference)
+    moved = _moved_by_rounding(gradients, compared.plain, batch, seed)
     if moved <= PRECISION_L2 or error > MOST_OVER_ROUNDING * moved:
         return None
     fixed = replace(gradients, modes=_fixed_statistics)
-    expected = fixed.of([batch], seed).vector
+    expected = fixed.of([batch], seed, plan=compared.reference).vector
     if not float(expected.norm()):
         return None
-    found = difference(fixed.of([batch], seed, plan=plan).vector, expected)
-    rounded = _moved_by_rounding(fixed, batch, seed, expected)
-    if not found <= max(PRECISION_L2, MOST_OVER_ROUNDING * rounded):
+    found = difference(fixed.of([batch], seed, plan=compared.plan).vector, expected)
+    rounded = _moved_by_rounding(fixed, compared.plain, batch, seed)
+    if not found <= max(compared.most, MOST_OVER_ROUNDING * rounded * compared.rounded):
         return None
+    allowed = f"at most {compared.most:g}" + f", or {MOST_OVER_ROUNDING:g} times the second" * compared.rounded
     reason = (
         f"the gradient cannot be compared as it is: it changes by relative L2 {error:.1e}, but by {moved:.1e} in "
         f"float32 too when the weights are rounded to bfloat16. With fixed statistics in normalisation layers, these "
-        f"are {found:.1e} and {rounded:.1e} (at most {PRECISION_L2}, or {MOST_OVER_ROUNDING:g} times the second)"
+        f"are {found:.1e} and {rounded:.1e} ({allowed})"
     )
     return GateResult(True, reason, evaluated=True)
 
@@ -71,17 +91,18 @@ def _uses_batch_statistics(gradients: Gradients) -> bool:
         return any(isinstance(module, _NormBase) and module.training for module in step.draft.model.modules())
 
 
-def _moved_by_rounding(gradients: Gradients, batch: Batch | Counted, seed: int, reference: torch.Tensor) -> float:
-    """Returns how much the gradient of the baseline changes when the weights are rounded to bfloat16, as relative L2.
+def _moved_by_rounding(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> float:
+    """Returns how much the gradient of a plan changes when the weights are rounded to bfloat16, as relative L2.
 
     Args:
         gradients: computes the gradients. The weights are put back afterwards.
+        plan: the plan, in float32.
         batch: the compared batch.
         seed: seed of the compared gradients.
-        reference: gradient of the baseline on the same batch.
     """
     rounding = replace(gradients, modes=lambda model: _rounded(model, gradients.modes))
-    return difference(rounding.of([batch], seed).vector, reference)
+    moved = rounding.of([batch], seed, plan=plan).vector
+    return difference(moved, gradients.of([batch], seed, plan=plan).vector)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import torch
 
 from autofit.core.plan import Plan
 from autofit.probing.survey.accumulation_causes import UNKNOWN, cause
-from autofit.probing.survey.conditioning import by_fixed_statistics
+from autofit.probing.survey.conditioning import Compared, by_fixed_statistics
 from autofit.probing.survey.gate_result import PRECISION_L2, ZERO, GateResult, judged_as_precision
 from autofit.probing.survey.gradients import (
     STATELESS,
@@ -32,7 +32,6 @@ from autofit.probing.survey.gradients import (
     State,
     cosine_of,
     difference,
-    most_l2,
 )
 from autofit.probing.survey.module_modes import dropout_off
 from autofit.probing.survey.two_sample_statistic import compare
@@ -96,7 +95,7 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
         if judged.passed:
             return judged
         if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
-            return by_fixed_statistics(gradients, plan, batch, seed, reference, error) or judged
+            return by_fixed_statistics(gradients, Compared(plan), batch, seed, error) or judged
         found = compare(
             lambda draw: (
                 gradients.of([batch], seed + draw, plan=plan, others=_SEED_STRIDE * draw).vector,
@@ -142,7 +141,7 @@ class _Accumulation:
         if not found.passed and gradients.moves:
             gradients.first = self.batch
             found, whole = self._judged(gradients)
-        most = most_l2(whole)
+        most = whole.most_l2
         if found.passed or not float(whole.vector.norm()):
             return found
         return None if _is_random(gradients, self.batch, self.seed, whole.vector, most) else found
@@ -228,6 +227,6 @@ def _judge(whole: Gradient, parts: Gradient) -> tuple[bool, str]:
     """Returns whether the gradients of a batch and of its parts are equal up to rounding, with the numbers."""
     error = difference(parts.vector, whole.vector)
     ratio = float(parts.vector.norm()) / float(whole.vector.norm())
-    most = most_l2(whole)
+    most = whole.most_l2
     numbers = f"relative L2 of the gradient {error:.1e} (at most {most:g}), norm ratio {ratio:.4f}"
     return error <= most and abs(ratio - 1) <= most, numbers

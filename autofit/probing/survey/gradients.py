@@ -14,16 +14,13 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.probing.survey.module_modes import Modes, evaluating
+from autofit.probing.survey.rounding_limits import ACCUMULATION_L2, most_l2
 from autofit.probing.survey.shared_draws import Ledger, SharedDraws
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch
 
-ACCUMULATION_L2 = 1e-3
-REDUCED_L2 = 0.05
-"""The limit if the model itself computes in 16 bits. Rounding alone is then about 1e-2, and no change of the
-objective was ever below 0.26."""
 OF_TORCH = ("__dynamo_disable", "_torchdynamo")
 """Parts of the names of attributes that torch itself sets on functions and modules when they are first called."""
 VECTORS = 4
@@ -63,12 +60,12 @@ class Gradient:
 
     Attributes:
         vector: float32, over every trainable parameter. It stays on the device if there is room for it.
-        reduced: whether it was computed in 16 bits.
+        most_l2: relative difference up to which another order of operations may change it.
         losses: loss of each micro batch.
     """
 
     vector: torch.Tensor
-    reduced: bool
+    most_l2: float
     losses: tuple[float, ...]
 
 
@@ -153,13 +150,13 @@ class Gradients:
         run = _GradientRun(self, plan or Plan(), seed, [counted(part).samples for part in parts], others, afresh)
         if not self.moves or others is not None:
             return run.gradient(whole)
-        vector, reduced = torch.zeros(()), False
+        vector, most = torch.zeros(()), ACCUMULATION_L2
         losses: list[float] = []
         for number, (part, weight) in enumerate(zip(whole.parts, whole.weights, strict=True)):
             if weight:
                 one = run.gradient(StepBatch([part], [weight]), number)
-                vector, reduced, losses = vector + one.vector, one.reduced, [*losses, *one.losses]
-        return Gradient(vector, reduced, tuple(losses))
+                vector, most, losses = vector + one.vector, one.most_l2, [*losses, *one.losses]
+        return Gradient(vector, most, tuple(losses))
 
 
 @dataclass(slots=True)
@@ -191,7 +188,7 @@ class _GradientRun:
                 found = self._vector(model).div_(scale)
                 if scaler is None or scale <= 1 or bool(torch.isfinite(found).all()):
                     model.zero_grad(set_to_none=True)
-                    return Gradient(found, _is_reduced(step), losses)
+                    return Gradient(found, most_l2(step), losses)
                 scaler.update(scale / BACKOFF)
 
     def _vector(self, model: nn.Module) -> torch.Tensor:
@@ -262,11 +259,6 @@ def cosine_of(one: torch.Tensor, other: torch.Tensor) -> float:
     return min(float(nn.functional.cosine_similarity(one, other, dim=0)), 1.0)
 
 
-def most_l2(whole: Gradient) -> float:
-    """Returns the relative difference up to which gradients of a batch and its parts, and their norms, are equal."""
-    return REDUCED_L2 if whole.reduced else ACCUMULATION_L2
-
-
 def has_room(trained: Sequence[torch.Tensor]) -> bool:
     """Returns whether a device has room for `VECTORS` gradients in float32; False for a device that cannot tell.
 
@@ -290,8 +282,3 @@ def flat(parameter: torch.Tensor, *, on_host: bool = True) -> torch.Tensor:
         return torch.zeros(parameter.numel(), device=target)
     gradient = parameter.grad.detach()
     return (gradient if gradient.layout is torch.strided else gradient.to_dense()).float().flatten().to(target)
-
-
-def _is_reduced(step: TrainStep) -> bool:
-    small = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in step.draft.model.parameters())
-    return small or torch.is_autocast_enabled(step.draft.device.type)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autofit.probing.survey.gate_result import ZERO, GateResult
-from autofit.probing.survey.gradients import STATELESS, Build, Gradients, State, difference, most_l2
+from autofit.probing.survey.gradients import STATELESS, Build, Gradients, State, difference
 from autofit.probing.survey.module_modes import dropout_off
 from autofit.probing.user_errors import named_error
 from autofit.workloads.batches import BatchSource
@@ -49,6 +49,6 @@ def _compared(gradients: Gradients, plain: Counted, padded: Counted, seed: int) 
         if not float(expected.vector.norm()):
             return ZERO
         found = gradients.of([padded], seed)
-    error, most = difference(found.vector, expected.vector), most_l2(expected)
+    error, most = difference(found.vector, expected.vector), expected.most_l2
     changes = "" if error <= most else "padding changes the gradient of this model: "
     return GateResult(error <= most, f"{changes}relative L2 of the gradient {error:.1e} (at most {most:g})")

@@ -3,7 +3,7 @@
 Such a step cannot be stopped before its updates: in a GAN, the gradient of the generator depends on the update of the
 discriminator before. Therefore whole steps run, from the same state and with the same random numbers, and at each
 update the gradients of that optimizer are noted. The worst update decides. The limits are those of the gradient
-(`gate_result.PRECISION_COSINE`, `gate_result.PRECISION_L2`, `gradients.ACCUMULATION_L2`).
+(`gate_result.PRECISION_COSINE`, `gate_result.PRECISION_L2`, `rounding_limits.ACCUMULATION_L2`).
 """
 
 import math
@@ -19,8 +19,6 @@ from torch.optim import Optimizer
 from autofit.core.plan import Plan
 from autofit.probing.survey.gate_result import ZERO, GateResult, judged_as_precision
 from autofit.probing.survey.gradients import (
-    ACCUMULATION_L2,
-    REDUCED_L2,
     STATELESS,
     Build,
     State,
@@ -30,6 +28,7 @@ from autofit.probing.survey.gradients import (
     generators_restored,
 )
 from autofit.probing.survey.module_modes import dropout_off
+from autofit.probing.survey.rounding_limits import ACCUMULATION_L2, REDUCED_L2
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.optimizer_set import each_of

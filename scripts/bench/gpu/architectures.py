@@ -24,7 +24,7 @@ def gpt2(scale: str = "full") -> autofit.Workload:
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=vocabulary, use_cache=False, bos_token_id=0, eos_token_id=0, **sizes)
     )
-    loader = DataLoader(_texts(length, vocabulary), batch_size=8 if full else 2, shuffle=True)
+    loader = DataLoader(texts(length, vocabulary), batch_size=8 if full else 2, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     return autofit.Workload(
         model,
@@ -79,7 +79,7 @@ def image_loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
 
 
 @cache
-def _texts(length: int, vocabulary: int, count: int = 4096) -> TensorDataset:
+def texts(length: int, vocabulary: int, count: int = 4096) -> TensorDataset:
     return TensorDataset(torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(0)))
 
 

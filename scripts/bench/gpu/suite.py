@@ -71,6 +71,7 @@ def _stage(name: str, about: str, module: str, *arguments: str, limit_s: float =
 
 MODELS = ("gpt", "convnet", "mlp")
 ARCHITECTURES = ("gpt2", "resnet50", "vit")
+VARIED = ("language", "images")
 STAGES = (
     _stage("tests-real", "tests/cuda: the tests that need true values or times", "tests", "real"),
     _stage("tests-shared", "tests/cuda: the tests that a phantom GPU passes too", "tests", "shared"),
@@ -79,12 +80,15 @@ STAGES = (
     _stage("estimates", "the estimators, and traces, against the recorded grids", "estimates"),
     *(_stage(f"peers-{model}", f"batch-size finders on {model}", "peers", model) for model in MODELS),
     *(_stage(f"gain-{name}", f"{name} against the baseline and plans by hand", "gain", name) for name in ARCHITECTURES),
+    *(_stage(f"strategies-{name}", f"every strategy once on {name}", "strategies", name) for name in VARIED),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
 QUICK = (
     _stage("tests-real", "the tests that need true values or times", "tests", "real", limit_s=120),
     _stage("gain-gpt2", "gpt2 against the baseline and plans by hand", "gain", "gpt2", limit_s=200),
     _stage("gain-resnet50", "resnet50 against the baseline and plans by hand", "gain", "resnet50", limit_s=180),
+    _stage("strategies-language", "every strategy once on a language model", "strategies", "language", limit_s=170),
+    _stage("strategies-images", "every strategy once on a network for images", "strategies", "images", limit_s=90),
     _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=120),
     _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=400),
     _stage("estimates", "footprints against traces", "estimates", limit_s=120),
@@ -200,11 +204,11 @@ def _named(stage: Stage, name: str) -> bool:
 
 
 def _parser(stages: Sequence[Stage]) -> argparse.ArgumentParser:
-    about = (__doc__ or "") + "\n".join(f"  {stage.name:16s}{stage.about}" for stage in stages)
+    about = (__doc__ or "") + "\n".join(f"  {stage.name:20s}{stage.about}" for stage in stages)
     about += (
         "\n\n--quick runs these in this order, each with its own limit; a full run skips those that finished here:\n"
     )
-    about += "\n".join(f"  {stage.name:16s}{stage.about}, at most {stage.limit_s:.0f} s" for stage in QUICK)
+    about += "\n".join(f"  {stage.name:20s}{stage.about}, at most {stage.limit_s:.0f} s" for stage in QUICK)
     found = argparse.ArgumentParser(
         prog="scripts/gpu_suite", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -122,7 +122,7 @@ CAUSES: dict[str, tuple[Callable[[], nn.Module], Loss, tuple[str, ...]]] = {
     "batch norm without statistics": (
         without_statistics,
         mean,
-        ("in 1 (BatchNorm1d). They do in evaluation mode too",),
+        ("in batch normalisation (1 layer: 1): its outputs for a sample are others in a micro batch",),
     ),
     "another module": (
         lambda: nn.Sequential(nn.Linear(8, 4), Centred()),

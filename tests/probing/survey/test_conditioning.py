@@ -8,9 +8,11 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.probing.survey import gates
 from autofit.probing.survey.gate_result import PRECISION_L2
+from autofit.probing.survey.same_arithmetic import same_arithmetic
+from autofit.workloads.counted_batches import Counted
 from tests.probing.survey.test_gates import build, mean
 
-BF16 = Plan(values={"precision": "bf16"})
+FP32, BF16 = Plan(values={"precision": "fp32"}), Plan(values={"precision": "bf16"})
 
 
 def normalised(depth: int) -> nn.Module:
@@ -87,3 +89,34 @@ def test_an_ordinary_model_is_compared_as_it_trains() -> None:
     found = gates.precision(build(normalised(depth=1), mean), BF16, samples(), 0)
     assert found.passed, found.reason
     assert not found.evaluated
+
+
+def test_two_orders_of_one_arithmetic_are_compared_with_fixed_statistics_too() -> None:
+    """Compiled code rounds elsewhere. The plan below stands for it: it rounds, and the reference does not."""
+    make = build(normalised(depth=24), mean)
+    batch = Counted(samples(), 8)
+    found = same_arithmetic(make, BF16, FP32, batch, rounded=True, plain=FP32)
+    assert found.passed, found.reason
+    assert "in float32 too when the weights are rounded" in found.reason
+    assert "or 2 times the second" in found.reason
+
+
+def test_fixed_statistics_allow_no_rounding_where_both_compute_in_float32() -> None:
+    found = same_arithmetic(build(normalised(depth=24), mean), BF16, FP32, Counted(samples(), 8))
+    assert not found.passed
+    assert "(at most 0.001)" in found.reason
+
+
+def test_another_order_that_loses_the_digits_of_the_loss_is_refused() -> None:
+    make = build(with_large_outputs(depth=24), cancelling)
+    found = same_arithmetic(make, BF16, FP32, Counted(samples(), 8), rounded=True, plain=FP32)
+    assert not found.passed
+
+
+def test_accumulation_names_batch_normalisation_although_rounding_changes_the_gradient_in_evaluation_mode() -> None:
+    model = normalised(depth=24)
+    for number in range(20):
+        model(torch.randn(8, 16, generator=torch.Generator().manual_seed(number)))
+    found = gates.accumulation(build(model, mean), samples(), 0)
+    assert not found.passed
+    assert "interact in batch normalisation (24 layers: 0.1, 1.1 and 22 more)" in found.reason
