@@ -7,9 +7,10 @@ import pytest
 
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
+from autofit.strategies import compilation, linear_cross_entropy, precision
 from scripts.bench.search import cases, runs
 from scripts.bench.search.large import LargeBench
-from scripts.bench.search.large_spaces import COMPILE_S, LARGE, large_space
+from scripts.bench.search.large_spaces import COMPILE, COMPILE_S, LARGE, LOSS, PRECISION, large_space
 
 SMALL = [name for name in LARGE if name.endswith("_2k")]
 MIDDLE = [name for name in LARGE if name.endswith("_20k")]
@@ -126,3 +127,16 @@ def test_a_large_space_is_a_case_of_the_bench() -> None:
     assert result.regret < 0.05
     assert result.probes < 40
     assert result.share < 0.05
+
+
+def test_the_knobs_expect_what_the_strategies_expect_on_an_accelerator() -> None:
+    assert dict(zip(PRECISION.values, PRECISION.expected, strict=True)) == precision.EXPECTED
+    assert dict(zip(PRECISION.values, PRECISION.ceiling, strict=True)) == precision.CEILING
+    assert LOSS.expected == (1.0, linear_cross_entropy.EXPECTED)
+    modes = (compilation.OFF, compilation.MODEL, compilation.TUNED, compilation.GRAPHS)
+    for told, known in (
+        (COMPILE.expected, compilation.EXPECTED),
+        (COMPILE.ceiling, compilation.CEILING),
+        (COMPILE.warm_up_s, compilation.LEAST_WARM_UP_S),
+    ):
+        assert told == tuple(known[mode] for mode in modes)

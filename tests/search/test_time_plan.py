@@ -39,6 +39,13 @@ def test_a_probe_takes_as_long_as_most_did() -> None:
     assert time.probe_s() == 3
 
 
+def test_compiling_is_no_part_of_what_a_probe_takes_again() -> None:
+    time, _ = planned(small_bench())
+    for seconds, warm_up_s in ((2.0, 0.0), (12.0, 9.0), (13.0, 9.0), (1.0, 5.0)):
+        time.took(seconds, warm_up_s)
+    assert time.probe_s() == 2.5
+
+
 def test_nothing_is_kept_before_a_plan_was_measured_or_without_a_limit() -> None:
     bench = small_bench()
     time, record = planned(bench)

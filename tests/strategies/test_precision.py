@@ -296,3 +296,12 @@ def test_float16_needs_a_scaler_inside_a_step_of_the_user() -> None:
     step = Draft(nn.Linear(4, 4), rule_of_update(gans.update), None, torch.device("cpu"))
     with pytest.raises(SpaceError, match="float16 needs a gradient scaler"):
         prepare(plan("fp16"), step, (Precision(),))
+
+
+def test_on_an_accelerator_16_bits_are_expected_to_pay_and_on_a_host_only_a_probe_can_tell() -> None:
+    (knob,) = Precision().offer(replace(facts(), on_host=False)).knobs
+    expected = dict(zip(knob.values, knob.expected, strict=True))
+    assert expected["fp32"] == 1 < expected["fp16"] <= expected["bf16"]
+    assert all(most >= usual for most, usual in zip(knob.ceiling, knob.expected, strict=True))
+    (knob,) = Precision().offer(facts()).knobs
+    assert knob.expected == knob.ceiling == ()

@@ -197,8 +197,7 @@ class Guided(Searcher):
 
     def _least_gain(self) -> float:
         """Returns the expected gain that is worth a probe now."""
-        values = sum(len(knob.values) - 1 for knob in self._knobs)
-        return least_gain(len(self._scores), values, self._feasibility.baseline_is_estimated)
+        return least_gain(len(self._scores), self._feasibility.baseline_is_estimated)
 
     def _fastest(self, belief: Belief) -> float:
         """Returns the posterior mean of the log throughput of the fastest plan that ran and may be recommended."""

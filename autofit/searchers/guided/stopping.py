@@ -16,11 +16,11 @@ from autofit.feasibility.plan_features import Array, Points
 MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
 """Expected gain that is worth a probe, as a log ratio: at first, and at most."""
 MANY_MEASURED = 10
-"""From this number of measured plans on, or one for each value that may be chosen if these are more, the gain that is
-worth a probe grows with its square where memory is estimated: what the model still promises then comes from plans that
-hardly differ. Scored by scripts/bench/search: a search takes at most 20 probes instead of 28 in spaces of 2,000 plans,
-and at most 23 instead of 42 on the other tables. The mean regret grows by at most 0.05 %. Without estimates, plans also
-run to show their memory, and the mean regret would double."""
+"""From this number of measured plans on, the gain that is worth a probe grows with its square where memory is
+estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search: a
+search takes at most 20 probes instead of 28 in spaces of 2,000 plans, and at most 23 instead of 42 on the other tables.
+The mean regret grows by at most 0.05 %. From 8 plans on, it would grow by 0.5 % in spaces of 2,000 plans. Without
+estimates, plans also run to show their memory, and the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 8, 2.0
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there. It is settled if the plan is estimated to be slower by `MAX_SLOWDOWN`."""
@@ -29,15 +29,14 @@ DIGITS = 9
 it."""
 
 
-def least_gain(measured: int, values: int, estimated: bool) -> float:
+def least_gain(measured: int, estimated: bool) -> float:
     """Returns the expected gain that is worth a probe, as a log ratio.
 
     Args:
         measured: number of plans that were measured.
-        values: number of values of all knobs, without the defaults.
         estimated: whether the memory of any plan can be estimated before it runs.
     """
-    many = max(measured / max(MANY_MEASURED, values), 1.0) if estimated else 1.0
+    many = max(measured / MANY_MEASURED, 1.0) if estimated else 1.0
     return min(MIN_GAIN * many**2, MAX_MIN_GAIN)
 
 

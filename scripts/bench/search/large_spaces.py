@@ -6,16 +6,25 @@ from typing import Any
 
 from autofit.core.knob import Knob
 from autofit.core.space import Conflict, SearchSpace
+from scripts.bench.search import traps
 from scripts.bench.search.large import Choice, LargeBench
 from scripts.bench.search.simulated import Effect, costs_of_a_device, space_of
-from scripts.bench.search.traps import CHECKPOINTING, PRECISION
+from scripts.bench.search.traps import CHECKPOINTING
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 80)
-COMPILE = Knob(name="compile", values=("off", "default", "max-autotune", "reduce-overhead"), default="off")
+PRECISION = traps.PRECISION.model_copy(update={"expected": (1.0, 1.3, 1.5, 1.45), "ceiling": (1.0, 4.0, 5.0, 5.0)})
+COMPILE = Knob(
+    name="compile",
+    values=("off", "default", "max-autotune", "reduce-overhead"),
+    default="off",
+    expected=(1.0, 1.35, 1.35, 1.35),
+    ceiling=(1.0, 2.5, 2.5, 5.0),
+    warm_up_s=(0.0, 3.0, 15.0, 3.0),
+)
 SELECTIVE = Knob(name="selective", values=("off", "matmuls"), default="off", expected=(1.0, 1.05), growth=(1.0, 1.2))
 ATTENTION = Knob(name="attention", values=("default", "flash", "cudnn"), default="default")
 OPTIMIZER = Knob(name="optimizer", values=("default", "foreach", "fused", "8bit"), default="default")
-LOSS = Knob(name="loss", values=("default", "chunked"), default="default", expected=(1.0, 0.98), growth=(1.0, 0.9))
+LOSS = Knob(name="loss", values=("default", "chunked"), default="default", expected=(1.0, 0.95), growth=(1.0, 0.9))
 FORMAT = Knob(name="memory_format", values=("default", "channels_last"), default="default")
 OFFLOAD = Knob(name="offload", values=("none", "activations"), default="none", expected=(1.0, 0.8), growth=(1.0, 0.4))
 KNOBS = (PRECISION, COMPILE, CHECKPOINTING, OPTIMIZER, SELECTIVE, ATTENTION, LOSS, FORMAT, OFFLOAD)

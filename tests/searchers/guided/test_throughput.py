@@ -107,3 +107,26 @@ def test_what_theory_says_of_a_knob_is_expected() -> None:
     found = believed({plan(8): 100.0})
     assert found[plan(8, blocks=4)][0] == pytest.approx(math.log(80.0), abs=0.01)
     assert found[plan(8, blocks=4)][1] < found[plan(8, "bf16")][1]
+
+
+def spread_of(knob: Knob) -> tuple[float, float]:
+    """Returns the deviation of the ratio of the knob's second value to its default, and the correlation with its third.
+
+    The default ran.
+    """
+    plans = [Plan(values={"micro_batch_size": OWN, knob.name: value}) for value in knob.values]
+    memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
+    ran = Measurement(step_times_s=(0.1, 0.1), samples_per_step=OWN, memory=memory)
+    model = Throughput((knob,), points_of((knob,), plans, OWN))
+    before = model.believe({0: 100.0}, {0: ran})
+    after = model.believe({0: 100.0, 1: 100.0 * math.exp(before.mean[1] - before.mean[0] + 0.5)}, {0: ran, 1: ran})
+    return float(before.deviation[1]), float(after.mean[2] - before.mean[2]) / 0.5
+
+
+def test_a_value_that_may_do_much_better_than_expected_is_less_sure_and_informs_its_siblings() -> None:
+    names = ("off", "default", "blocks")
+    sure = Knob(name="compile", values=names, default="off", expected=(1.0, 1.3, 1.3))
+    open_ended = sure.model_copy(update={"ceiling": (1.0, 2.5, 2.5)})
+    (known, alike), (unknown, more_alike) = spread_of(sure), spread_of(open_ended)
+    assert unknown > 1.3 * known
+    assert more_alike > alike + 0.1
