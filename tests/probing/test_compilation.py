@@ -138,8 +138,8 @@ def test_a_compilation_that_takes_too_long_ends_as_an_outcome(monkeypatch: pytes
 def test_a_missed_deadline_says_what_it_would_cost_to_wait() -> None:
     text = compilation._overdue(9.04, 9.0, 60.0, COMPILE_SHARE)
     assert text == (
-        "compiling was not finished after 9.04 s, the limit for one plan (20% of the time left). A time budget of "
-        "1 min 45 s allows twice as long"
+        "compiling was not finished after 9.04 s, the limit for one plan (30% of the time left). A time budget of "
+        "1 min 30 s allows twice as long"
     )
 
 
