@@ -213,7 +213,7 @@ def test_an_inferred_loss_in_place_of_the_tuned_one_is_warned_of(fit: Fit, tmp_p
 
 
 def test_a_loss_that_is_given_replaces_the_tuned_one(fit: Fit) -> None:
-    batch = next(iter(seeded(4)))
+    batch = next(iter(seeded(fit.plan.micro_batch_size)))
     model = targets.mlp()
     expected = 3 * F.cross_entropy(model(batch[0]), batch[1]).item()
     step_fn = lambda model, batch: 3 * F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731  # as users write it

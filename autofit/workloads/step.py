@@ -4,8 +4,7 @@ The probe measures this class and the user trains with it, so the code that is m
 is a step under construction: strategies change it, and `autofit.prepare` turns it into a `TrainStep`.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,12 +15,14 @@ from torch import nn
 
 from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
-from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule, Update, used_graph
 from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.step_batches import StepBatch, StepLoader
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import weights_of
 from autofit.workloads.workload import Workload
+
+__all__ = ["Draft", "Scheduler", "StepBatch", "StepLoader", "TrainStep"]
 
 
 class Scheduler(Protocol):
@@ -97,62 +98,6 @@ class Draft:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """The micro batches of one optimizer step.
-
-    Attributes:
-        parts: the micro batches.
-        weights: each part's share of the samples. They sum to 1, so that the step's gradient is the mean over samples
-            even if the last part is smaller.
-    """
-
-    parts: Sequence[Batch]
-    weights: Sequence[float]
-
-    @classmethod
-    def of(cls, parts: Sequence[Batch | Counted]) -> "StepBatch":
-        """Weights `parts` by their number of samples, as counted when collated or else as given by their shapes."""
-        known = [counted(part) for part in parts]
-        total = sum(part.samples for part in known)
-        return cls([part.batch for part in known], [part.samples / total for part in known])
-
-    @classmethod
-    def alike(cls, parts: Sequence[Batch]) -> "StepBatch":
-        """Weights `parts` equally: each has the same number of samples."""
-        return cls(parts, [1 / len(parts)] * len(parts))
-
-
-@dataclass(slots=True)
-class StepLoader:
-    """Groups the micro batches of a loader into the batches of optimizer steps.
-
-    With one micro batch per step, the loader's batches are passed on unchanged. A last incomplete group becomes a
-    smaller step, like the last incomplete batch of a `DataLoader`, unless `drop_last` is set.
-    """
-
-    loader: Any
-    accumulation_steps: int
-    drop_last: bool = False
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self.accumulation_steps == 1:
-            yield from self.loader
-            return
-        parts: list[Batch] = []
-        for batch in self.loader:
-            parts.append(batch)
-            if len(parts) == self.accumulation_steps:
-                yield StepBatch.of(parts)
-                parts = []
-        if parts and not self.drop_last:
-            yield StepBatch.of(parts)
-
-    def __len__(self) -> int:
-        steps = len(self.loader) / self.accumulation_steps
-        return math.floor(steps) if self.drop_last else math.ceil(steps)
-
-
 @dataclass(slots=True)
 class TrainStep:
     """One optimizer step under a plan. Use it as `for batch in step.loader: loss = step(batch)`.
@@ -188,13 +133,15 @@ class TrainStep:
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Runs one optimizer step and returns the loss of its whole batch, detached, on the device.
 
+        Warns once about a batch that is not from `loader`, if the plan was not proven for it.
+
         In inference, runs the forward pass under `torch.inference_mode`, updates nothing, and returns the model's
         output on the last micro batch.
 
         Raises:
             UsageError: the draft is `one_pass`, but the batch has several parts.
         """
-        step_batch = batch if isinstance(batch, StepBatch) else StepBatch((batch,), (1.0,))
+        step_batch = batch if isinstance(batch, StepBatch) else self.loader.whole(batch)
         if self.draft.optimizer is None:
             with torch.inference_mode():
                 return [self._forward(part) for part in step_batch.parts][-1]

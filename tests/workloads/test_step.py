@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
@@ -19,7 +18,7 @@ from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.optimizer_set import OptimizerSet
-from autofit.workloads.step import Draft, StepBatch, StepLoader, TrainStep
+from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.update import rule_of_update
 from tests.probing import targets
 from tests.workloads import gans
@@ -273,40 +272,6 @@ def test_images_are_brought_into_the_layout_of_the_draft() -> None:
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
     assert not seen[0].is_contiguous()
     assert seen[1].is_contiguous()
-
-
-def loader(samples: int, size: int) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(torch.arange(samples)), batch_size=size)
-
-
-def test_the_step_loader_groups_micro_batches_and_ends_with_an_incomplete_group() -> None:
-    steps = list(StepLoader(loader(22, 4), 2))
-    assert [[part[0].tolist() for part in step.parts] for step in steps] == [
-        [[0, 1, 2, 3], [4, 5, 6, 7]],
-        [[8, 9, 10, 11], [12, 13, 14, 15]],
-        [[16, 17, 18, 19], [20, 21]],
-    ]
-    assert [sum(step.weights) for step in steps] == [1, 1, 1]
-    assert steps[-1].weights == [4 / 6, 2 / 6]
-
-
-@pytest.mark.parametrize(("samples", "size", "steps", "expected"), [(16, 4, 1, 4), (16, 4, 2, 2), (20, 4, 2, 3)])
-def test_the_step_loader_has_the_length_of_its_steps(samples: int, size: int, steps: int, expected: int) -> None:
-    grouped = StepLoader(loader(samples, size), steps)
-    assert len(grouped) == expected == len(list(grouped))
-    assert len(list(grouped)) == expected  # and again
-
-
-def test_a_loader_that_drops_its_last_batch_drops_an_incomplete_group() -> None:
-    whole = DataLoader(TensorDataset(torch.arange(22)), batch_size=4, drop_last=True)
-    grouped = StepLoader(whole, 2, drop_last=True)
-    assert [sum(len(part[0]) for part in step.parts) for step in grouped] == [8, 8]
-    assert len(grouped) == 2
-
-
-def test_without_accumulation_the_users_own_batches_come_through() -> None:
-    own = [object(), object()]
-    assert list(StepLoader(own, 1)) == own
 
 
 class Marking(Strategy):
