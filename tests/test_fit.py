@@ -16,6 +16,7 @@ import autofit
 from autofit.core.errors import PlanFileError, UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.fit import Fit
+from autofit.workloads.step import StepBatch
 from autofit.workloads.terms import Terms
 from tests.probing import targets
 from tests.workloads.loaders import Texts, pad
@@ -218,7 +219,7 @@ def test_a_loss_that_is_given_replaces_the_tuned_one(fit: Fit) -> None:
     expected = 3 * F.cross_entropy(model(batch[0]), batch[1]).item()
     step_fn = lambda model, batch: 3 * F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731  # as users write it
     with fit.prepare(copy.deepcopy(model), seeded(8), step_fn=step_fn) as step:
-        assert step(batch).item() == pytest.approx(expected)
+        assert step(StepBatch.of([batch])).item() == pytest.approx(expected)
     with pytest.raises(WorkloadError, match="both loss_fn and step_fn"):
         fit.prepare(model, seeded(8), loss_fn=F.cross_entropy, step_fn=step_fn)
 

@@ -56,9 +56,11 @@ class StepLoader:
     accumulation_steps: int
     drop_last: bool = False
     micro_batch_size: int | None = None
+    _begun: bool = False
     _warned: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
+        self._begun = True
         if self.accumulation_steps == 1:
             yield from self.loader
             return
@@ -76,7 +78,11 @@ class StepLoader:
         return math.floor(steps) if self.drop_last else math.ceil(steps)
 
     def whole(self, batch: Batch) -> StepBatch:
-        """Returns a batch that is not from this loader as a whole step, and warns once if the plan has other ones."""
+        """Returns a batch as a whole step. Warns once if the plan has other ones.
+
+        Samples are counted by shapes, which may be wrong (a batch of graphs has one row per node). So they are compared
+        with the plan only if none of this loader's batches was taken.
+        """
         if not self._warned and (objection := self._objection(batch)):
             self._warned = True
             warnings.warn(f"{objection} Iterate over step.loader.", stacklevel=3)
@@ -92,7 +98,7 @@ class StepLoader:
                 f"batches of {self.micro_batch_size} samples for each update, as the plan has."
             )
         with suppress(WorkloadError):  # its samples cannot be counted
-            if (size := counted(batch).samples) > self.micro_batch_size:
+            if not self._begun and (size := counted(batch).samples) > self.micro_batch_size:
                 return (
                     f"step() got a batch of {size} samples, which may not fit in memory; expected at most "
                     f"{self.micro_batch_size}, for which the plan was proven."

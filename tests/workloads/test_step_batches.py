@@ -62,5 +62,9 @@ def test_a_batch_that_is_larger_than_proven_is_warned_of() -> None:
         grouped.whole(torch.zeros(1, 8))  # the last of a pass
         grouped.whole({"no": "tensor"})
         StepLoader((), 1).whole(torch.zeros(100))
+        nodes = torch.zeros(658, 8)  # of two graphs
+        own = StepLoader([nodes], 1, micro_batch_size=2)
+        for batch in own:
+            own.whole(batch)
     with pytest.warns(UserWarning, match="got a batch of 3 samples, which may not fit in memory; expected at most 2"):
         grouped.whole(torch.zeros(3, 8))

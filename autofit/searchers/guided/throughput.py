@@ -32,7 +32,7 @@ parts agree decides between them. Scored by scripts/bench/search, against 0.02 a
 an additional 0.04, and a prior that makes a calm machine four times as likely."""
 EXPECTED_RATIO = 0.35
 """Magnitude of a knob's effect beyond what theory says of it (`Knob.expected`), relative to a knob without theory."""
-PLAUSIBLE_DEVIATIONS = 3.0
+PLAUSIBLE_DEVIATIONS = 4.0
 """Number of standard deviations from the expected to the largest plausible throughput of a value (`Knob.ceiling`). A
 knob whose values may do much better than expected is one of which theory says little."""
 NEAR_KINSHIP = 0.8
