@@ -22,10 +22,11 @@ from autofit.core.printable import printable
 from autofit.core.space import Refusal
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.core.wording import describe_plan
 from autofit.terminal import cut_middle
 
 _USER_STATUSES = (Status.USER_ERROR, Status.DATA_ERROR)
-_SHOWN, _WORDS = 5, 200
+_SHOWN, _WORDS = 3, 200
 _ERROR_LINE = re.compile(
     r"(Fatal Python error: |terminate called |what\(\): |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)"
 )
@@ -212,13 +213,14 @@ def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, E
     measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
     if measured:
         memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
-        return f"The smallest measured peak is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
+        peak, named = _peak(memory.judged_bytes, memory.static_bytes, budget), describe_plan(plan, trials[0].plan)
+        return f"The smallest measured peak is {peak}, with {named}."
     thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
         return "No step was completed, so no peak is known."
     estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
-    peak = _peak(estimate.value_bytes, estimate.static_bytes, budget)
-    return f"No step was completed; the smallest estimated peak is {peak}, with {plan}."
+    peak, named = _peak(estimate.value_bytes, estimate.static_bytes, budget), describe_plan(plan, trials[0].plan)
+    return f"No step was completed; the smallest estimated peak is {peak}, with {named}."
 
 
 def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:
@@ -228,9 +230,19 @@ def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:
 
 
 def _tried(trials: Sequence[Trial]) -> str:
-    lines = [f"{t.plan}: {_became(t)}" for t in trials]
-    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return f"Tried: {'; '.join(lines[-_SHOWN:])}{more}." if lines else "Nothing was tried."
+    """Returns what became of the plans that ran: the first in full, and what the last ones change in it."""
+    skipped = [t for t in trials if t.outcome.status is Status.SKIPPED]
+    if not trials:
+        return "Nothing was tried."
+    first, *others = [t for t in trials if t.outcome.status is not Status.SKIPPED] or skipped
+    lines = [f"{first.plan}: {_became(first)}"]
+    lines += [f"{describe_plan(t.plan, first.plan)}: {_became(t)}" for t in others[-_SHOWN:]]
+    more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    unrun = ""
+    if skipped and first not in skipped:
+        last = f"{describe_plan(skipped[-1].plan, first.plan)}: {cut_middle(skipped[-1].outcome.reason, _WORDS)}"
+        unrun = f" Not run: {last}{f'; and {len(skipped) - 1} more' if len(skipped) > 1 else ''}."
+    return f"Tried: {'; '.join(lines)}{more}.{unrun}"
 
 
 def _gated(refused: Sequence[Refusal]) -> str:
@@ -246,4 +258,5 @@ def _became(trial: Trial) -> str:
     if measurement is not None:
         peak = format_bytes(measurement.memory.judged_bytes)
         speed = f", {short_number(measurement.samples_per_s)} samples/s, peak {peak}"
-    return f"{outcome.status.value}{speed}" + (f" ({outcome.reason})" if outcome.reason else "")
+    known = not outcome.reason or (speed and outcome.status is Status.OVER_BUDGET)  # the reason would repeat the peak
+    return f"{outcome.status.value}{speed}" + ("" if known else f" ({outcome.reason})")
