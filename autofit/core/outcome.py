@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from autofit.core.measurement import Measurement
 
-DIED = "the process died while this plan ran"
-"""Reason of a trial that was still running when the process of the search ended."""
+DIED, COMPILING = "the process died while this plan ran", "compiling"
+"""Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
 
 
 class Status(StrEnum):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.units import format_duration
 from autofit.probing.watchdog import Overdue, Watchdog
 
@@ -87,7 +87,7 @@ class Compiler:
         except Overdue:
             took_s = perf_counter() - began
         reason = _overdue(took_s, allowed_s, clock.limit_s, self.share)
-        return Outcome(status=Status.NOT_COMPILED, reason=reason, phase="compiling")
+        return Outcome(status=Status.NOT_COMPILED, reason=reason, phase=COMPILING)
 
     def notes(self) -> tuple[str, ...]:
         """Returns what the user should know about the code of this plan, which must have started cold."""

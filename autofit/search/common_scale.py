@@ -135,8 +135,13 @@ class CommonScale:
         return math.log(self._objective.score(measurement_of(trial))) - scale.shift
 
     def _deviation(self, trial: Trial) -> float:
-        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced."""
-        return 0.0 if self.raced(trial) else math.hypot(self._now().doubt, measurement_of(trial).spread_ratio)
+        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced.
+
+        Where the machine has changed its speed between the probes and the race, a plan that did not race may have run
+        before or after that.
+        """
+        scale = self._now()
+        return 0.0 if self.raced(trial) else math.hypot(scale.doubt, measurement_of(trial).spread_ratio, scale.shift)
 
     def _now(self) -> "Scale":
         """Returns the scale; computed again after each round of the race."""

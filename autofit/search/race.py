@@ -230,14 +230,16 @@ def run_race(
     block: Callable[[str], float | str],
     enough: Callable[[], bool],
     joining: Callable[[], Sequence[str]] = tuple,
+    late: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Runs rounds until the race is over or `enough()` returns True.
+    """Runs rounds until the race is over, or `enough()` or `late()` returns True.
 
     Args:
         race: changed in place.
         block: runs one block of the plan with this name; returns its throughput, or the reason of a failure.
         enough: called before every round.
         joining: called before `enough`; returns the names that join.
+        late: called before every block but the first of a round. If it returns True, the round is given up.
     """
     while True:
         for name in joining():
@@ -245,7 +247,9 @@ def run_race(
         if race.over or enough():
             return
         scores: dict[str, float] = {}
-        for name in race.order():
+        for at, name in enumerate(race.order()):
+            if at and late():
+                return
             result = block(name)
             if isinstance(result, str):
                 race.leave(name, result)

@@ -145,7 +145,7 @@ class Final:
                 self._runner.say("stage", f"another plan joins the race: {self._runner.named(trial.plan)}")
             return [trial.plan.key for trial in found]
 
-        run_race(race, block, enough, joining)
+        run_race(race, block, enough, joining, lambda: self._time.left_s() <= self._time.proof_s())
         if race.over:  # the last round, after which `enough` is not asked
             self._say_round(race, plans)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}

@@ -71,3 +71,21 @@ def test_a_plan_that_did_not_race_is_to_the_winner_as_their_probes_are() -> None
     scale.anchor(winner)
     assert scale.ratio(other, winner).value == pytest.approx(94 / 95, rel=1e-6)
     assert scale.rate_per_s(other) < scale.rate_per_s(winner)
+
+
+@pytest.mark.parametrize(("speed", "sure"), [(1.0, True), (0.6, False)])
+def test_where_the_machine_changed_its_speed_a_plan_that_did_not_race_is_less_sure(speed: float, sure: bool) -> None:
+    """Seen on a shared machine: the plan ran after the change, was shown at 0.56x (0.47 to 0.67), and was as fast."""
+    trials = []
+    for kind, rate in (("a", 100.0), ("b", 150.0), ("after", 60.0)):
+        plan = Plan(values={"micro_batch_size": 40, "accumulation_steps": 1, "kind": kind})
+        trials.append(Trial(number=0, plan=plan, outcome=Outcome(status=Status.MEASURED, measurement=measured(rate))))
+    baseline, winner, after = trials
+    scale = CommonScale(Objective(), trials)
+    race = scale.race = Race((baseline.plan.key, winner.plan.key), baseline.plan.key)
+    for number in range(6):
+        slower = speed * (1 - 0.001 * (number % 3))
+        race.add({baseline.plan.key: 100 * slower, winner.plan.key: 150 * slower})
+    scale.anchor(winner)
+    assert (scale.ratio(after, baseline).high < 1) is sure
+    assert scale.ratio(winner, baseline).low > 1.4

@@ -181,3 +181,12 @@ def test_a_pinned_plan_that_failed_is_no_contender() -> None:
     race = Race(("a", "b", "own"), pinned="own")
     race.leave("own", "failed in the race: out of memory")
     assert race.contenders == ["a", "b"]
+
+
+def test_a_round_is_given_up_when_the_time_of_the_proof_has_come() -> None:
+    race = Race(("a", "b", "c"))
+    block, state = simulated({"a": 1.0, "b": 1.0, "c": 1.0}, 0.05, 0)
+    run_race(race, block, lambda: False, late=lambda: state["blocks"] >= 8)
+    assert race.rounds == 2
+    assert state["blocks"] == 8
+    assert [len(logs) for logs in race.logs.values()] == [2, 2, 2]

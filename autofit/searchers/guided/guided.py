@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
 from autofit.core.omission import Omission
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
@@ -139,7 +139,7 @@ class Guided(Searcher):
             fastest=self._fastest(belief),
             feasibility=self._feasibility,
             memory_bytes=self.problem.memory_bytes,
-            warm_ups_s=self._payback.warm_ups_s(self._measurements()),
+            warm_ups_s=self._warm_ups_s(),
         )
         return omissions(result)
 
@@ -184,6 +184,14 @@ class Guided(Searcher):
         ran = {place: self._outcomes[place].measurement for place in self._scores}
         return {place: measurement for place, measurement in ran.items() if measurement is not None}
 
+    def _warm_ups_s(self) -> Array:
+        overdue = {
+            place: outcome.duration_s
+            for place, outcome in self._outcomes.items()
+            if outcome.status is Status.NOT_COMPILED and outcome.phase == COMPILING
+        }
+        return self._payback.warm_ups_s(self._measurements(), overdue)
+
     def _gains(self, belief: Belief) -> Array:
         """Returns the expected gain of each plan over the best that ran; 0 for a plan that is hopeless or excluded."""
         margin = math.log1p(self.problem.objective.tie_ratio) / 2
@@ -207,7 +215,7 @@ class Guided(Searcher):
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns the estimated duration of a probe of each plan: its steps, and the fixed cost of a probe."""
-        work_s = STEPS * self._samples / np.exp(belief.mean) + self._payback.warm_ups_s(self._measurements())
+        work_s = STEPS * self._samples / np.exp(belief.mean) + self._warm_ups_s()
         spent = [
             outcome.duration_s - work_s[place]
             for place, outcome in self._outcomes.items() if place in self._scores and outcome.duration_s

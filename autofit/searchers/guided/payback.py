@@ -18,6 +18,9 @@ TIMES_PAID = 2
 USUAL_RATIO = 5.0
 """A warm-up that was not measured yet is expected to take this many times the least plausible one. On 2 cores, four
 layers compiled in 7 s and the GPT of the examples in 20 s, where 3 s are the least plausible."""
+OVERDUE_RATIO = 2.0
+"""A warm-up that was given up is expected to take this many times as long as it had. The time left has shrunk since, so
+a second attempt would have less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,15 @@ class Payback:
         training_s = self._training_s(measured)
         return np.asarray(0.0 if training_s is None else TIMES_PAID / training_s) * self.warm_ups_s(measured)
 
-    def warm_ups_s(self, measured: Mapping[int, Measurement]) -> Array:
+    def warm_ups_s(self, measured: Mapping[int, Measurement], overdue_s: Mapping[int, float] | None = None) -> Array:
         """Returns the seconds that each plan's warm-up is expected to take longer than that of other plans, [plans].
 
-        That is the median of the warm-ups measured with its values, or the usual one.
+        That is the median of the warm-ups measured with its values, or the usual one. If a warm-up was given up, those
+        that are expected to take as long take longer than it had.
+
+        Args:
+            measured: measurements of the plans that ran, by place.
+            overdue_s: seconds after which warm-ups were given up, by place.
         """
         points, total = self.points, np.zeros(len(self.points.octaves))
         for column, knob in enumerate(self.knobs):
@@ -85,6 +93,10 @@ class Payback:
                         if points.values[place, column] == index and m.startup_s is not None
                     ]  # fmt: skip
                     expected_s = max(float(np.median(known)), least_s) if known else USUAL_RATIO * least_s
+                    for place, spent_s in (overdue_s or {}).items():
+                        given_up_s = knob.warm_up_s[points.values[place, column]]
+                        if given_up_s and not known:
+                            expected_s = max(expected_s, OVERDUE_RATIO * spent_s * least_s / given_up_s)
                     total[points.values[:, column] == index] += expected_s
         return total
 

@@ -9,7 +9,7 @@ from autofit.core.objective import Objective
 from autofit.core.omission import Basis
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
-from autofit.searchers.guided.payback import USUAL_RATIO, Payback
+from autofit.searchers.guided.payback import OVERDUE_RATIO, USUAL_RATIO, Payback
 
 COMPILE = Knob(
     name="compile",
@@ -94,3 +94,18 @@ def test_the_cost_is_a_share_of_the_planned_training() -> None:
         "all": 0.3,
         "graphs": 0.3,
     }
+
+
+def test_what_was_given_up_is_not_tried_again_with_less_time() -> None:
+    knob = COMPILE.model_copy(update={"warm_up_s": (0.0, 3.0, 0.6)})
+    points = points_of((FORMAT, knob), PLANS, 8)
+    known = Payback((FORMAT, knob), points, Objective())
+    compiled = [place for place, plan in enumerate(PLANS) if plan.values["compile"] == "all"]
+    graphs = [place for place, plan in enumerate(PLANS) if plan.values["compile"] == "graphs"]
+    seconds = known.warm_ups_s({}, {graphs[0]: 20.0})
+    assert set(seconds[graphs]) == {OVERDUE_RATIO * 20.0}
+    assert set(seconds[compiled]) == {OVERDUE_RATIO * 20.0 * 3.0 / 0.6}
+    seconds = known.warm_ups_s({}, {compiled[0]: 20.0})
+    assert set(seconds[graphs]) == {OVERDUE_RATIO * 20.0 * 0.6 / 3.0}  # what takes less may still be tried
+    measured_s = known.warm_ups_s({compiled[0]: measured(0.1, startup_s=7.0)}, {compiled[1]: 20.0})
+    assert set(measured_s[compiled]) == {7.0}
