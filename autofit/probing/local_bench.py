@@ -34,7 +34,7 @@ from autofit.probing.leaks import LeakWatch
 from autofit.probing.passed_proof import PassedProof, note_rate
 from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
-from autofit.probing.probe import Probe
+from autofit.probing.probe import UNKNOWN_S, Probe
 from autofit.probing.proof_gate import ProofGate
 from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
@@ -160,8 +160,8 @@ class LocalBench:
                 beat=self._beat,
             )
             outcome = self._run(probe)
-            if outcome.measured and probe.worst_s is not None and not SearchSpace(self.briefing.space).unpinned(plan):
-                self._fastest_s = min(self._fastest_s, probe.worst_s)
+            if outcome.measured and not SearchSpace(self.briefing.space).unpinned(plan):
+                self._fastest_s = min(self._fastest_s, probe.worst_s or UNKNOWN_S)
             poisoned = outcome.status is Status.POISONED
         finally:
             if not poisoned:

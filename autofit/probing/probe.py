@@ -37,8 +37,9 @@ end of the first step, so the second may have a higher peak (reference/reliabili
 
 TOO_SLOW_RATIO = 4.0
 """Slowdown at which a probe ends early: this many times slower, on the worst batch, than the fastest plan so far."""
-QUICK_S = 0.05
-"""Duration below which even slow steps are timed: it costs little, and a disturbance may last longer than the step."""
+QUICK_S, UNKNOWN_S = 0.05, 1e9
+"""Duration below which even slow steps are timed: it costs little, and a disturbance may last longer than the step. And
+the seconds per sample of a plan of which no whole step ran on the worst batch."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Probe:
         budget_bytes: maximum peak of the plan.
         enforce: whether the device limits this process to the budget while steps run.
         cold: whether the code that torch.compile has made is discarded first. A block of a race always runs warm.
-        fastest_s: seconds per sample on the worst batch of the fastest plan so far that could be the answer.
+        fastest_s: seconds per sample on the worst batch of the fastest plan so far that could be the answer; infinity
+            if none was measured, `UNKNOWN_S` if none ran a whole step on it.
         watch: measures the remaining time, and ends a compilation that takes too long. A proof that begins late runs
             only the steps that it needs.
         beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" after each step.

@@ -53,7 +53,8 @@ def headline(r: Recommendation) -> str:
     if r.plan == r.baseline.plan:
         return f"Keep the baseline: {plan}. {kept_because(r)}. {within}".strip()
     if r.gain is not None:
-        gain = f"{r.gain} of the baseline's throughput"
+        noise = ", which is within the noise" if r.gain.low <= 1 <= r.gain.high else ""
+        gain = f"{r.gain} of the baseline's throughput{noise}"
     else:
         gain = absent_baseline(r) or "its gain over the baseline is unknown"
     change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)

@@ -85,7 +85,7 @@ class StepLoader:
         """
         if not self._warned and (objection := self._objection(batch)):
             self._warned = True
-            warnings.warn(f"{objection} Iterate over step.loader.", stacklevel=3)
+            warnings.warn(f"{objection} Use the batches of step.loader.", stacklevel=3)
         return StepBatch((batch,), (1.0,))
 
     def _objection(self, batch: Batch) -> str:

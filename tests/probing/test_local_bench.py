@@ -1,5 +1,6 @@
 """A bench knows the workload before the first probe, and leaves no trace of any (promise 4)."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from autofit.core.errors import (
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.guard import digest_of
+from autofit.probing.probe import UNKNOWN_S
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing import targets
@@ -165,6 +167,17 @@ def test_the_briefing_survives_json(used: Workload) -> None:
     assert bench.briefing.environment.threads == torch.get_num_threads()
     assert bench.briefing.budget.memory_bytes == 2**30
     assert not bench.briefing.enforced
+
+
+@pytest.mark.parametrize("global_batch_size", [4, 16])
+def test_a_measured_plan_is_known_whether_or_not_a_whole_step_ran_on_the_worst_batch(global_batch_size: int) -> None:
+    """A compilation has more time as long as no plan is known that could be the answer."""
+    workload = Workload(targets.mlp(), targets.vectors(batch_size=4), global_batch_size=global_batch_size)
+    with bench_of(workload) as bench:
+        assert math.isinf(bench._fastest_s)
+        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
+        assert (bench._fastest_s == UNKNOWN_S) is (global_batch_size == 16)
+        assert math.isfinite(bench._fastest_s)
 
 
 def test_what_was_assumed_is_said() -> None:

@@ -14,7 +14,7 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.outcome import Outcome, Status
-from autofit.core.recommendation import Candidate, Recommendation
+from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.trial import Purpose, Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
@@ -46,6 +46,14 @@ def test_the_headline_says_how_the_global_batch_changes() -> None:
     same = r.plan.replace(micro_batch_size=before, accumulation_steps=1)
     assert "global batch" not in headline(r.model_copy(update={"plan": same}))
     assert batch_change(1024, 64) == "; the global batch shrinks from 1,024 to 64"
+
+
+def test_a_gain_within_the_noise_is_said_to_be_so() -> None:
+    r = answer()
+    doubtful = Ratio(value=1.31, low=0.97, high=1.75)
+    found = headline(r.model_copy(update={"gain": doubtful}))
+    assert "1.31x (0.97 to 1.75) of the baseline's throughput, which is within the noise." in found
+    assert "noise" not in headline(r.model_copy(update={"gain": Ratio(value=1.31, low=1.2, high=1.4)}))
 
 
 def test_a_gain_that_is_unknown_is_not_a_baseline_that_fails() -> None:

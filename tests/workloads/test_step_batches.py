@@ -46,7 +46,9 @@ def test_without_accumulation_the_users_own_batches_come_through() -> None:
 
 def test_a_plain_batch_where_the_plan_accumulates_is_warned_of_once() -> None:
     grouped = StepLoader((), 4, micro_batch_size=2)
-    with pytest.warns(UserWarning, match=r"after it; expected 4 micro batches of 2 samples .* over step\.loader\.$"):
+    with pytest.warns(
+        UserWarning, match=r"after it; expected 4 micro batches of 2 samples .* batches of step\.loader\.$"
+    ):
         step = grouped.whole(torch.zeros(8))
     assert len(step.parts) == 1
     with warnings.catch_warnings():
