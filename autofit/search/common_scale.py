@@ -78,7 +78,7 @@ class CommonScale:
         if pairing is not None:
             return pairing.ratio()
         log = self._log(ours) - self._log(theirs)
-        half = DEVIATIONS_95 * math.hypot(self._deviation(ours), self._deviation(theirs))
+        half = DEVIATIONS_95 * math.hypot(self._reported_deviation(ours), self._reported_deviation(theirs))
         return Ratio(value=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
 
     def _pairing(self, race: Race, ours: str, theirs: str) -> Pairing | None:
@@ -135,13 +135,16 @@ class CommonScale:
         return math.log(self._objective.score(measurement_of(trial))) - scale.shift
 
     def _deviation(self, trial: Trial) -> float:
-        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced.
+        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced."""
+        return 0.0 if self.raced(trial) else math.hypot(self._now().doubt, measurement_of(trial).spread_ratio)
+
+    def _reported_deviation(self, trial: Trial) -> float:
+        """Returns the same as it is reported.
 
         Where the machine has changed its speed between the probes and the race, a plan that did not race may have run
         before or after that.
         """
-        scale = self._now()
-        return 0.0 if self.raced(trial) else math.hypot(scale.doubt, measurement_of(trial).spread_ratio, scale.shift)
+        return 0.0 if self.raced(trial) else math.hypot(self._deviation(trial), self._now().shift)
 
     def _now(self) -> "Scale":
         """Returns the scale; computed again after each round of the race."""
