@@ -178,8 +178,7 @@ class Fit:
         draft.scaler, draft.scheduler = scaler, scheduler
         self._check_optimizer(draft.optimizer)
         step = prepare(self.plan, draft, members())
-        steps, drop_last = self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False))
-        step.loader = StepLoader(rebuilt, steps, drop_last, self.plan.micro_batch_size)
+        step.loader = StepLoader.of(self.plan, rebuilt, drop_last=bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None and loss.update is None:
             # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)
@@ -187,8 +186,9 @@ class Fit:
 
     def _loader(self, source: BatchSource) -> Iterable[Any]:
         """Returns the loader of the micro batches of the plan."""
-        size, counted, changes = self.plan.micro_batch_size, self.plan.accumulation_steps > 1, self.proof.loading
-        return batches_of(self.plan, source, members()).rebuild(size, counted=counted, changes=loader_changes(changes))
+        size, counted = self.plan.micro_batch_size, self.plan.accumulation_steps > 1
+        changes = loader_changes(self.proof.loading)
+        return batches_of(self.plan, source, members()).rebuild(size, counted=counted, changes=changes)
 
     def save(self, path: str | Path) -> None:
         """Writes the plan file (YAML, schema autofit.plan/1). An existing plan file is replaced atomically.

@@ -213,13 +213,19 @@ def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, E
     measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
     if measured:
         memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
-        peak, named = _peak(memory.judged_bytes, memory.static_bytes, budget), describe_plan(plan, trials[0].plan)
+        peak, named = (
+            _peak(memory.judged_bytes, memory.static_bytes, budget),
+            describe_plan(plan, _shown_in_full(trials).plan),
+        )
         return f"The smallest measured peak is {peak}, with {named}."
     thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
         return "No step was completed, so no peak is known."
     estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
-    peak, named = _peak(estimate.value_bytes, estimate.static_bytes, budget), describe_plan(plan, trials[0].plan)
+    peak, named = (
+        _peak(estimate.value_bytes, estimate.static_bytes, budget),
+        describe_plan(plan, _shown_in_full(trials).plan),
+    )
     return f"No step was completed; the smallest estimated peak is {peak}, with {named}."
 
 
@@ -231,10 +237,10 @@ def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:
 
 def _tried(trials: Sequence[Trial]) -> str:
     """Returns what became of the plans that ran: the first in full, and what the last ones change in it."""
-    skipped = [t for t in trials if t.outcome.status is Status.SKIPPED]
     if not trials:
         return "Nothing was tried."
-    first, *others = [t for t in trials if t.outcome.status is not Status.SKIPPED] or skipped
+    skipped, first = [t for t in trials if t.outcome.status is Status.SKIPPED], _shown_in_full(trials)
+    others = [t for t in trials if (first in skipped or t not in skipped) and t is not first]
     lines = [f"{first.plan}: {_became(first)}"]
     lines += [f"{describe_plan(t.plan, first.plan)}: {_became(t)}" for t in others[-_SHOWN:]]
     more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
@@ -243,6 +249,11 @@ def _tried(trials: Sequence[Trial]) -> str:
         last = f"{describe_plan(skipped[-1].plan, first.plan)}: {cut_middle(skipped[-1].outcome.reason, _WORDS)}"
         unrun = f" Not run: {last}{f'; and {len(skipped) - 1} more' if len(skipped) > 1 else ''}."
     return f"Tried: {'; '.join(lines)}{more}.{unrun}"
+
+
+def _shown_in_full(trials: Sequence[Trial]) -> Trial:
+    """Returns the trial whose plan a message shows in full; the others are named by what they change in it."""
+    return next((t for t in trials if t.outcome.status is not Status.SKIPPED), trials[0])
 
 
 def _gated(refused: Sequence[Refusal]) -> str:

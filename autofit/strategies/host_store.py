@@ -102,7 +102,7 @@ class HostStore:
         host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
         if not tensor.is_cpu and host.stride() != tensor.stride():
             # A view with gaps, such as the queries in one product with keys and values. torch would copy it through
-            # main memory that is not pinned, and wait for it (on an H100, a third of the time of an offloaded step).
+            # main memory that is not pinned, and wait for it.
             tensor = tensor.detach().clone()
         event = self._copy_beside(tensor, host) if pinned and not tensor.is_cpu else None
         if event is None:

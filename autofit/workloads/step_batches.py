@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import WorkloadError
+from autofit.core.plan import Plan
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.tree import Batch
 
@@ -58,6 +59,11 @@ class StepLoader:
     micro_batch_size: int | None = None
     _begun: bool = False
     _warned: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan, loader: Any, *, drop_last: bool = False) -> "StepLoader":
+        """Groups the micro batches of `loader` as a plan has them."""
+        return cls(loader, plan.accumulation_steps, drop_last, plan.micro_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         self._begun = True

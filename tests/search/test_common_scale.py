@@ -16,6 +16,22 @@ def measured(samples_per_s: float, warmup_steps: int = 1) -> Measurement:
     return Measurement(step_times_s=times_s, warmup_times_s=times_s[:warmup_steps], samples_per_step=40, memory=memory)
 
 
+def probed(*rates: float) -> list[Trial]:
+    """Returns a measured trial of another plan for each throughput."""
+    plans = [Plan(values={"micro_batch_size": 40, "accumulation_steps": 1, "kind": kind}) for kind in range(len(rates))]
+    outcomes = [Outcome(status=Status.MEASURED, measurement=measured(rate)) for rate in rates]
+    return [Trial(number=0, plan=plan, outcome=outcome) for plan, outcome in zip(plans, outcomes, strict=True)]
+
+
+def raced(trials: list[Trial], *rates: float) -> CommonScale:
+    """Returns the scale of these trials after a race in which the first ones had these throughputs."""
+    scale, names = CommonScale(Objective(), trials), tuple(t.plan.key for t in trials[: len(rates)])
+    race = scale.race = Race(names, names[0])
+    for number in range(6):
+        race.add({name: rate * (1 - 0.001 * (number % 3)) for name, rate in zip(names, rates, strict=True)})
+    return scale
+
+
 @pytest.mark.parametrize(("proven", "doubted"), [(787.0, True), (1900.0, False), (2666.0, False), (4100.0, True)])
 def test_a_proof_that_contradicts_the_figure_shown_is_reported(proven: float, doubted: bool) -> None:
     """Seen on a shared machine: a plan was shown with 2,666 samples/s whose proof ran at 787, without a word."""
@@ -32,13 +48,9 @@ def test_a_proof_that_contradicts_the_figure_shown_is_reported(proven: float, do
 
 def test_a_plan_that_left_the_race_early_shows_no_more_than_the_plan_it_lost_to() -> None:
     """The baseline was disturbed in the first rounds, when the third plan still ran."""
-    plans = [Plan(values={"micro_batch_size": 40, "accumulation_steps": 1, "kind": kind}) for kind in "abc"]
-    trials = [
-        Trial(number=0, plan=p, outcome=Outcome(status=Status.MEASURED, measurement=measured(100))) for p in plans
-    ]
-    baseline, winner, early = trials
+    baseline, winner, early = trials = probed(100, 100, 100)
     scale = CommonScale(Objective(), trials)
-    race = scale.race = Race(tuple(p.key for p in plans), baseline.plan.key)
+    race = scale.race = Race(tuple(t.plan.key for t in trials), baseline.plan.key)
     for number in range(20):
         slower = 0.001 * (number % 3)
         speeds = dict(zip(race.names, (90, 180, 170) if number < MIN_ROUNDS else (100, 170, 0), strict=True))
@@ -57,16 +69,8 @@ def test_a_plan_that_left_the_race_early_shows_no_more_than_the_plan_it_lost_to(
 
 def test_a_plan_that_did_not_race_is_to_the_winner_as_their_probes_are() -> None:
     """The baseline's probe was disturbed: that says nothing about the probes of the other plans."""
-    trials = []
-    for kind, rate in (("a", 40.0), ("b", 95.0), ("c", 94.0)):
-        plan = Plan(values={"micro_batch_size": 40, "accumulation_steps": 1, "kind": kind})
-        trials.append(Trial(number=0, plan=plan, outcome=Outcome(status=Status.MEASURED, measurement=measured(rate))))
-    baseline, winner, other = trials
-    scale = CommonScale(Objective(), trials)
-    race = scale.race = Race((baseline.plan.key, winner.plan.key), baseline.plan.key)
-    for number in range(6):
-        slower = 0.001 * (number % 3)
-        race.add({baseline.plan.key: 58 * (1 - slower), winner.plan.key: 96 * (1 - slower)})
+    baseline, winner, other = trials = probed(40.0, 95.0, 94.0)
+    scale = raced(trials, 58, 96)
     assert scale.rate_per_s(other) > scale.rate_per_s(winner)  # the figures before the choice
     scale.anchor(winner)
     assert scale.ratio(other, winner).value == pytest.approx(94 / 95, rel=1e-6)
@@ -76,16 +80,8 @@ def test_a_plan_that_did_not_race_is_to_the_winner_as_their_probes_are() -> None
 @pytest.mark.parametrize(("speed", "sure"), [(1.0, True), (0.6, False)])
 def test_where_the_machine_changed_its_speed_a_plan_that_did_not_race_is_less_sure(speed: float, sure: bool) -> None:
     """Seen on a shared machine: the plan ran after the change, was shown at 0.56x (0.47 to 0.67), and was as fast."""
-    trials = []
-    for kind, rate in (("a", 100.0), ("b", 150.0), ("after", 60.0)):
-        plan = Plan(values={"micro_batch_size": 40, "accumulation_steps": 1, "kind": kind})
-        trials.append(Trial(number=0, plan=plan, outcome=Outcome(status=Status.MEASURED, measurement=measured(rate))))
-    baseline, winner, after = trials
-    scale = CommonScale(Objective(), trials)
-    race = scale.race = Race((baseline.plan.key, winner.plan.key), baseline.plan.key)
-    for number in range(6):
-        slower = speed * (1 - 0.001 * (number % 3))
-        race.add({baseline.plan.key: 100 * slower, winner.plan.key: 150 * slower})
+    baseline, winner, after = trials = probed(100.0, 150.0, 60.0)
+    scale = raced(trials, 100 * speed, 150 * speed)
     scale.anchor(winner)
     assert (scale.ratio(after, baseline).high < 1) is sure
     assert scale.ratio(winner, baseline).low > 1.4

@@ -49,7 +49,12 @@ class Compared:
 
 
 def by_fixed_statistics(
-    gradients: Gradients, compared: Compared, batch: Batch | Counted, seed: int, error: float
+    gradients: Gradients,
+    compared: Compared,
+    batch: Batch | Counted,
+    seed: int,
+    expected: torch.Tensor,
+    error: float,
 ) -> GateResult | None:
     """Returns a passing verdict on a gradient that rounding alone changes; None if the first comparison is to decide.
 
@@ -61,19 +66,20 @@ def by_fixed_statistics(
         compared: the plans.
         batch: the compared batch.
         seed: seed of the compared gradients.
+        expected: gradient of the reference on the batch.
         error: difference of the gradients, as relative L2.
     """
     if not _uses_batch_statistics(gradients):
         return None
-    moved = _moved_by_rounding(gradients, compared.plain, batch, seed)
+    moved = _moved_by_rounding(gradients, compared, batch, seed, expected)
     if moved <= PRECISION_L2 or error > MOST_OVER_ROUNDING * moved:
         return None
     fixed = replace(gradients, modes=_fixed_statistics)
-    expected = fixed.of([batch], seed, plan=compared.reference).vector
-    if not float(expected.norm()):
+    reference = fixed.of([batch], seed, plan=compared.reference).vector
+    if not float(reference.norm()):
         return None
-    found = difference(fixed.of([batch], seed, plan=compared.plan).vector, expected)
-    rounded = _moved_by_rounding(fixed, compared.plain, batch, seed)
+    found = difference(fixed.of([batch], seed, plan=compared.plan).vector, reference)
+    rounded = _moved_by_rounding(fixed, compared, batch, seed, reference)
     if not found <= max(compared.most, MOST_OVER_ROUNDING * rounded * compared.rounded):
         return None
     allowed = f"at most {compared.most:g}" + f", or {MOST_OVER_ROUNDING:g} times the second" * compared.rounded
@@ -91,18 +97,22 @@ def _uses_batch_statistics(gradients: Gradients) -> bool:
         return any(isinstance(module, _NormBase) and module.training for module in step.draft.model.modules())
 
 
-def _moved_by_rounding(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> float:
-    """Returns how much the gradient of a plan changes when the weights are rounded to bfloat16, as relative L2.
+def _moved_by_rounding(
+    gradients: Gradients, compared: Compared, batch: Batch | Counted, seed: int, expected: torch.Tensor
+) -> float:
+    """Returns how much the plain gradient changes when the weights are rounded to bfloat16, as relative L2.
 
     Args:
         gradients: computes the gradients. The weights are put back afterwards.
-        plan: the plan, in float32.
+        compared: the plans.
         batch: the compared batch.
         seed: seed of the compared gradients.
+        expected: gradient of the reference on the batch.
     """
+    plain = compared.plain
+    before = expected if plain == compared.reference else gradients.of([batch], seed, plan=plain).vector
     rounding = replace(gradients, modes=lambda model: _rounded(model, gradients.modes))
-    moved = rounding.of([batch], seed, plan=plan).vector
-    return difference(moved, gradients.of([batch], seed, plan=plan).vector)
+    return difference(rounding.of([batch], seed, plan=plain).vector, before)
 
 
 @contextmanager

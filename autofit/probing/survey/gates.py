@@ -95,7 +95,7 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
         if judged.passed:
             return judged
         if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
-            return by_fixed_statistics(gradients, Compared(plan), batch, seed, error) or judged
+            return by_fixed_statistics(gradients, Compared(plan), batch, seed, reference, error) or judged
         found = compare(
             lambda draw: (
                 gradients.of([batch], seed + draw, plan=plan, others=_SEED_STRIDE * draw).vector,

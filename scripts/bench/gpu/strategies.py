@@ -22,7 +22,7 @@ from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, Untraceable
 from autofit.core.measurement import Measurement
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import COMPILING, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose
@@ -33,6 +33,7 @@ from autofit.probing.local_bench import LocalBench
 from autofit.probing.placement import place
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
+from autofit.strategies.compilation import LEAST_WARM_UP_S
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.step import Draft, StepBatch
@@ -48,14 +49,10 @@ TOGETHER: tuple[dict[str, KnobValue], ...] = (
     {"precision": "bf16", "compile": "default", "fp8_products": True},
 )
 """Changes that belong together. Those that the search space does not have are left out."""
-COMPILE_TIME = {"off": 0, "blocks": 1, "default": 2, "reduce-overhead": 3, "max-autotune-no-cudagraphs": 4}
-"""Values in the order of the time they take, so that a stage that is cut off has run as many as it could."""
 STEPS = 4
 SAME, NEAR = 1e-3, 0.05
 """Largest relative difference of a loss: of plans whose arithmetic is that of the user's plan up to the rounding of
 float32, and of all others."""
-OVERDUE = "compiling was not finished"
-"""Words of the reason if compiling took more than its share of the time."""
 CHANGED = ("precision", "fp8_products", "bf16_parameters", "optimizer_states", "padding_multiple", "length_grouping")
 """Knobs whose values compute something else, or in fewer bits."""
 
@@ -88,9 +85,10 @@ WORKLOADS: dict[str, Callable[[str], autofit.Workload]] = {"language": language,
 
 
 def changes(space: SpaceFacts) -> list[Plan]:
-    """Returns the baseline, each single change of it, and the changes that belong together; compiled plans last.
+    """Returns the baseline, each single change of it, and the changes that belong together.
 
-    Changes that the space does not allow are left out.
+    Changes that the space does not allow are left out. What takes longest to compile comes last, so that a stage that
+    is cut off has run as many plans as it could.
     """
     searched, knobs = SearchSpace(space), (*space.knobs, *space.late)
     single = [
@@ -103,7 +101,7 @@ def changes(space: SpaceFacts) -> list[Plan]:
     together = [each for each in TOGETHER if all(value in offered.get(name, ()) for name, value in each.items())]
     plans = dict.fromkeys(space.baseline.replace(**each) for each in ({}, *single, *together))
     allowed = [plan for plan in plans if searched.conflict(plan) is None]
-    return sorted(allowed, key=lambda plan: COMPILE_TIME.get(str(plan.values.get("compile", "off")), 1))
+    return sorted(allowed, key=lambda plan: LEAST_WARM_UP_S[str(plan.values.get("compile", "off"))])
 
 
 def train(make: Callable[[str], autofit.Workload], scale: str, plan: Plan, device: Device) -> list[float]:
@@ -135,7 +133,7 @@ def evaluated(
     found |= {"reason": outcome.reason, "phase": outcome.phase, "losses": None}
     if outcome.measurement is None:
         return found
-    found |= _measured(outcome.measurement) | _traced(bench, plan, account, outcome)
+    found |= _measured(outcome.measurement) | _traced(bench, plan, account)
     try:
         found["losses"] = trained(plan)
     except (AutofitError, RuntimeError) as error:
@@ -152,8 +150,8 @@ def _measured(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def _traced(bench: LocalBench, plan: Plan, account: Account | None, outcome: Outcome) -> dict[str, Any]:
-    if account is None or outcome.measurement is None:
+def _traced(bench: LocalBench, plan: Plan, account: Account | None) -> dict[str, Any]:
+    if account is None:
         return {"no_trace": "the memory of this device can only be measured"}
     try:
         use = estimators.memory_use(bench.trace(plan), account)
@@ -167,7 +165,7 @@ def objections(rows: Sequence[dict[str, Any]], baseline: Plan) -> list[str]:
     expected, wrong = rows[0]["losses"], []
     for each in rows:
         name = difference(each["plan"], baseline)
-        if each["status"] == Status.NOT_COMPILED and OVERDUE in each["reason"]:
+        if each["status"] == Status.NOT_COMPILED and each["phase"] == COMPILING:
             continue
         if each["status"] not in (Status.MEASURED, Status.OVER_BUDGET) or each["losses"] is None:
             wrong.append(f"{name}: {each['status']}: {each['reason']}")
