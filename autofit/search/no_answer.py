@@ -210,22 +210,17 @@ def _note(budget: Budget) -> str:
 
 def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, Estimate]) -> str:
     """Returns the smallest measured or else estimated peak in words, with the part that no smaller batch saves."""
+    first = _ran_or_all(trials)[0].plan  # which `_tried` shows in full
     measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
     if measured:
         memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
-        peak, named = (
-            _peak(memory.judged_bytes, memory.static_bytes, budget),
-            describe_plan(plan, _shown_in_full(trials).plan),
-        )
+        peak, named = _peak(memory.judged_bytes, memory.static_bytes, budget), describe_plan(plan, first)
         return f"The smallest measured peak is {peak}, with {named}."
     thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
         return "No step was completed, so no peak is known."
     estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
-    peak, named = (
-        _peak(estimate.value_bytes, estimate.static_bytes, budget),
-        describe_plan(plan, _shown_in_full(trials).plan),
-    )
+    peak, named = _peak(estimate.value_bytes, estimate.static_bytes, budget), describe_plan(plan, first)
     return f"No step was completed; the smallest estimated peak is {peak}, with {named}."
 
 
@@ -239,8 +234,8 @@ def _tried(trials: Sequence[Trial]) -> str:
     """Returns what became of the plans that ran: the first in full, and what the last ones change in it."""
     if not trials:
         return "Nothing was tried."
-    skipped, first = [t for t in trials if t.outcome.status is Status.SKIPPED], _shown_in_full(trials)
-    others = [t for t in trials if (first in skipped or t not in skipped) and t is not first]
+    skipped = [t for t in trials if t.outcome.status is Status.SKIPPED]
+    first, *others = _ran_or_all(trials)
     lines = [f"{first.plan}: {_became(first)}"]
     lines += [f"{describe_plan(t.plan, first.plan)}: {_became(t)}" for t in others[-_SHOWN:]]
     more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
@@ -251,9 +246,9 @@ def _tried(trials: Sequence[Trial]) -> str:
     return f"Tried: {'; '.join(lines)}{more}.{unrun}"
 
 
-def _shown_in_full(trials: Sequence[Trial]) -> Trial:
-    """Returns the trial whose plan a message shows in full; the others are named by what they change in it."""
-    return next((t for t in trials if t.outcome.status is not Status.SKIPPED), trials[0])
+def _ran_or_all(trials: Sequence[Trial]) -> Sequence[Trial]:
+    """Returns the trials that ran, or all if none did."""
+    return [t for t in trials if t.outcome.status is not Status.SKIPPED] or trials
 
 
 def _gated(refused: Sequence[Refusal]) -> str:

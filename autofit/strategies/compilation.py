@@ -53,7 +53,7 @@ HOST_CEILING = 2.0
 them."""
 EXPECTED = {OFF: 1.0, MODEL: 1.35, BLOCKS: 1.3, TUNED: 1.35, GRAPHS: 1.35}
 """Expected speed-up on an accelerator: 1.15 to 1.27 in the training of large language models, 1.65 in the median of
-timm's table (ibid.). On an H100, GPT-2 became 2.3 times as fast in bf16, and four of its layers 1.07 times in float32."""
+timm's table (ibid.). On an H100, GPT-2 became 2.3 times as fast in bf16, and four layers 1.07 times in float32."""
 HOST_EXPECTED = 0.95
 """Expected speed-up on a host: a small GPT on 2 cores became 25 % slower, other models a little faster."""
 

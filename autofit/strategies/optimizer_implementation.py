@@ -30,7 +30,7 @@ FLAGS: dict[str, dict[str, bool | None]] = {
 """The optimizer's flags for each value. torch forbids both to be true; a single false flag already selects the loop."""
 EXPECTED = {"default": 1.0, "for-loop": 0.98, "foreach": 1.0, "fused": 1.01}
 """Expected throughput on an accelerator, where the default is "foreach" and the update a small part of a step: in four
-layers of GPT-2 on an H100 0.99 for the loop, whose many small kernels take time to launch, and 1.01 for one fused kernel."""
+layers of GPT-2 on an H100 0.99 for the loop, whose small kernels take time to launch, and 1.01 for the fused kernel."""
 SWITCHES = ("foreach", "fused")  # also the names of the device capabilities
 
 Flags = Mapping[str, bool | None]

@@ -69,7 +69,7 @@ def test_a_plan_that_left_the_race_early_shows_no_more_than_the_plan_it_lost_to(
 
 def test_a_plan_that_did_not_race_is_to_the_winner_as_their_probes_are() -> None:
     """The baseline's probe was disturbed: that says nothing about the probes of the other plans."""
-    baseline, winner, other = trials = probed(40.0, 95.0, 94.0)
+    _, winner, other = trials = probed(40.0, 95.0, 94.0)
     scale = raced(trials, 58, 96)
     assert scale.rate_per_s(other) > scale.rate_per_s(winner)  # the figures before the choice
     scale.anchor(winner)

@@ -61,9 +61,8 @@ def _same_arithmetic(gradients: Gradients, compared: Compared, batch: Counted, f
             return _judged(error, most)
         with suppress(Exception):  # rounding cannot be measured in float32, such as for lack of memory
             compared = replace(compared, most=most)
-            return by_fixed_statistics(gradients, compared, batch, _SEED, expected.vector, error) or _judged(
-                error, most
-            )
+            fixed = by_fixed_statistics(gradients, compared, batch, _SEED, expected.vector, error)
+            return fixed or _judged(error, most)
     return _judged(error, most)
 
 
