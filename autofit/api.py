@@ -27,7 +27,7 @@ from autofit.reports.attached import attached
 from autofit.reports.repeating import tuning_call
 from autofit.search.request import Listen, Request
 from autofit.trackers.following import following
-from autofit.workloads.batches import checked_loader
+from autofit.workloads.loader_types import checked_loader
 from autofit.workloads.terms import Terms
 from autofit.workloads.workload import OptimizerRecipe, Workload
 

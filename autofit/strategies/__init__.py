@@ -18,6 +18,7 @@ from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
 from autofit.strategies.optimizer_states import OptimizerStates
+from autofit.strategies.packing import Packing
 from autofit.strategies.padding_multiple import PaddingMultiple
 from autofit.strategies.precision import Precision
 
@@ -32,6 +33,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     Fp8Products,
     Attention,
     LinearCrossEntropy,
+    Packing,
     PaddingMultiple,
     LengthGrouping,
     Compilation,

@@ -16,6 +16,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch
 from autofit.workloads.update import WHOLE
@@ -227,6 +228,27 @@ class Strategy(ABC):
             SpaceError: this loader does not support the plan.
         """
         return source
+
+    def gate_batch(self, facts: Facts) -> Counted | None:
+        """Returns the batch on which the gate compares this strategy's gradient, which may differ by rounding alone.
+
+        None, as here, if any batch will do, and the gradient may differ as much as one in reduced precision.
+
+        Raises:
+            WorkloadError: no batch would show what the strategy changes.
+        """
+        return None
+
+    def objection(self, facts: Facts, batch: Counted) -> str:
+        """Returns what a run of the model shows against this strategy; "" if nothing.
+
+        The gate asks before it compares gradients, and restores what the run changes.
+
+        Args:
+            facts: facts about the workload.
+            batch: the batch of `gate_batch`.
+        """
+        return ""
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why the values of this strategy conflict with others in `plan`, or None.

@@ -23,11 +23,13 @@ class BatchOptions:
         worst_case: None, a callable `size -> batch`, or one sample (for ready batches: one batch).
         seed: seed of the private generator that chooses samples.
         scan: maximum number of samples whose length is measured.
+        filled: whether the mask of the worst batch says that all samples are long.
     """
 
     worst_case: Any
     seed: int
     scan: int
+    filled: bool = False
 
 
 class BatchMaker(ABC):

@@ -6,18 +6,21 @@ with batch_size=None, any re-iterable object). Their batches are cut and joined 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe
 from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.dataloaders import dataloader_maker
+from autofit.workloads.filled_masks import fill_masks
 from autofit.workloads.lengths import useful_tokens
+from autofit.workloads.loader_types import checked_loader
 from autofit.workloads.padded_loader import fixed_padding, padded_loader
 from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.streams import STREAM_BATCHES, read
@@ -125,6 +128,10 @@ class BatchSource:
             WorkloadError: as `typical`, or `worst_case` returned a batch of another size.
         """
         self._check(size)
+        batch = self._worst(size)
+        return fill_masks(map_tensors(batch, torch.clone)) if self._options.filled else batch
+
+    def _worst(self, size: int) -> Batch:
         worst_case = self._options.worst_case
         if worst_case is None:
             return map_tensors(self._maker.longest(size), torch.clone)
@@ -175,6 +182,13 @@ class BatchSource:
         """
         found = BatchSource(self._loader, self._maker.by_length(), self._options)
         found._users = self
+        return found
+
+    @cached_property
+    def filled(self) -> "BatchSource":
+        """The same batches, but in the worst one the mask says that all samples are long (`filled_masks`)."""
+        found = BatchSource(self._loader, self._maker, replace(self._options, filled=True))
+        found._users = None if self._users is None else self._users.filled
         return found
 
     def padded_to(self, multiple: int) -> "BatchSource":
@@ -255,28 +269,6 @@ class BatchSource:
                 f"a batch of {size} was requested, but batches of this loader can only be cut; expected at "
                 f"most {self.max_size}; pass a DataLoader over samples with a collate_fn"
             )
-
-
-def checked_loader(loader: object) -> Iterable[Any]:
-    """Returns the loader if its type can be iterated over batches. Nothing is read from it.
-
-    Raises:
-        WorkloadError: it is a data set or a single batch, or cannot be iterated.
-    """
-    if isinstance(loader, DataLoader):
-        return loader
-    if isinstance(loader, Dataset):
-        raise WorkloadError(
-            f"found a data set ({type(loader).__name__}) as loader; expected batches; "
-            "wrap it: DataLoader(dataset, batch_size=...)"
-        )
-    if isinstance(loader, (torch.Tensor, Mapping, str, bytes)) or not isinstance(loader, Iterable):
-        raise WorkloadError(
-            f"found a loader of type {type(loader).__name__}; expected a DataLoader, a list of batches "
-            "or another re-iterable of batches; for data in memory use DataLoader(TensorDataset(x, y), "
-            "batch_size=...)"
-        )
-    return loader
 
 
 def _maker_of(loader: Iterable[Any], options: BatchOptions) -> BatchMaker:

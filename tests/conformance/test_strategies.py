@@ -30,6 +30,7 @@ from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
+from tests.fakes.decoders import Classifier
 from tests.workloads.loaders import Padding, Texts
 from tests.workloads.ragged import text_lengths
 
@@ -144,12 +145,19 @@ def wide() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3), torch.randn(SAMPLES, 6)
 
 
+def decoder() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    model, tokens = Classifier(11), torch.randint(1, 11, (SAMPLES, 5))
+    tokens[1:3, 2:] = tokens[3:, 1:] = 0  # texts of 5, 2, 2 and 1 tokens, which fit into two rows
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3), tokens
+
+
 WORKLOADS: dict[str, Callable[[], tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]]] = {
     "mlp": mlp,
     "convolutions": convolutions,
     "transformer": transformer,
     "many classes": many_classes,
     "wide": wide,
+    "decoder": decoder,
 }
 RULE = LossRule("step_fn", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), False, "")
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from torch import nn
@@ -21,6 +22,7 @@ from autofit.probing.survey.conflicts import check_size, conflicts
 from autofit.probing.survey.gate_notes import accumulation_notes, precision_notes
 from autofit.probing.survey.output_gate import output
 from autofit.probing.survey.padding_gate import padding
+from autofit.probing.survey.rounding_gate import rounding
 from autofit.probing.survey.update_gate import uneven_steps, update
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -139,21 +141,24 @@ class Survey:
         pins.check_names(self.pinned, every, self.refused)
         for strategy, offer in offered:
             for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs + offer.constants):
-                gated = self._gated(knob) if strategy.gated else knob
+                gated = self._gated(strategy, knob) if strategy.gated else knob
                 knobs[knob.name] = pins.narrowed(gated, self.pinned, self.refused)
         return knobs
 
-    def _gated(self, knob: Knob) -> Knob:
+    def _gated(self, strategy: Strategy, knob: Knob) -> Knob:
         """Returns `knob` without the values that do not keep this model's gradient, or in inference its output."""
-        kept = [value for value in knob.values if value == knob.default or self._keeps(knob.name, value)]
+        kept = [value for value in knob.values if value == knob.default or self._keeps(strategy, knob.name, value)]
         return knob.only(kept)
 
-    def _keeps(self, name: str, value: KnobValue) -> bool:
+    def _keeps(self, strategy: Strategy, name: str, value: KnobValue) -> bool:
         plan, keeps = Plan(values={name: value}), gates.precision if self.facts.training else output
         keeps = update if self.facts.update_fn else keeps
         changed = batches_of(plan, self.source, self.strategies)
 
         def gate(found: Cuttable) -> gates.GateResult:
+            if (batch := strategy.gate_batch(self.facts)) is not None:
+                found_against = partial(strategy.objection, self.facts, batch)
+                return rounding(self._build, plan, batch, self.seed, self.state, found_against)
             if changed is not self.source:
                 return padding(self._build, self.source, changed, found.samples, self.seed, self.state)
             return keeps(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)

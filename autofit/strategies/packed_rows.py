@@ -1,0 +1,76 @@
+"""Packed rows: several samples in one row of a batch, where the padding of a shorter sample would be."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Where each token of a padded batch is in packed rows, and back. All tensors are on the host.
+
+    Attributes:
+        count: number of packed rows R. They are as wide as the rows of the batch, W.
+        sources: for each place in the packed rows, its token in the flattened batch, [R, W]. Places without a token
+            have the batch's first.
+        positions: position of each token in its own sample, [R, W]. Places without a token count from 0, as one more
+            sample.
+        places: for each token of the batch, its place in the flattened packed rows, [samples, W]. Padding has place 0.
+    """
+
+    count: int
+    sources: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
+
+
+def packed_rows(mask: torch.Tensor) -> PackedRows | None:
+    """Returns how the samples of a batch are packed into fewer rows; None if they need as many.
+
+    Samples are packed by best fit, the longest first. None too if the tokens of a sample are not in one piece.
+
+    Args:
+        mask: [samples, W], nonzero for tokens and 0 for padding, which is before or after the tokens. On the host.
+    """
+    mask = mask != 0
+    count, width = mask.shape
+    lengths = mask.sum(1)
+    first = mask.to(torch.uint8).argmax(1)
+    tokens = torch.arange(width)
+    if not bool((mask == (tokens >= first[:, None]) & (tokens < (first + lengths)[:, None])).all()):
+        return None
+    rows, offsets = _best_fit(lengths.tolist(), width)
+    total = max(rows, default=-1) + 1
+    if total >= count:
+        return None
+    row_of, offset_of = torch.tensor(rows), torch.tensor(offsets)
+    filled = torch.zeros(total, dtype=torch.long).index_add(0, row_of, lengths)
+    sample, token = mask.nonzero(as_tuple=True)
+    place = (row_of * width + offset_of - first)[sample] + token
+    sources = torch.zeros(total * width, dtype=torch.long)
+    sources[place] = sample * width + token
+    positions = (tokens - filled[:, None]).clamp_(min=0).reshape(-1)
+    positions[place] = token
+    places = torch.zeros(count * width, dtype=torch.long)
+    places[sample * width + token] = place
+    return PackedRows(
+        total, sources.reshape(total, width), positions.reshape(total, width), places.reshape(count, width)
+    )
+
+
+def _best_fit(lengths: Sequence[int], width: int) -> tuple[list[int], list[int]]:
+    """Returns the row of each sample and its first place in that row. No length exceeds `width`."""
+    rows, offsets = [0] * len(lengths), [0] * len(lengths)
+    free: list[tuple[int, int]] = []  # free places of a row and its number, ascending
+    count = 0
+    for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        found = bisect_left(free, (lengths[at], -1))
+        if found < len(free):
+            places, row = free.pop(found)
+        else:
+            places, row, count = width, count, count + 1
+        rows[at], offsets[at] = row, width - places
+        insort(free, (places - lengths[at], row))
+    return rows, offsets

@@ -1,0 +1,140 @@
+"""Packing: the layers of a language model run on fewer rows, since short samples share one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autofit.core.errors import WorkloadError
+from autofit.core.knob import Knob
+from autofit.core.plan import Plan
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
+from autofit.strategies.packed_decoder import change_of_others, decoders, lack, packing, rows_of
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted_batches import Counted
+from autofit.workloads.lengths import MASK
+from autofit.workloads.step import Draft
+
+KNOB = "packing"
+LEAST_SAVED = 0.03
+"""Minimum share of the rows that packing must save: little more than what counts as a tie in a race."""
+MEASURED_SIZE, MEASURED_BATCHES = 16, 8
+"""Number of samples of the batches whose rows are counted, unless the user's are larger or none can be made, and number
+of these batches."""
+GATE_SIZES = (4, 8, 16)
+"""Numbers of samples of the batch that the gate compares: the smallest that needs fewer rows. Two samples never do."""
+MOST_CHANGE = 1e-5
+"""Maximum change of a hidden state by tokens of another sample, relative to its norm. Attention that keeps samples
+apart changes nothing, in any precision. Of eight decoders that do not, the smallest change was 3e-4. The experts of a
+routed model are given other groups of tokens, which may round in another way."""
+
+
+class Packing(Strategy):
+    """Packs the tokens of a batch before the first layer of a decoder of `transformers`, and unpacks its hidden states.
+
+    The model's head, the loss and everything else see the user's batch. The decoder is given the position of each token
+    in its own sample; by these positions it also keeps the samples of a row apart in its attention. A batch that cannot
+    be packed runs as without this strategy.
+    """
+
+    name = "packing"
+    about = "runs the layers of a language model on fewer rows: short samples share one instead of being padded"
+    cost = "one synchronisation per forward pass; random numbers of dropout are drawn in another way"
+    effect = "rounding"
+    phase = Phase.MODULES
+    owns = (KNOB,)
+    gated = True
+    same_memory = True  # in the worst batch no sample shares a row (`batches`)
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the knob if lengths vary, the model has a decoder of `transformers`, and packing saves rows."""
+        reason = _refusal(facts)
+        if reason is not None or facts.source is None:
+            return self.refuse(reason or "there are no batches to pack")
+        size = _measured_size(facts, facts.source)
+        needed = [rows_of(batch) for batch in facts.source.typical(size, MEASURED_BATCHES)]
+        if None in needed:
+            return self.refuse(f"the batches do not name their input_ids and {MASK}, which say what is padding")
+        share = sum(rows or 0 for rows in needed) / (size * len(needed))
+        if 1 - share < LEAST_SAVED:
+            return self.refuse(
+                f"the tokens of {size} samples need {share:.0%} of their rows, so packing would save less than "
+                f"{LEAST_SAVED:.0%}"
+            )
+        knob = Knob(
+            name=KNOB,
+            values=(False, True),
+            default=False,
+            about="whether short samples share a row in the layers of a language model",
+            expected=(1.0, 1 / share),
+            same_memory=(False, True),
+        )
+        return Offer((knob,))
+
+    def batches(self, plan: Plan, source: BatchSource) -> BatchSource:
+        """Returns a source whose worst batch cannot be packed: of other lengths, as many samples may need more rows."""
+        return source.filled if is_on(plan, KNOB) else source
+
+    def gate_batch(self, facts: Facts) -> Counted | None:
+        """Returns a small batch of the user's that needs fewer rows.
+
+        Raises:
+            WorkloadError: none of a few does.
+        """
+        source = facts.source
+        if source is None:
+            return None
+        most = source.max_size or max(GATE_SIZES)
+        sizes = [size for size in GATE_SIZES if size <= most] if source.resizable else [source.user_batch_size]
+        for size in sizes:
+            for batch in source.typical(size, MEASURED_BATCHES):
+                if (rows_of(batch) or size) < size:
+                    return Counted(batch, size)
+        raise WorkloadError(
+            f"none of {MEASURED_BATCHES} batches of up to {max(sizes, default=0)} samples needs fewer rows; expected "
+            "one; shuffle the data, so that short and long samples meet"
+        )
+
+    def objection(self, facts: Facts, batch: Counted) -> str:
+        """Returns that the samples of a row are not kept apart; "" if they are."""
+        for decoder in decoders(facts.model):
+            change = change_of_others(decoder, batch.batch)
+            if not change <= MOST_CHANGE:
+                return (
+                    f"{type(decoder).__name__} does not keep the samples of a row apart: other tokens in one sample "
+                    f"change hidden states of the next by up to {change:.1e} of their norm"
+                )
+        return ""
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        """Packs the batches of each decoder in the model.
+
+        Raises:
+            SpaceError: the value is unknown, or the model has no decoder that can run packed rows.
+        """
+        if not is_on(plan, KNOB):
+            yield
+            return
+        if reason := lack(draft.model):
+            raise unknown_value(KNOB, True, f"False, since {reason}")
+        with packing(list(decoders(draft.model))):
+            yield
+
+
+def _refusal(facts: Facts) -> str | None:
+    """Returns why samples are not packed, or None."""
+    source = facts.source
+    if source is None or not source.varies:
+        return "all batches have the same shape; if they are padded to it, pad each only to its longest sample"
+    if not facts.training:
+        return "the outputs of an inference would differ at padding"
+    if facts.numerics == "exact":
+        return "numerics='exact' keeps the arithmetic; numerics='mixed' allows packing, checked by its gradient"
+    return lack(facts.model)
+
+
+def _measured_size(facts: Facts, source: BatchSource) -> int:
+    """Returns the number of samples of the batches whose rows are counted."""
+    if not source.resizable:
+        return source.user_batch_size
+    limits = (facts.global_batch_size, source.max_size, source.length, MEASURED_SIZE)
+    return max(facts.micro_batch_size, min(limit for limit in limits if limit))

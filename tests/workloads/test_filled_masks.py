@@ -1,0 +1,51 @@
+"""A batch with filled masks has no short sample, and everything else in it stays as it is."""
+
+import torch
+from torch.utils.data import DataLoader
+
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.filled_masks import fill_masks
+from tests.workloads.loaders import Padding, Texts, pad
+
+
+def test_all_samples_have_all_tokens_or_all_but_one() -> None:
+    batch = pad([{"input_ids": [7] * length, "label": 0} for length in (5, 2, 1)])
+    ids = batch["input_ids"].clone()
+    found = fill_masks(batch)
+    assert found["attention_mask"].sum(1).tolist() == [5, 4, 4]
+    assert torch.equal(found["input_ids"], ids)
+
+
+def test_nested_masks_are_filled_and_what_is_no_mask_of_a_batch_is_not() -> None:
+    batch = {"text": {"attention_mask": torch.zeros(2, 2)}, "attention_mask": torch.zeros(2, 1, 3, 3)}
+    found = fill_masks(batch)
+    assert found["text"]["attention_mask"].tolist() == [[1, 1], [1, 1]]
+    assert not found["attention_mask"].any()
+
+
+def test_a_filled_source_differs_in_its_worst_batch_alone() -> None:
+    source = BatchSource.of(DataLoader(Texts([*range(3, 30), 64]), 4, collate_fn=Padding(), shuffle=True))
+    filled = source.filled
+    assert filled is source.filled
+    for mine, theirs in zip(filled.typical(4, 3), source.typical(4, 3), strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert torch.equal(filled.worst(4)["input_ids"], source.worst(4)["input_ids"])
+    assert filled.worst(4)["attention_mask"].sum(1).tolist() == [64, 63, 63, 63]
+    assert source.worst(4)["attention_mask"].sum(1).tolist() == [64, 29, 28, 27]
+    assert filled.rebuild(4) is source.rebuild(4)
+
+
+def test_batches_of_similar_length_and_more_padding_stay_filled() -> None:
+    source = BatchSource.of(DataLoader(Texts(list(range(3, 40))), 4, collate_fn=Padding(), shuffle=True))
+    for filled in (source.filled.by_length, source.by_length.filled, source.filled.padded_to(8)):
+        assert (filled.worst(4)["attention_mask"].sum(1) >= 38).all()
+    both = source.by_length.filled.padded_to(8)
+    assert both.worst(4)["attention_mask"].sum(1).tolist() == [40, 39, 39, 39]
+    assert both is source.by_length.filled.padded_to(8)
+
+
+def test_the_users_own_worst_batch_is_not_changed() -> None:
+    worst = pad([{"input_ids": [7] * length, "label": 0} for length in (9, 2)])
+    source = BatchSource.of(DataLoader(Texts([5, 6] * 8), 2, collate_fn=pad), worst_case=lambda size: worst)
+    assert source.filled.worst(2)["attention_mask"].sum(1).tolist() == [9, 8]
+    assert worst["attention_mask"].sum(1).tolist() == [9, 2]
