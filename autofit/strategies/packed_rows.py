@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from autofit.workloads.batch_algebra import leaves
+from autofit.workloads.lengths import MASK
+from autofit.workloads.tree import Batch
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
@@ -58,6 +62,24 @@ def packed_rows(mask: torch.Tensor) -> PackedRows | None:
     return PackedRows(
         total, sources.reshape(total, width), positions.reshape(total, width), places.reshape(count, width)
     )
+
+
+def tokens_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Returns the tokens and the mask of a batch, both [samples, width]; None if it does not name them."""
+    named = {path.rpartition(".")[2]: leaf for path, leaf, _ in leaves(batch, -1) if isinstance(leaf, torch.Tensor)}
+    ids, mask = named.get("input_ids"), named.get(MASK)
+    if ids is None or mask is None or ids.dim() != 2 or ids.shape != mask.shape:
+        return None
+    return ids, mask
+
+
+def rows_of(batch: Batch) -> int | None:
+    """Returns how many rows the samples of a batch need; None if the batch does not say what is padding."""
+    found = tokens_of(batch)
+    if found is None:
+        return None
+    packed = packed_rows(found[1].cpu())
+    return len(found[0]) if packed is None else packed.count
 
 
 def _best_fit(lengths: Sequence[int], width: int) -> tuple[list[int], list[int]]:

@@ -7,7 +7,8 @@ from autofit.core.errors import WorkloadError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
-from autofit.strategies.packed_decoder import change_of_others, decoders, lack, packing, rows_of
+from autofit.strategies.packable_models import change_of_others, lack, packable_models, packing
+from autofit.strategies.packed_rows import rows_of
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.lengths import MASK
@@ -28,11 +29,11 @@ routed model are given other groups of tokens, which may round in another way.""
 
 
 class Packing(Strategy):
-    """Packs the tokens of a batch before the first layer of a decoder of `transformers`, and unpacks its hidden states.
+    """Packs the tokens of a batch before the first layer of a model of `transformers`, and unpacks its hidden states.
 
-    The model's head, the loss and everything else see the user's batch. The decoder is given the position of each token
-    in its own sample; by these positions it also keeps the samples of a row apart in its attention. A batch that cannot
-    be packed runs as without this strategy.
+    The model's head, the loss and everything else see the user's batch. Attention keeps the samples of a row apart, by
+    the positions of their tokens in a decoder and by a mask in an encoder. A batch that cannot be packed runs as
+    without this strategy.
     """
 
     name = "packing"
@@ -45,7 +46,7 @@ class Packing(Strategy):
     same_memory = True  # in the worst batch no sample shares a row (`batches`)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knob if lengths vary, the model has a decoder of `transformers`, and packing saves rows."""
+        """Returns the knob if lengths vary, a model of `transformers` can run packed rows, and that saves some."""
         reason = _refusal(facts)
         if reason is not None or facts.source is None:
             return self.refuse(reason or "there are no batches to pack")
@@ -94,29 +95,31 @@ class Packing(Strategy):
         )
 
     def objection(self, facts: Facts, batch: Counted) -> str:
-        """Returns that the samples of a row are not kept apart; "" if they are."""
-        for decoder in decoders(facts.model):
-            change = change_of_others(decoder, batch.batch)
+        """Returns that a model did not run packed rows, or that it mixed the samples of a row; "" if it did not."""
+        for model in packable_models(facts.model):
+            change = change_of_others(model, batch.batch)
+            if change is None:
+                return f"{type(model).__name__} did not run packed rows when it was called with input_ids and {MASK}"
             if not change <= MOST_CHANGE:
                 return (
-                    f"{type(decoder).__name__} does not keep the samples of a row apart: other tokens in one sample "
+                    f"{type(model).__name__} does not keep the samples of a row apart: other tokens in one sample "
                     f"change hidden states of the next by up to {change:.1e} of their norm"
                 )
         return ""
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Packs the batches of each decoder in the model.
+        """Packs the batches of each language model in the user's model.
 
         Raises:
-            SpaceError: the value is unknown, or the model has no decoder that can run packed rows.
+            SpaceError: the value is unknown, or the model cannot run packed rows.
         """
         if not is_on(plan, KNOB):
             yield
             return
         if reason := lack(draft.model):
             raise unknown_value(KNOB, True, f"False, since {reason}")
-        with packing(list(decoders(draft.model))):
+        with packing(list(packable_models(draft.model))):
             yield
 
 

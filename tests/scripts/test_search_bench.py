@@ -147,7 +147,7 @@ def results(case: cases.Case, *changes: dict[str, Any]) -> list[runs.Result]:
 
 def test_figures_over_seeds_and_what_is_missed(case: cases.Case) -> None:
     good = [{"regret": 0.0, "probes": 10, "out_of_memory": 0}] * 19
-    got = scores.summarised([results(case, *good, {"regret": 0.1, "probes": 30, "out_of_memory": 2})], estimated=True)
+    got = scores.summarised([results(case, *good, {"regret": 0.1, "probes": 30, "out_of_memory": 2})], "exact")
     assert got["regret"] == pytest.approx(0.005)
     assert (got["regret_95"], got["regret_most"]) == (0.0, 0.1)
     assert (got["probes"], got["probes_most"]) == (10, 30)
@@ -155,14 +155,17 @@ def test_figures_over_seeds_and_what_is_missed(case: cases.Case) -> None:
     low, high = got["regret_interval"]
     assert low <= got["regret"] <= high <= 0.02
     assert got["missed"] == ["out_of_memory_most"]
-    again = scores.summarised([results(case, *good, {"out_of_memory": 2})], estimated=False)
+    again = scores.summarised([results(case, *good, {"out_of_memory": 2})], "missing")
     assert again["missed"] == []
+    worse = [results(case, *[{"probes": 10, "regret": 0.006}] * 3)]
+    assert scores.summarised(worse, "exact")["missed"] == []
+    assert scores.summarised(worse, "traced")["missed"] == ["regret"]
 
 
 @pytest.mark.parametrize(
     ("change", "missed"),
     [
-        ({"regret": 0.02}, "regret"),
+        ({"regret": 0.006}, "regret"),
         ({"probes": 13}, "probes"),
         ({"share": 0.11}, "share"),
         ({"broken": ("not proven",)}, "broken"),
@@ -170,7 +173,7 @@ def test_figures_over_seeds_and_what_is_missed(case: cases.Case) -> None:
     ],
 )
 def test_each_requirement_can_be_missed(case: cases.Case, change: dict[str, Any], missed: str) -> None:
-    got = scores.summarised([results(case, *([{"probes": 10, "share": 0.05} | change] * 3))], estimated=True)
+    got = scores.summarised([results(case, *([{"probes": 10, "share": 0.05} | change] * 3))], "traced")
     assert missed in got["missed"]
     assert "MISSED" in scores.in_words("x", got)
 

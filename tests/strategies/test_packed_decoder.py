@@ -1,220 +1,57 @@
-"""Decoders run packed rows and give what they would for the batch; those that mix the samples of a row are found."""
+"""A call of a decoder gets packed tokens with their positions, or is not packed."""
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from autofit.core.plan import Plan
-from autofit.prepare import prepare
-from autofit.strategies import members
-from autofit.strategies.packed_decoder import change_of_others, decoders, lack, packing, rows_of, tokens_of
-from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft
-from tests.fakes.decoders import Classifier, Decoder
+from autofit.strategies.packed_decoder import depends_on_rows, named_arguments, pack_decoder
+from tests.fakes.decoders import Decoder
 
-VOCABULARY = 40
-LENGTHS = [30, 7, 11, 3, 9]
+IDS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0], [8, 9, 0, 0, 0]])
+MASK = (IDS != 0).long()
 
 
-def batch(left: bool = False) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.long)
-    labels = torch.full_like(ids, -100)
-    for row, length in enumerate(LENGTHS):
-        part = slice(max(LENGTHS) - length, None) if left else slice(0, length)
-        ids[row, part] = labels[row, part] = torch.randint(1, VOCABULARY, (length,), generator=generator)
-    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+def pack(*args: Any, **kwargs: Any) -> Any:
+    decoder = Decoder(10)
+    return pack_decoder(decoder, decoder.forward, args, kwargs)
 
 
-def without_labels() -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in batch().items() if name != "labels"}
+def test_tokens_and_their_positions_are_packed() -> None:
+    arguments, places = pack(IDS, attention_mask=MASK, use_cache=True, return_dict=True)
+    assert arguments["input_ids"].tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 1]]
+    assert arguments["position_ids"].tolist() == [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0]]
+    assert (arguments["attention_mask"], arguments["use_cache"], arguments["return_dict"]) == (None, False, True)
+    assert places.tolist() == [[0, 1, 2, 3, 4], [5, 6, 0, 0, 0], [7, 8, 0, 0, 0]]
 
 
-def of_transformers(kind: str, **changes: Any) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "vocab_size": VOCABULARY,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **changes})
-    model: nn.Module = getattr(transformers, changes.get("head", f"{kind}ForCausalLM"))(config)
-    return model
-
-
-def gpt2(**changes: Any) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCABULARY, **quiet, **changes)
-    model: nn.Module = transformers.GPT2LMHeadModel(config)
-    return model
-
-
-APART: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": gpt2,
-    "gpt2 eager": lambda: gpt2(attn_implementation="eager"),
-    "llama": lambda: of_transformers("Llama"),
-    "mistral with a window": lambda: of_transformers("Mistral", num_key_value_heads=1, sliding_window=5),
-    "mixtral": lambda: of_transformers("Mixtral", num_key_value_heads=1, num_local_experts=3),
-}
-MIXING: dict[str, Callable[[], nn.Module]] = {
-    "short convolutions": lambda: of_transformers(
-        "Lfm2", num_key_value_heads=1, layer_types=["conv", "full_attention"]
-    ),
-    "positions that the mask ignores": lambda: of_transformers(
-        "Bert", is_decoder=True, hidden_dropout_prob=0.0, head="BertLMHeadModel"
-    ),
-}
-
-
-def gradient_of(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    model.zero_grad()
-    loss = model(**batch()).loss
-    loss.backward()
-    return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-@pytest.mark.parametrize("kind", APART)
-def test_loss_and_gradient_are_those_of_the_padded_batch(kind: str) -> None:
-    model = APART[kind]()
-    (decoder,) = decoders(model)
-    shapes: list[torch.Size] = []
-    handle = decoder.get_input_embeddings().register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))
-    loss, gradient = gradient_of(model)
-    with packing([decoder]):
-        packed_loss, packed_gradient = gradient_of(model)
-    handle.remove()
-    assert shapes == [(5, 30), (2, 30)]
-    torch.testing.assert_close(packed_loss, loss, rtol=1e-6, atol=0)
-    assert float((packed_gradient - gradient).norm() / gradient.norm()) < 2e-6
-
-
-@pytest.mark.parametrize("kind", APART)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_tokens_in_a_row_change_nothing(kind: str, dtype: torch.dtype) -> None:
-    model = APART[kind]().to(dtype)
-    model.train()
-    assert [change_of_others(decoder, batch()) for decoder in decoders(model)] == [0.0]
-    assert all(module.training for module in model.modules())
-
-
-@pytest.mark.parametrize("kind", MIXING)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decoders_that_mix_the_samples_of_a_row_are_found(kind: str, dtype: torch.dtype) -> None:
-    (decoder,) = decoders(MIXING[kind]().to(dtype))
-    assert change_of_others(decoder, batch()) > 1e-4
-
-
-def test_a_fake_that_leaks_is_found() -> None:
-    assert change_of_others(Decoder(VOCABULARY), without_labels()) == 0
-    assert change_of_others(Decoder(VOCABULARY, leaks=True), without_labels()) > 1e-3
-
-
-def test_the_users_forward_is_put_back() -> None:
-    decoder = Decoder(VOCABULARY)
-    with packing([decoder]):
-        assert "forward" in vars(decoder)
-        decoder(**without_labels())
-    assert "forward" not in vars(decoder)
-    decoder(**without_labels())
-    assert decoder.calls == [(2, 30), (5, 30)]
-
-
-def test_a_copy_of_a_packed_decoder_runs_its_own_weights() -> None:
-    decoder = Decoder(VOCABULARY)
-    with packing([decoder]):
-        other = copy.deepcopy(decoder)
-    nn.init.zeros_(other.positions.weight)
-    other(**without_labels())
-    assert (decoder.calls, other.calls) == ([], [(2, 30)])
+def test_token_types_are_packed_with_their_tokens() -> None:
+    arguments, _ = pack(IDS, MASK, token_type_ids=IDS + 10)
+    assert arguments["token_type_ids"].tolist() == [[11, 12, 13, 14, 15], [16, 17, 18, 19, 11]]
 
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"position_ids": torch.arange(30).expand(5, 30)},
-        {"past_key_values": object()},
-        {"inputs_embeds": torch.zeros(5, 30, 8)},
-        {"output_hidden_states": True},
-        {"pixel_values": torch.zeros(5, 3)},
-        {"attention_mask": None},
-        {"attention_mask": torch.ones(5, 1, 30, 30)},
-        {"attention_mask": torch.ones(5, 30)},
-    ],
-    ids=lambda given: next(iter(given)),
+    [{}, {"attention_mask": torch.ones(3, 5)}, {"attention_mask": MASK, "token_type_ids": IDS[:, :1]}],
+    ids=["no mask", "no padding", "other types"],
 )
-def test_a_call_that_cannot_be_packed_runs_as_it_is(given: dict[str, Any]) -> None:
-    decoder = Decoder(VOCABULARY)
-    mask = given.get("attention_mask")
-    if mask is not None and mask.dim() == 4:
-        decoder.forward = lambda **_: (torch.zeros(5, 30, 8),)  # type: ignore[method-assign]  # the fake reads 2-D masks
-    with packing([decoder]):
-        (hidden,) = decoder(**without_labels() | given)
-    assert hidden.shape[:2] == (5, 30)
-    assert decoder.calls in ([(5, 30)], [])
+def test_other_calls_are_not_packed(given: dict[str, Any]) -> None:
+    assert pack(IDS, **given) is None
 
 
-def test_numbers_and_settings_do_not_prevent_packing() -> None:
-    decoder = Decoder(VOCABULARY)
-    with packing([decoder]):
-        decoder(**without_labels(), num_items_in_batch=torch.tensor(9), return_dict=True)
-    assert decoder.calls == [(2, 30)]
+def test_arguments_are_named_as_the_function_names_them() -> None:
+    def function(first: int, second: int = 2, **others: int) -> None:
+        """A function with all kinds of arguments that models have."""
+
+    assert named_arguments(function, (1,), {"third": 3}) == {"first": 1, "third": 3}
+    assert named_arguments(function, (1, 5), {}) == {"first": 1, "second": 5}
 
 
-def test_token_types_are_packed_with_their_tokens() -> None:
-    model = gpt2()
-    types = torch.randint(1, VOCABULARY, (5, 30), generator=torch.Generator().manual_seed(1))
-    expected = model(**batch(), token_type_ids=types).loss
-    with packing(list(decoders(model))):
-        torch.testing.assert_close(model(**batch(), token_type_ids=types).loss, expected, rtol=1e-6, atol=0)
-
-
-def test_only_causal_decoders_with_the_interface_of_transformers_are_packed() -> None:
-    assert lack(Classifier(VOCABULARY)) is None
-    assert "no decoder of transformers" in str(lack(nn.Linear(2, 2)))
-    decoder = Decoder(VOCABULARY)
-    decoder.set_attn_implementation("flash_attention_2")
-    assert "attn_implementation='flash_attention_2'; expected sdpa or eager" in str(lack(decoder))
-    decoder.set_attn_implementation("sdpa")
-    decoder.config.output_router_logits = True
-    assert "output_router_logits=True" in str(lack(decoder))
-    for layer in decoder.layers:
-        layer.is_causal = False  # type: ignore[assignment]  # of an encoder
-    assert "the attention of Decoder is not causal" in str(lack(decoder))
-
-
-def test_an_encoder_of_transformers_is_not_packed() -> None:
-    assert "the attention of BertModel is not causal" in str(lack(of_transformers("Bert", head="BertForMaskedLM")))
-
-
-def test_rows_are_counted_where_a_batch_names_its_tokens_and_their_mask() -> None:
-    assert rows_of(batch()) == 2
-    assert rows_of({"inputs": batch()}) == 2
-    assert rows_of((batch()["input_ids"], batch()["attention_mask"])) is None
-    assert tokens_of({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 4)}) is None
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("compiled", ["blocks", "default"])
-def test_compiled_code_runs_packed_rows(compiled: str) -> None:
-    model = of_transformers("Llama")
-    expected, gradient = gradient_of(model)
-    rule = LossRule("own", lambda model, batch: model(**batch).loss, True, "")
-    draft = Draft(model, rule, None, torch.device("cpu"), varies=True)
-    with prepare(Plan(values={"packing": True, "compile": compiled}), draft, members()):
-        loss, packed_gradient = gradient_of(model)
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
-    assert float((packed_gradient - gradient).norm() / gradient.norm()) < 1e-5
+def test_what_depends_on_rows_is_a_tensor_a_cache_or_a_result_of_each_layer() -> None:
+    decoder = Decoder(10)
+    plain: dict[str, Any] = {"input_ids": IDS, "scale": torch.tensor(2.0), "past_key_values": None}
+    assert not depends_on_rows(decoder, plain, ("input_ids",))
+    for other in ({"images": torch.zeros(3, 2)}, {"past_key_values": object()}, {"output_attentions": True}):
+        assert depends_on_rows(decoder, plain | other, ("input_ids",))
+    decoder.config.output_hidden_states = True
+    assert depends_on_rows(decoder, plain, ("input_ids",))

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from autofit.strategies.packed_rows import PackedRows, packed_rows
+from autofit.strategies.packed_rows import PackedRows, packed_rows, rows_of, tokens_of
 
 
 def mask_of(lengths: list[int], width: int, left: bool = False) -> torch.Tensor:
@@ -81,3 +81,12 @@ def test_each_token_has_its_own_place_and_its_own_position(seed: int, left: bool
         rest = width - sum(lengths[at] for at in samples)
         assert rest >= 0
         assert borders[row] == len(samples) - 1 + bool(rest)
+
+
+def test_rows_are_counted_where_a_batch_names_its_tokens_and_their_mask() -> None:
+    batch = {"input_ids": torch.ones(4, 5), "attention_mask": mask_of([5, 2, 2, 1], 5)}
+    assert rows_of(batch) == 2
+    assert rows_of({"inputs": batch}) == 2
+    assert rows_of({**batch, "attention_mask": torch.ones(4, 5)}) == 4
+    assert rows_of(tuple(batch.values())) is None
+    assert tokens_of({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 4)}) is None

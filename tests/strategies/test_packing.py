@@ -66,7 +66,7 @@ def test_everything_else_is_refused_with_a_reason() -> None:
     assert "the same shape" in reason(replace(given, source=None))
     assert "inference" in reason(replace(given, training=False))
     assert "numerics='exact' keeps the arithmetic" in reason(replace(given, numerics="exact"))
-    assert "no decoder of transformers" in reason(replace(given, model=nn.Linear(2, 2)))
+    assert "no part that is a language model" in reason(replace(given, model=nn.Linear(2, 2)))
     assert "save less than 3%" in reason(facts(texts([40, 39] * 20)))
 
     def unnamed(samples: Any) -> Any:
@@ -97,7 +97,7 @@ def test_values_that_are_neither_false_nor_true_and_other_models_are_refused() -
     ):
         pass
     other = Draft(nn.Linear(2, 2), RULE, None, torch.device("cpu"))
-    with pytest.raises(SpaceError, match="expected False, since the model has no decoder"), Packing().apply(ON, other):
+    with pytest.raises(SpaceError, match="expected False, since the model has no part"), Packing().apply(ON, other):
         pass
 
 

@@ -1,0 +1,139 @@
+"""Packable models: models of `transformers` whose layers can run packed rows, and the check that samples stay apart.
+
+Above and below the layers nothing changes: tokens are packed on the way in, and hidden states unpacked on the way out.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit.strategies.packed_decoder import OUTPUTS, PARAMETERS, pack_decoder
+from autofit.strategies.packed_encoder import encoder_lack, pack_encoder, stacks
+from autofit.strategies.packed_rows import PackedRows, packed_rows, tokens_of
+from autofit.strategies.undo import Undo
+from autofit.workloads.lengths import MASK
+from autofit.workloads.tree import Batch, safe_getattr
+
+IMPLEMENTATIONS = ("sdpa", "eager")
+"""Implementations of attention that keep the samples of a row apart. Flash attention does so in a batch of one row
+only."""
+
+Pack = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], tuple[dict[str, Any], torch.Tensor] | None]
+"""The type of `pack_decoder` and `pack_encoder`."""
+
+
+def packable_models(module: nn.Module) -> Iterator[Any]:
+    """Yields the outermost models of `transformers` that turn tokens and their mask into hidden states."""
+    of_transformers = callable(safe_getattr(module, "set_attn_implementation"))
+    innermost = of_transformers and safe_getattr(module, "base_model") is module
+    if innermost and inspect.signature(module.forward).parameters.keys() >= {"input_ids", MASK}:
+        yield module
+        return
+    for child in module.children():
+        yield from packable_models(child)
+
+
+def lack(model: nn.Module) -> str | None:
+    """Returns why the models in a user's model cannot run packed rows, or None."""
+    found = list(packable_models(model))
+    if not found:
+        return "the model has no part that is a language model of transformers and can keep the samples of a row apart"
+    for each in found:
+        name, config = type(each).__name__, each.config
+        if (used := safe_getattr(config, "_attn_implementation")) not in IMPLEMENTATIONS:
+            return f"{name} has attn_implementation={used!r}; expected {' or '.join(IMPLEMENTATIONS)}"
+        if asked := next((name for name in OUTPUTS if safe_getattr(config, name)), None):
+            return f"{name} has {asked}=True, and the results of its layers would come in packed rows"
+        if not _is_causal(each) and (reason := encoder_lack(each)) is not None:
+            return reason
+        if _is_causal(each) and not inspect.signature(each.forward).parameters.keys() >= PARAMETERS:
+            return f"{name} takes no positions of tokens, by which it would keep the samples of a row apart"
+    return None
+
+
+@contextmanager
+def packing(found: Iterable[Any]) -> Iterator[set[Any]]:
+    """Lets models run packed rows until the context is left, and yields the modules that have done so."""
+    packed = set[Any]()
+    with Undo() as undo:
+        for each in found:
+            causal = _is_causal(each)
+            for target in (each,) if causal else stacks(each):
+                users: Any = target.forward
+                undo.replace(vars(target), "forward", partial(_forward, target, users, packed, _uncompiled(causal)))
+        yield packed
+
+
+@torch.no_grad()
+def change_of_others(model: Any, batch: Batch) -> float | None:
+    """Returns how much other tokens in the first sample of each packed row change the hidden states of the others.
+
+    It is the largest change of a token's hidden state, relative to its norm: 0 if the samples of a row are kept apart.
+    None if the model did not run packed rows. It runs in evaluation mode; its modes are restored.
+
+    Args:
+        model: one of `packable_models`.
+        batch: a batch that needs fewer rows than it has samples.
+    """
+    found = tokens_of(batch)
+    rows = None if found is None else packed_rows(found[1].cpu())
+    assert found is not None, "the batch has a mask"
+    assert rows is not None, "the batch needs fewer rows"
+    ids, mask = found
+    changed = _first_in_row(rows, mask.shape[1]) & (mask.cpu() != 0).any(1)
+    others = ids.clone()
+    chance = torch.Generator().manual_seed(0)
+    others[changed] = torch.randint(int(ids.max()) + 1, ids.shape, generator=chance, dtype=ids.dtype)[changed]
+    device = next(model.parameters()).device
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with packing([model]) as packed:
+            one, other = (
+                model(input_ids=each.to(device), **{MASK: mask.to(device)})[0].float().cpu() for each in (ids, others)
+            )
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    kept = (mask.cpu() != 0) & ~changed[:, None]
+    return None if not packed else float(((other - one).norm(dim=-1) / one.norm(dim=-1).clamp_min(1e-12))[kept].max())
+
+
+def _is_causal(model: nn.Module) -> bool:
+    return any(safe_getattr(module, "is_causal") is True for module in model.modules())
+
+
+def _first_in_row(rows: PackedRows, width: int) -> torch.Tensor:
+    """Returns which samples begin a packed row, [samples]."""
+    starts = rows.sources[:, 0] // width
+    return torch.zeros(len(rows.places), dtype=torch.bool).index_fill(0, starts, True)
+
+
+def _forward(target: Any, users: Any, packed: set[Any], pack: Pack, *args: Any, **kwargs: Any) -> Any:
+    """Runs the user's `forward` of a module on packed rows, and returns its output for the rows of the batch."""
+    found = pack(target, users, args, kwargs)
+    if found is None:
+        return users(*args, **kwargs)
+    packed.add(target)
+    arguments, places = found
+    output = users(**arguments)
+    if isinstance(output, torch.Tensor):
+        return output.flatten(0, 1)[places]
+    whole = output[0].flatten(0, 1)[places]
+    if isinstance(output, tuple):
+        return (whole, *output[1:])
+    output.last_hidden_state = whole
+    return output
+
+
+@cache
+def _uncompiled(causal: bool) -> Pack:
+    """Returns the function that packs, so that torch.compile calls and does not compile it: it depends on lengths."""
+    disable: Any = torch.compiler.disable  # imports the compiler, as transformers has done
+    found: Pack = disable(pack_decoder if causal else pack_encoder)
+    return found
