@@ -64,6 +64,7 @@ ACTIVATION_SINCE = "5.23"
 COUNTED_SINCE = "4.46"
 """First version that passes the number of targets of a whole step to a model that takes it."""
 _COUNTED = ", unless the model's forward takes num_items_in_batch, as most of transformers do"
+_PACKING = "pass the model to autofit.integrations.huggingface.apply(plan, args, model), which packs its batches"
 BLOCKS_SINCE = "4.53"
 """First version in which each block of a model has a switch of its own."""
 
@@ -104,6 +105,7 @@ class HuggingFace(Exporter):
         lines = {
             "attention": _ATTENTION.get(values.get("attention", "")),
             "padding_multiple": padding_line(values.get("padding_multiple")),
+            "packing": _PACKING if values.get("packing") is True else None,
             "cudnn_benchmark": benchmark_line(plan),
             UPDATE: _flags_line(values.get(UPDATE, "")),
             STATES: _library_line(values.get(STATES, "")),

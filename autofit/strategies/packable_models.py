@@ -6,7 +6,7 @@ Above and below the layers nothing changes: tokens are packed on the way in, and
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,14 +62,14 @@ def packing(found: Iterable[Any]) -> Iterator[set[Any]]:
     packed = set[Any]()
     with Undo() as undo:
         for each in found:
+            _prepare_uncompiled()
             causal = _is_causal(each)
             for target in (each,) if causal else stacks(each):
                 users: Any = target.forward
-                undo.replace(vars(target), "forward", partial(_forward, target, users, packed, _uncompiled(causal)))
+                undo.replace(vars(target), "forward", partial(_forward, target, users, packed, causal))
         yield packed
 
 
-@torch.no_grad()
 def change_of_others(model: Any, batch: Batch) -> float | None:
     """Returns how much other tokens in the first sample of each packed row change the hidden states of the others.
 
@@ -93,9 +93,10 @@ def change_of_others(model: Any, batch: Batch) -> float | None:
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        with packing([model]) as packed:
+        with packing([model]) as packed, torch.enable_grad():
             one, other = (
-                model(input_ids=each.to(device), **{MASK: mask.to(device)})[0].float().cpu() for each in (ids, others)
+                model(input_ids=each.to(device), **{MASK: mask.to(device)})[0].detach().float().cpu()
+                for each in (ids, others)
             )
     finally:
         for module, training in modes.items():
@@ -114,9 +115,12 @@ def _first_in_row(rows: PackedRows, width: int) -> torch.Tensor:
     return torch.zeros(len(rows.places), dtype=torch.bool).index_fill(0, starts, True)
 
 
-def _forward(target: Any, users: Any, packed: set[Any], pack: Pack, *args: Any, **kwargs: Any) -> Any:
-    """Runs the user's `forward` of a module on packed rows, and returns its output for the rows of the batch."""
-    found = pack(target, users, args, kwargs)
+def _forward(target: Any, users: Any, packed: set[Any], causal: bool, *args: Any, **kwargs: Any) -> Any:
+    """Runs the user's `forward` of a module on packed rows, and returns its output for the rows of the batch.
+
+    Without a gradient to compute, as in evaluation and when text is generated, rows are not packed.
+    """
+    found = _uncompiled[causal](target, users, args, kwargs) if torch.is_grad_enabled() else None
     if found is None:
         return users(*args, **kwargs)
     packed.add(target)
@@ -131,9 +135,12 @@ def _forward(target: Any, users: Any, packed: set[Any], pack: Pack, *args: Any, 
     return output
 
 
-@cache
-def _uncompiled(causal: bool) -> Pack:
-    """Returns the function that packs, so that torch.compile calls and does not compile it: it depends on lengths."""
-    disable: Any = torch.compiler.disable  # imports the compiler, as transformers has done
-    found: Pack = disable(pack_decoder if causal else pack_encoder)
-    return found
+_uncompiled: dict[bool, Pack] = {}
+"""The functions that pack, by whether a model is causal. torch.compile calls them and does not compile them, since what
+they do depends on the lengths. They are not in the module's `forward`, so that a model can be pickled."""
+
+
+def _prepare_uncompiled() -> None:
+    if not _uncompiled:
+        disable: Any = torch.compiler.disable  # imports the compiler, as transformers has done
+        _uncompiled.update({True: disable(pack_decoder), False: disable(pack_encoder)})

@@ -57,8 +57,13 @@ def named_arguments(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def depends_on_rows(module: Any, given: Mapping[str, Any], packed: tuple[str, ...]) -> bool:
-    """Returns whether a call has more to pack than the arguments of these names, or asks for results of each layer."""
-    asked = any(given.get(name) or safe_getattr(safe_getattr(module, "config"), name) for name in OUTPUTS)
+    """Returns whether a call has more to pack than the arguments of these names, or asks for more than hidden states.
+
+    That is a cache, which text is generated with, or the results of each layer.
+    """
+    asked = given.get("use_cache") is True or any(
+        given.get(name) or safe_getattr(safe_getattr(module, "config"), name) for name in OUTPUTS
+    )
     others = (value for name, value in given.items() if name not in packed)
     tensors = any(isinstance(value, torch.Tensor) and value.dim() for value in others)
     return asked or tensors or given.get("past_key_values") is not None

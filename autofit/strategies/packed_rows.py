@@ -33,7 +33,9 @@ class PackedRows:
 def packed_rows(mask: torch.Tensor) -> PackedRows | None:
     """Returns how the samples of a batch are packed into fewer rows; None if they need as many.
 
-    Samples are packed by best fit, the longest first. None too if the tokens of a sample are not in one piece.
+    Samples are packed by best fit, the longest first. None too if the tokens of a sample are not in one piece, or if
+    the positions of one continue those of the sample before it, as may be where some are padded before their tokens and
+    others after: models take them for one sample.
 
     Args:
         mask: [samples, W], nonzero for tokens and 0 for padding, which is before or after the tokens. On the host.
@@ -57,11 +59,12 @@ def packed_rows(mask: torch.Tensor) -> PackedRows | None:
     sources[place] = sample * width + token
     positions = (tokens - filled[:, None]).clamp_(min=0).reshape(-1)
     positions[place] = token
+    positions = positions.reshape(total, width)
+    if int((positions.diff(dim=1) != 1).sum()) != int((lengths > 0).sum() + (filled < width).sum()) - total:
+        return None
     places = torch.zeros(count * width, dtype=torch.long)
     places[sample * width + token] = place
-    return PackedRows(
-        total, sources.reshape(total, width), positions.reshape(total, width), places.reshape(count, width)
-    )
+    return PackedRows(total, sources.reshape(total, width), positions, places.reshape(count, width))
 
 
 def tokens_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:

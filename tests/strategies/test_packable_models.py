@@ -1,6 +1,7 @@
 """Models run packed rows and give what they would for the batch; those that mix the samples of a row are found."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -148,6 +149,39 @@ def test_the_users_forward_is_put_back() -> None:
     assert "forward" not in vars(decoder)
     decoder(**without_labels())
     assert decoder.calls == [(2, 30), (5, 30)]
+
+
+def test_what_computes_no_gradient_is_not_packed() -> None:
+    decoder = Decoder(VOCABULARY)
+    with packing([decoder]), torch.no_grad():
+        decoder(**without_labels())
+    assert decoder.calls == [(5, 30)]
+
+
+def test_a_packed_model_generates_the_texts_of_the_unpacked_one() -> None:
+    model = of_transformers("Llama").eval()
+    prompts = {name: batch(left=True)[name] for name in ("input_ids", "attention_mask")}
+
+    def texts() -> tuple[torch.Tensor, torch.Tensor]:
+        first = model(**prompts, use_cache=True)
+        token = first.logits[:, -1:].argmax(-1)
+        mask = torch.cat([prompts["attention_mask"], torch.ones_like(token)], 1)
+        second = model(token, attention_mask=mask, past_key_values=first.past_key_values).logits
+        sampled: Any = model
+        return second.detach(), sampled.generate(**prompts, max_new_tokens=4, do_sample=False)
+
+    expected = texts()
+    with packing(packable_models(model)):
+        for mine, theirs in zip(texts(), expected, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_packed_model_can_be_pickled() -> None:
+    model = gpt2()
+    with packing(packable_models(model)):
+        other = pickle.loads(pickle.dumps(model))
+        torch.testing.assert_close(gradient_of(other)[1], gradient_of(model)[1], rtol=0, atol=0)
+    torch.testing.assert_close(gradient_of(other)[0], gradient_of(model)[0], rtol=1e-6, atol=0)
 
 
 def test_a_copy_of_a_packed_decoder_runs_its_own_weights() -> None:

@@ -18,7 +18,7 @@ def pack(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_tokens_and_their_positions_are_packed() -> None:
-    arguments, places = pack(IDS, attention_mask=MASK, use_cache=True, return_dict=True)
+    arguments, places = pack(IDS, attention_mask=MASK, use_cache=None, return_dict=True)
     assert arguments["input_ids"].tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 1]]
     assert arguments["position_ids"].tolist() == [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0]]
     assert (arguments["attention_mask"], arguments["use_cache"], arguments["return_dict"]) == (None, False, True)
@@ -32,8 +32,13 @@ def test_token_types_are_packed_with_their_tokens() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"attention_mask": torch.ones(3, 5)}, {"attention_mask": MASK, "token_type_ids": IDS[:, :1]}],
-    ids=["no mask", "no padding", "other types"],
+    [
+        {},
+        {"attention_mask": torch.ones(3, 5)},
+        {"attention_mask": MASK, "token_type_ids": IDS[:, :1]},
+        {"attention_mask": MASK, "use_cache": True},
+    ],
+    ids=["no mask", "no padding", "other types", "a cache"],
 )
 def test_other_calls_are_not_packed(given: dict[str, Any]) -> None:
     assert pack(IDS, **given) is None

@@ -46,6 +46,11 @@ def test_a_sample_with_a_hole_is_not_packed() -> None:
     assert packed_rows(mask) is None
 
 
+def test_samples_whose_positions_continue_each_other_are_not_packed() -> None:
+    assert packed_rows(torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]])) is None
+    assert packed_rows(torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1]])) is not None
+
+
 def test_masks_of_any_type_are_read_alike() -> None:
     mask = mask_of([6, 2, 2], 6)
     for each in (mask.bool(), mask.float(), mask * 7):

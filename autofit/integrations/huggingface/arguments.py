@@ -15,6 +15,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export, Settings
 from autofit.integrations.given_plan import GivenPlan, recommendation_of
 from autofit.integrations.huggingface.model_blocks import BLOCKS, ORDER, checkpoint_some
+from autofit.integrations.huggingface.packed_model import PACKING, pack
 
 Arguments = TypeVar("Arguments")
 
@@ -34,11 +35,12 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     Args:
         plan: a plan file, or what `autofit.tune` or `autofit.load` returned.
         args: a `TrainingArguments`, which is not changed.
-        model: the transformers model to train, if the plan checkpoints a part of its blocks: they are switched on in
-            the model, which `TrainingArguments` has no field for.
+        model: the transformers model to train, if the plan checkpoints a part of its blocks or packs its batches:
+            both are switched on in the model, which `TrainingArguments` has no field for.
 
     Raises:
         UsageError: `args` asks for something that contradicts the plan, or the model does not have its blocks.
+        SpaceError: the plan packs, and the model cannot run packed rows.
         PlanFileError: the plan file cannot be read.
     """
     found = recommendation_of(plan)
@@ -54,6 +56,9 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
         checkpoint_some(model, found.plan)
         changed = _left_to_the_model(changed)
         left = {knob: line for knob, line in left.items() if knob not in (BLOCKS, ORDER)}
+    if model is not None and found.plan.values.get(PACKING) is True:
+        pack(model)
+        del left[PACKING]
     _warn(left, args, found)
     return changed
 
