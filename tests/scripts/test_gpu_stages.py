@@ -297,8 +297,9 @@ def test_each_value_of_a_space_is_one_change_of_the_users_plan_and_compiled_plan
     assert len(single) == len(set(single))
 
 
+@pytest.mark.parametrize("name", ["language", "texts"])
 def test_every_strategy_of_a_model_runs_and_trains_alike_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = strategies.changes
 
@@ -307,8 +308,9 @@ def test_every_strategy_of_a_model_runs_and_trains_alike_on_this_machine(
 
     monkeypatch.setattr(strategies, "changes", uncompiled)
     given = argparse.Namespace(out=tmp_path, device="cpu", scale="tiny", limit_s=500.0)
-    summary, figures, met = strategies.run("language", given, Clock())
+    summary, figures, met = strategies.run(name, given, Clock())
     assert met, summary
     assert len(figures["rows"]) >= 6
+    assert any(row["plan"].get("packing") for row in figures["rows"]) is (name == "texts")
     assert all(row["losses"][-1] < row["losses"][0] for row in figures["rows"])
     assert not list(tmp_path.iterdir())

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import autofit
@@ -60,15 +62,7 @@ CHANGED = ("precision", "fp8_products", "bf16_parameters", "optimizer_states", "
 def language(scale: str = "full") -> autofit.Workload:
     """GPT-2 of four layers without dropout, 16 texts of 512 tokens in an optimizer step."""
     full = scale == "full"
-    length, vocabulary, width = (512, 50257, 768) if full else (16, 1031, 32)
-    sizes = {"n_embd": width, "n_layer": 4, "n_head": width // 16 // (4 if full else 1), "n_positions": length}
-    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=vocabulary, use_cache=False, bos_token_id=0, eos_token_id=0, **sizes, **dropouts
-        )
-    )
+    model, (length, vocabulary) = _gpt2(full), _TEXTS[full]
     loader = DataLoader(texts(length, vocabulary), batch_size=16 if full else 2, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     return autofit.Workload(
@@ -76,12 +70,47 @@ def language(scale: str = "full") -> autofit.Workload:
     )
 
 
+def varied(scale: str = "full") -> autofit.Workload:
+    """The same model, 16 texts of very different lengths in an optimizer step."""
+    full = scale == "full"
+    model, (length, vocabulary) = _gpt2(full), _TEXTS[full]
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.empty(1024).log_normal_(-1.4, 0.8, generator=generator)
+    lengths = (shares * length).long().clamp(length // 8, length).tolist()
+    samples: Any = [torch.randint(1, vocabulary, (count,), generator=generator) for count in lengths]
+    loader = DataLoader(samples, batch_size=16 if full else 8, shuffle=True, collate_fn=_padded)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return autofit.Workload(model, loader, optimizer=optimizer, global_batch_size=16 if full else 8)
+
+
+_TEXTS = {True: (512, 50257), False: (16, 1031)}
+"""Longest text and number of words, by whether the workload has its full size."""
+
+
+def _gpt2(full: bool) -> nn.Module:
+    (length, vocabulary), width = _TEXTS[full], 768 if full else 32
+    sizes = {"n_embd": width, "n_layer": 4, "n_head": width // 16 // (4 if full else 1), "n_positions": length}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    torch.manual_seed(0)
+    found: nn.Module = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=vocabulary, use_cache=False, bos_token_id=0, eos_token_id=0, **sizes, **dropouts
+        )
+    )
+    return found
+
+
+def _padded(samples: list[Tensor]) -> dict[str, Tensor]:
+    ids = pad_sequence(samples, batch_first=True)  # id 0 is padding
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+
+
 def images(scale: str = "full") -> autofit.Workload:
     """The residual network of the other stages."""
     return models.convnet(scale)
 
 
-WORKLOADS: dict[str, Callable[[str], autofit.Workload]] = {"language": language, "images": images}
+WORKLOADS: dict[str, Callable[[str], autofit.Workload]] = {"language": language, "texts": varied, "images": images}
 
 
 def changes(space: SpaceFacts) -> list[Plan]:

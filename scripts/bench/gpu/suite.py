@@ -71,7 +71,7 @@ def _stage(name: str, about: str, module: str, *arguments: str, limit_s: float =
 
 MODELS = ("gpt", "convnet", "mlp")
 ARCHITECTURES = ("gpt2", "resnet50", "vit")
-VARIED = ("language", "images")
+VARIED = ("language", "texts", "images")
 STAGES = (
     _stage("tests-real", "tests/cuda: the tests that need true values or times", "tests", "real"),
     _stage("tests-shared", "tests/cuda: the tests that a phantom GPU passes too", "tests", "shared"),
@@ -88,6 +88,7 @@ QUICK = (
     _stage("gain-gpt2", "gpt2 against the baseline and plans by hand", "gain", "gpt2", limit_s=200),
     _stage("gain-resnet50", "resnet50 against the baseline and plans by hand", "gain", "resnet50", limit_s=180),
     _stage("strategies-language", "every strategy once on a language model", "strategies", "language", limit_s=170),
+    _stage("strategies-texts", "every strategy once on texts of many lengths", "strategies", "texts", limit_s=90),
     _stage("strategies-images", "every strategy once on a network for images", "strategies", "images", limit_s=90),
     _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=120),
     _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=400),
