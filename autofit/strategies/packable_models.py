@@ -5,32 +5,29 @@ Above and below the layers nothing changes: tokens are packed on the way in, and
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from autofit.strategies.packed_decoder import OUTPUTS, PARAMETERS, pack_decoder
+from autofit.strategies.moved_tokens import moved
+from autofit.strategies.packed_decoder import IMPLEMENTATIONS, OUTPUTS, PackedCall, decoder_lack, pack_decoder
 from autofit.strategies.packed_encoder import encoder_lack, pack_encoder, stacks
 from autofit.strategies.packed_rows import PackedRows, packed_rows, tokens_of
 from autofit.strategies.undo import Undo
 from autofit.workloads.lengths import MASK
 from autofit.workloads.tree import Batch, safe_getattr
 
-IMPLEMENTATIONS = ("sdpa", "eager")
-"""Implementations of attention that keep the samples of a row apart. Flash attention does so in a batch of one row
-only."""
-
-Pack = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], tuple[dict[str, Any], torch.Tensor] | None]
+Pack = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], PackedCall | None]
 """The type of `pack_decoder` and `pack_encoder`."""
 
 
 def packable_models(module: nn.Module) -> Iterator[Any]:
     """Yields the outermost models of `transformers` that turn tokens and their mask into hidden states."""
     of_transformers = callable(safe_getattr(module, "set_attn_implementation"))
-    innermost = of_transformers and safe_getattr(module, "base_model") is module
+    innermost = of_transformers and safe_getattr(module, "base_model") is module and not _has_head(module)
     if innermost and inspect.signature(module.forward).parameters.keys() >= {"input_ids", MASK}:
         yield module
         return
@@ -49,10 +46,8 @@ def lack(model: nn.Module) -> str | None:
             return f"{name} has attn_implementation={used!r}; expected {' or '.join(IMPLEMENTATIONS)}"
         if asked := next((name for name in OUTPUTS if safe_getattr(config, name)), None):
             return f"{name} has {asked}=True, and the results of its layers would come in packed rows"
-        if not _is_causal(each) and (reason := encoder_lack(each)) is not None:
+        if reason := decoder_lack(each) if _is_causal(each) else encoder_lack(each):
             return reason
-        if _is_causal(each) and not inspect.signature(each.forward).parameters.keys() >= PARAMETERS:
-            return f"{name} takes no positions of tokens, by which it would keep the samples of a row apart"
     return None
 
 
@@ -61,13 +56,15 @@ def packing(found: Iterable[Any]) -> Iterator[set[Any]]:
     """Lets models run packed rows until the context is left, and yields the modules that have done so."""
     packed = set[Any]()
     with Undo() as undo:
-        for each in found:
-            _prepare_uncompiled()
-            causal = _is_causal(each)
-            for target in (each,) if causal else stacks(each):
-                users: Any = target.forward
-                undo.replace(vars(target), "forward", partial(_forward, target, users, packed, causal))
+        for target, forward in _packed_forwards(found, packed):
+            undo.replace(vars(target), "forward", forward)
         yield packed
+
+
+def pack_for_good(found: Iterable[Any]) -> None:
+    """Lets models run packed rows as long as they exist."""
+    for target, forward in _packed_forwards(found, set()):
+        target.forward = forward
 
 
 def change_of_others(model: Any, batch: Batch) -> float | None:
@@ -85,7 +82,7 @@ def change_of_others(model: Any, batch: Batch) -> float | None:
     assert found is not None, "the batch has a mask"
     assert rows is not None, "the batch needs fewer rows"
     ids, mask = found
-    changed = _first_in_row(rows, mask.shape[1]) & (mask.cpu() != 0).any(1)
+    changed = _first_in_row(rows, mask.shape[1])
     others = ids.clone()
     chance = torch.Generator().manual_seed(0)
     others[changed] = torch.randint(int(ids.max()) + 1, ids.shape, generator=chance, dtype=ids.dtype)[changed]
@@ -105,6 +102,13 @@ def change_of_others(model: Any, batch: Batch) -> float | None:
     return None if not packed else float(((other - one).norm(dim=-1) / one.norm(dim=-1).clamp_min(1e-12))[kept].max())
 
 
+def _has_head(module: Any) -> bool:
+    """Returns whether a model turns hidden states into something else, such as logits."""
+    with suppress(Exception):  # models of some versions raise NotImplementedError
+        return module.get_output_embeddings() is not None
+    return False
+
+
 def _is_causal(model: nn.Module) -> bool:
     return any(safe_getattr(module, "is_causal") is True for module in model.modules())
 
@@ -115,32 +119,41 @@ def _first_in_row(rows: PackedRows, width: int) -> torch.Tensor:
     return torch.zeros(len(rows.places), dtype=torch.bool).index_fill(0, starts, True)
 
 
+def _packed_forwards(found: Iterable[Any], packed: set[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yields modules and the `forward` by which each runs packed rows and notes it in `packed`."""
+    if not _uncompiled:
+        disable: Any = torch.compiler.disable  # imports the compiler, as transformers has done
+        _uncompiled.update({True: disable(pack_decoder), False: disable(pack_encoder)})
+    for each in found:
+        causal = _is_causal(each)
+        for target in (each,) if causal else stacks(each):
+            users: Any = target.forward
+            forward: Any = partial(_forward, target, users, packed, causal)
+            forward.__signature__ = inspect.signature(users)
+            yield target, forward
+
+
+_uncompiled: dict[bool, Pack] = {}
+"""`pack_decoder` and `pack_encoder`, by whether a model is causal, as torch.compile calls them without compiling them:
+what they do depends on the lengths. They are not in the module's `forward`, so that a model can be pickled."""
+
+
 def _forward(target: Any, users: Any, packed: set[Any], causal: bool, *args: Any, **kwargs: Any) -> Any:
     """Runs the user's `forward` of a module on packed rows, and returns its output for the rows of the batch.
 
-    Without a gradient to compute, as in evaluation and when text is generated, rows are not packed.
+    Rows are not packed where the module is evaluated, or generates text. They are packed in training also where no
+    gradient is computed, since the same pass may run again with one, and must draw the same random numbers.
     """
-    found = _uncompiled[causal](target, users, args, kwargs) if torch.is_grad_enabled() else None
+    pack = _uncompiled.get(causal) or (pack_decoder if causal else pack_encoder)  # empty where a model was unpickled
+    found = pack(target, users, args, kwargs) if torch.is_grad_enabled() or target.training else None
     if found is None:
         return users(*args, **kwargs)
     packed.add(target)
-    arguments, places = found
-    output = users(**arguments)
+    output = users(**found.arguments)
     if isinstance(output, torch.Tensor):
-        return output.flatten(0, 1)[places]
-    whole = output[0].flatten(0, 1)[places]
+        return moved(output, found.places, found.sources)
+    whole = moved(output[0], found.places, found.sources)
     if isinstance(output, tuple):
         return (whole, *output[1:])
     output.last_hidden_state = whole
     return output
-
-
-_uncompiled: dict[bool, Pack] = {}
-"""The functions that pack, by whether a model is causal. torch.compile calls them and does not compile them, since what
-they do depends on the lengths. They are not in the module's `forward`, so that a model can be pickled."""
-
-
-def _prepare_uncompiled() -> None:
-    if not _uncompiled:
-        disable: Any = torch.compiler.disable  # imports the compiler, as transformers has done
-        _uncompiled.update({True: disable(pack_decoder), False: disable(pack_encoder)})

@@ -10,6 +10,9 @@ from autofit.workloads.batch_algebra import leaves
 from autofit.workloads.lengths import MASK
 from autofit.workloads.tree import Batch
 
+NOTHING = -1
+"""Index of what no token is at."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
@@ -17,11 +20,11 @@ class PackedRows:
 
     Attributes:
         count: number of packed rows R. They are as wide as the rows of the batch, W.
-        sources: for each place in the packed rows, its token in the flattened batch, [R, W]. Places without a token
-            have the batch's first.
+        sources: for each place in the packed rows, its token in the flattened batch, [R, W]; `NOTHING` if it has none.
         positions: position of each token in its own sample, [R, W]. Places without a token count from 0, as one more
             sample.
-        places: for each token of the batch, its place in the flattened packed rows, [samples, W]. Padding has place 0.
+        places: for each token of the batch, its place in the flattened packed rows, [samples, W]; `NOTHING` for
+            padding.
     """
 
     count: int
@@ -33,9 +36,9 @@ class PackedRows:
 def packed_rows(mask: torch.Tensor) -> PackedRows | None:
     """Returns how the samples of a batch are packed into fewer rows; None if they need as many.
 
-    Samples are packed by best fit, the longest first. None too if the tokens of a sample are not in one piece, or if
-    the positions of one continue those of the sample before it, as may be where some are padded before their tokens and
-    others after: models take them for one sample.
+    Samples are packed by best fit, the longest first. None too if a sample has no tokens or has them in several pieces,
+    or if the positions of one continue those of the sample before it, as may be where some are padded before their
+    tokens and others after: models take them for one sample.
 
     Args:
         mask: [samples, W], nonzero for tokens and 0 for padding, which is before or after the tokens. On the host.
@@ -45,7 +48,8 @@ def packed_rows(mask: torch.Tensor) -> PackedRows | None:
     lengths = mask.sum(1)
     first = mask.to(torch.uint8).argmax(1)
     tokens = torch.arange(width)
-    if not bool((mask == (tokens >= first[:, None]) & (tokens < (first + lengths)[:, None])).all()):
+    in_one_piece = (tokens >= first[:, None]) & (tokens < (first + lengths)[:, None])
+    if not bool(lengths.all()) or not torch.equal(mask, in_one_piece):
         return None
     rows, offsets = _best_fit(lengths.tolist(), width)
     total = max(rows, default=-1) + 1
@@ -55,14 +59,14 @@ def packed_rows(mask: torch.Tensor) -> PackedRows | None:
     filled = torch.zeros(total, dtype=torch.long).index_add(0, row_of, lengths)
     sample, token = mask.nonzero(as_tuple=True)
     place = (row_of * width + offset_of - first)[sample] + token
-    sources = torch.zeros(total * width, dtype=torch.long)
+    sources = torch.full((total * width,), NOTHING)
     sources[place] = sample * width + token
     positions = (tokens - filled[:, None]).clamp_(min=0).reshape(-1)
     positions[place] = token
     positions = positions.reshape(total, width)
-    if int((positions.diff(dim=1) != 1).sum()) != int((lengths > 0).sum() + (filled < width).sum()) - total:
+    if int((positions.diff(dim=1) != 1).sum()) != count + int((filled < width).sum()) - total:
         return None
-    places = torch.zeros(count * width, dtype=torch.long)
+    places = torch.full((count * width,), NOTHING)
     places[sample * width + token] = place
     return PackedRows(total, sources.reshape(total, width), positions, places.reshape(count, width))
 

@@ -11,7 +11,7 @@ from autofit.strategies.packable_models import change_of_others, lack, packable_
 from autofit.strategies.packed_rows import rows_of
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.lengths import MASK
+from autofit.workloads.lengths import MASK, elements
 from autofit.workloads.step import Draft
 
 KNOB = "packing"
@@ -21,7 +21,10 @@ MEASURED_SIZE, MEASURED_BATCHES = 16, 8
 """Number of samples of the batches whose rows are counted, unless the user's are larger or none can be made, and number
 of these batches."""
 GATE_SIZES = (4, 8, 16)
-"""Numbers of samples of the batch that the gate compares: the smallest that needs fewer rows. Two samples never do."""
+"""Numbers of samples of the batch that the gate compares: the smallest with which a batch can be packed."""
+GATE_SAMPLES = 128
+"""Number of samples of these batches. The widest that can be packed is compared: some models treat long samples in
+another way."""
 MOST_CHANGE = 1e-5
 """Maximum change of a hidden state by tokens of another sample, relative to its norm. Attention that keeps samples
 apart changes nothing, in any precision. Of eight decoders that do not, the smallest change was 3e-4. The experts of a
@@ -33,12 +36,12 @@ class Packing(Strategy):
 
     The model's head, the loss and everything else see the user's batch. Attention keeps the samples of a row apart, by
     the positions of their tokens in a decoder and by a mask in an encoder. A batch that cannot be packed runs as
-    without this strategy.
+    without this strategy. Evaluation runs unpacked. A packed call returns no cache.
     """
 
     name = "packing"
     about = "runs the layers of a language model on fewer rows: short samples share one instead of being padded"
-    cost = "one synchronisation per forward pass; random numbers of dropout are drawn in another way"
+    cost = "a few milliseconds of the host per forward pass; random numbers of dropout are drawn in another way"
     effect = "rounding"
     phase = Phase.MODULES
     owns = (KNOB,)
@@ -86,12 +89,13 @@ class Packing(Strategy):
         most = source.max_size or max(GATE_SIZES)
         sizes = [size for size in GATE_SIZES if size <= most] if source.resizable else [source.user_batch_size]
         for size in sizes:
-            for batch in source.typical(size, MEASURED_BATCHES):
-                if (rows_of(batch) or size) < size:
-                    return Counted(batch, size)
+            batches = source.typical(size, max(GATE_SAMPLES // size, 1))
+            packed = [batch for batch in batches if (rows_of(batch) or size) < size]
+            if packed:
+                return Counted(max(packed, key=elements), size)
         raise WorkloadError(
-            f"none of {MEASURED_BATCHES} batches of up to {max(sizes, default=0)} samples needs fewer rows; expected "
-            "one; shuffle the data, so that short and long samples meet"
+            f"no batch of up to {max(sizes, default=0)} of {GATE_SAMPLES} samples needs fewer rows; expected one; "
+            "shuffle the data, so that short and long samples meet"
         )
 
     def objection(self, facts: Facts, batch: Counted) -> str:

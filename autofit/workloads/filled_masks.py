@@ -3,7 +3,7 @@
 import torch
 
 from autofit.workloads.batch_algebra import leaves
-from autofit.workloads.lengths import MASK
+from autofit.workloads.lengths import IDS, MASK
 from autofit.workloads.tree import Batch
 
 _LEAST_WIDTH = 3
@@ -14,14 +14,21 @@ def fill_masks(batch: Batch) -> Batch:
     """Returns a batch whose attention masks say that its samples have all tokens, or all but one.
 
     One token is missing in all samples but the first, if there is more than one, so that the model computes with a mask
-    as it does for other batches.
+    as it does for other batches. What is padding in `input_ids` becomes the first token of the first sample, since a
+    model may find padding in it.
 
     Args:
-        batch: the batch; its masks are changed in place. Masks are [samples, width]; others stay as they are.
+        batch: the batch; its masks and its ids are changed in place. Both are [samples, width] and may have a prefix,
+            such as `chosen_attention_mask`; others stay as they are.
     """
-    for path, mask, _ in leaves(batch, -1):
-        if path.rpartition(".")[2] == MASK and isinstance(mask, torch.Tensor) and mask.dim() == 2:
-            mask.fill_(1)
-            if mask.shape[1] >= _LEAST_WIDTH:
-                mask[1:, -1] = 0
+    found = {path: leaf for path, leaf, _ in leaves(batch, -1) if isinstance(leaf, torch.Tensor) and leaf.dim() == 2}
+    for path, mask in found.items():
+        if not path.endswith(MASK):
+            continue
+        ids = found.get(f"{path.removesuffix(MASK)}{IDS}")
+        if ids is not None and ids.shape == mask.shape and bool(mask.any()):
+            ids[mask == 0] = ids[mask != 0][0]
+        mask.fill_(1)
+        if mask.shape[1] >= _LEAST_WIDTH:
+            mask[1:, -1] = 0
     return batch

@@ -15,8 +15,8 @@ import torch
 from autofit.workloads.batch_algebra import leaves
 from autofit.workloads.tree import Batch, children, safe_getattr, tensors
 
-MASK = "attention_mask"
-"""Name of the mask of a batch of sequences, [B, T]: 1 for tokens and 0 for padding."""
+IDS, MASK = "input_ids", "attention_mask"
+"""Names of the tokens of a batch of sequences and of their mask, [B, T]: 1 for tokens and 0 for padding."""
 _MAX_ENTRIES = 8  # longer lists are measured as a whole, not entry by entry
 _MAX_COLUMNS = 6  # maximum number of single dimensions by which samples are ranked
 _LENGTH_NAMES = ("lengths", "length", "input_lengths", "input_length")
@@ -137,7 +137,7 @@ def useful_tokens(batch: Batch) -> int | None:
     for path, leaf, listed in leaves(batch, -1):
         if isinstance(leaf, torch.Tensor) and not listed and not leaf.is_floating_point():
             named.setdefault(path.rpartition(".")[2], leaf)
-    mask, labels, ids = (named.get(name) for name in (MASK, "labels", "input_ids"))
+    mask, labels, ids = (named.get(name) for name in (MASK, "labels", IDS))
     if mask is not None and mask.dim() <= 2:
         return int(mask.sum())
     if labels is not None and labels.dim() == 2:

@@ -1,8 +1,12 @@
 """Models run packed rows and give what they would for the batch; those that mix the samples of a row are found."""
 
 import copy
+import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.strategies.packable_models import change_of_others, lack, packable_models, packing
+from autofit.strategies.packable_models import change_of_others, lack, pack_for_good, packable_models, packing
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
 from tests.fakes.decoders import Classifier, Decoder
@@ -151,11 +155,47 @@ def test_the_users_forward_is_put_back() -> None:
     assert decoder.calls == [(2, 30), (5, 30)]
 
 
-def test_what_computes_no_gradient_is_not_packed() -> None:
-    decoder = Decoder(VOCABULARY)
+def test_what_is_evaluated_is_not_packed() -> None:
+    decoder = Decoder(VOCABULARY).eval()
     with packing([decoder]), torch.no_grad():
         decoder(**without_labels())
-    assert decoder.calls == [(5, 30)]
+        decoder.train()
+        decoder(**without_labels())
+    assert decoder.calls == [(5, 30), (2, 30)]
+
+
+def test_a_pass_without_gradient_and_its_repetition_draw_the_same_random_numbers() -> None:
+    """Contrastive losses over large batches compute embeddings first, and each part again with its gradient."""
+    model = of_transformers("Llama", attention_dropout=0.5)
+    given = {name: batch()[name] for name in ("input_ids", "attention_mask")}
+    with packing(packable_models(model)):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            first = model(**given).logits
+        torch.manual_seed(0)
+        assert torch.equal(model(**given).logits, first)
+
+
+def test_a_packed_model_shows_the_users_signature_and_is_packed_once_more_alike() -> None:
+    model = of_transformers("Llama")
+    (decoder,) = packable_models(model)
+    before = inspect.signature(decoder.forward)
+    expected, _ = gradient_of(model)
+    pack_for_good([decoder])
+    pack_for_good(packable_models(model))
+    assert inspect.signature(decoder.forward) == before
+    torch.testing.assert_close(gradient_of(model)[0], expected, rtol=1e-6, atol=0)
+
+
+def test_a_pickled_model_runs_in_a_fresh_process(tmp_path: Path) -> None:
+    model = gpt2()
+    pack_for_good(packable_models(model))
+    torch.save((model, batch(), gradient_of(model)[0]), tmp_path / "model.pt")
+    code = (
+        "import sys, torch; model, batch, loss = torch.load(sys.argv[1], weights_only=False); "
+        "torch.testing.assert_close(model(**batch).loss, loss)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt")], check=True, timeout=120)
 
 
 def test_a_packed_model_generates_the_texts_of_the_unpacked_one() -> None:
@@ -246,7 +286,7 @@ def test_only_models_with_the_interface_of_transformers_are_packed() -> None:
 
 def test_models_that_cannot_be_packed_say_why() -> None:
     assert "BloomModel has no single stack of layers that takes hidden_states and attention_mask" in str(lack(bloom()))
-    assert "T5ForConditionalGeneration takes no positions" in str(lack(of_transformers("T5", **T5)))
+    assert "T5Stack has no single stack of layers" in str(lack(of_transformers("T5", **T5)))
 
 
 def test_a_model_that_did_not_run_packed_rows_is_found() -> None:

@@ -41,9 +41,10 @@ def pack(mask: Any, **others: Any) -> Any:
 
 @pytest.mark.parametrize("queries", [1, 5])
 def test_hidden_states_are_packed_and_samples_see_themselves_alone(queries: int) -> None:
-    arguments, places = pack(SEEN[:, None, None].expand(3, 1, queries, 5))
+    found = pack(SEEN[:, None, None].expand(3, 1, queries, 5))
+    arguments = found.arguments
     assert arguments["hidden_states"].shape == (2, 5, 2)
-    assert torch.equal(arguments["hidden_states"].flatten(0, 1)[places][SEEN], hidden()[SEEN])
+    assert torch.equal(arguments["hidden_states"].flatten(0, 1)[found.places[SEEN]], hidden()[SEEN])
     sample = torch.tensor([0, 0, 1, 1, 2])
     second = sample[:, None] == sample
     assert torch.equal(arguments["attention_mask"], torch.stack([torch.ones(5, 5).bool(), second])[:, None])
@@ -51,16 +52,22 @@ def test_hidden_states_are_packed_and_samples_see_themselves_alone(queries: int)
 
 def test_an_additive_mask_stays_additive() -> None:
     least = torch.finfo(torch.float32).min
-    arguments, _ = pack(torch.zeros(3, 1, 5, 5).masked_fill(~SEEN[:, None, None], least))
-    mask = arguments["attention_mask"]
+    found = pack(torch.zeros(3, 1, 5, 5).masked_fill(~SEEN[:, None, None], least))
+    mask = found.arguments["attention_mask"]
     assert mask.dtype == torch.float32
     assert mask[1, 0, 0].tolist() == [0, 0, least, least, least]
 
 
 @pytest.mark.parametrize(
     "mask",
-    [None, SEEN, torch.ones(3, 1, 1, 5, dtype=torch.bool), torch.ones(3, 2, 5, 5, dtype=torch.bool)],
-    ids=["none", "of tokens", "no padding", "of heads"],
+    [
+        None,
+        SEEN,
+        torch.ones(3, 1, 1, 5, dtype=torch.bool),
+        torch.ones(3, 2, 5, 5, dtype=torch.bool),
+        SEEN[:, None, None] & torch.ones(5, 5, dtype=torch.bool).tril(),
+    ],
+    ids=["none", "of tokens", "no padding", "of heads", "causal"],
 )
 def test_other_masks_are_not_packed(mask: torch.Tensor | None) -> None:
     assert pack(mask) is None

@@ -5,7 +5,9 @@ import random
 import pytest
 import torch
 
-from autofit.strategies.packed_rows import PackedRows, packed_rows, rows_of, tokens_of
+from autofit.strategies.packed_rows import NOTHING, PackedRows, packed_rows, rows_of, tokens_of
+
+NONE = [NOTHING]
 
 
 def mask_of(lengths: list[int], width: int, left: bool = False) -> torch.Tensor:
@@ -26,13 +28,13 @@ def test_short_samples_share_a_row() -> None:
     assert found.count == 2
     assert found.sources.tolist() == [[0, 1, 2, 3, 4], [5, 6, 10, 11, 15]]
     assert found.positions.tolist() == [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0]]
-    assert found.places.tolist() == [[0, 1, 2, 3, 4], [5, 6, 0, 0, 0], [7, 8, 0, 0, 0], [9, 0, 0, 0, 0]]
+    assert found.places.tolist() == [[0, 1, 2, 3, 4], [5, 6, *NONE * 3], [7, 8, *NONE * 3], [9, *NONE * 4]]
 
 
 def test_what_is_left_of_a_row_counts_as_another_sample() -> None:
     found = packed(mask_of([6, 2, 2], 6))
     assert found.positions.tolist()[1] == [0, 1, 0, 1, 0, 1]
-    assert found.sources.tolist()[1] == [6, 7, 12, 13, 0, 0]
+    assert found.sources.tolist()[1] == [6, 7, 12, 13, *NONE * 2]
 
 
 @pytest.mark.parametrize("lengths", [[4, 4, 4], [4, 3, 3], [5], [3, 3], []])
@@ -57,10 +59,8 @@ def test_masks_of_any_type_are_read_alike() -> None:
         assert torch.equal(packed(each).places, packed(mask).places)
 
 
-def test_samples_without_tokens_need_no_place() -> None:
-    found = packed(mask_of([4, 0, 0], 4))
-    assert found.count == 1
-    assert found.places.tolist() == [[0, 1, 2, 3], [0] * 4, [0] * 4]
+def test_a_sample_without_tokens_prevents_packing() -> None:
+    assert packed_rows(mask_of([6, 2, 2, 0], 6)) is None
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -68,14 +68,15 @@ def test_samples_without_tokens_need_no_place() -> None:
 def test_each_token_has_its_own_place_and_its_own_position(seed: int, left: bool) -> None:
     chance = random.Random(seed)
     width = chance.randrange(8, 40)
-    lengths = [width, *(chance.randrange(0, width // 2) for _ in range(chance.randrange(3, 30)))]
+    lengths = [width, *(chance.randrange(1, width // 2) for _ in range(chance.randrange(3, 30)))]
     chance.shuffle(lengths)
     mask = mask_of(lengths, width, left)
     found = packed(mask)
     assert -(-sum(lengths) // width) <= found.count < len(lengths)
     flat = torch.arange(mask.numel()).reshape(mask.shape)
-    rows = flat.flatten()[found.sources]
-    assert torch.equal(rows.flatten()[found.places][mask != 0], flat[mask != 0])
+    assert torch.equal(found.sources.flatten()[found.places[mask != 0]], flat[mask != 0])
+    assert (found.places[mask == 0] == NOTHING).all()
+    assert int((found.sources != NOTHING).sum()) == sum(lengths)
     positions = found.positions.flatten()[found.places]
     assert torch.equal(positions[mask != 0], torch.arange(width).expand_as(mask)[mask != 0])
     assert len(set(found.places[mask != 0].tolist())) == sum(lengths)

@@ -86,7 +86,7 @@ def test_the_worst_batch_is_as_large_as_if_every_sample_were_the_longest() -> No
     with member.apply(ON, Draft(model, RULE, None, torch.device("cpu"))):
         model(worst["input_ids"])
         model.decoder(input_ids=worst["input_ids"], attention_mask=worst["attention_mask"])
-    assert model.decoder.calls == [(2, 64), (8, 64)]  # by the mask of the batch, no sample shares a row
+    assert model.decoder.calls == [(8, 64), (8, 64)]  # by the tokens and by the mask, no sample shares a row
 
 
 def test_values_that_are_neither_false_nor_true_and_other_models_are_refused() -> None:
@@ -105,7 +105,7 @@ def test_the_gate_compares_a_batch_that_is_packed() -> None:
     found = Packing().gate_batch(facts(texts()))
     assert found is not None
     assert found.samples == 4
-    with pytest.raises(WorkloadError, match="none of 8 batches of up to 16 samples needs fewer rows"):
+    with pytest.raises(WorkloadError, match="no batch of up to 16 of 128 samples needs fewer rows"):
         Packing().gate_batch(facts(texts([40, 39] * 20)))
 
 

@@ -9,11 +9,17 @@ from tests.workloads.loaders import Padding, Texts, pad
 
 
 def test_all_samples_have_all_tokens_or_all_but_one() -> None:
-    batch = pad([{"input_ids": [7] * length, "label": 0} for length in (5, 2, 1)])
-    ids = batch["input_ids"].clone()
-    found = fill_masks(batch)
+    found = fill_masks(pad([{"input_ids": [7] * length, "label": 3} for length in (5, 2, 1)]))
     assert found["attention_mask"].sum(1).tolist() == [5, 4, 4]
-    assert torch.equal(found["input_ids"], ids)
+    assert (found["input_ids"] == 7).all()
+    assert found["label"].tolist() == [3, 3, 3]
+
+
+def test_masks_and_tokens_may_have_a_prefix() -> None:
+    batch = pad([{"input_ids": [7] * length, "label": 0} for length in (4, 2)])
+    found = fill_masks({f"chosen_{name}": tensor for name, tensor in batch.items()})
+    assert found["chosen_attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert (found["chosen_input_ids"] == 7).all()
 
 
 def test_nested_masks_are_filled_and_what_is_no_mask_of_a_batch_is_not() -> None:
@@ -29,7 +35,7 @@ def test_a_filled_source_differs_in_its_worst_batch_alone() -> None:
     assert filled is source.filled
     for mine, theirs in zip(filled.typical(4, 3), source.typical(4, 3), strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert torch.equal(filled.worst(4)["input_ids"], source.worst(4)["input_ids"])
+    assert filled.worst(4)["input_ids"].shape == source.worst(4)["input_ids"].shape
     assert filled.worst(4)["attention_mask"].sum(1).tolist() == [64, 63, 63, 63]
     assert source.worst(4)["attention_mask"].sum(1).tolist() == [64, 29, 28, 27]
     assert filled.rebuild(4) is source.rebuild(4)

@@ -39,8 +39,8 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
             both are switched on in the model, which `TrainingArguments` has no field for.
 
     Raises:
-        UsageError: `args` asks for something that contradicts the plan, or the model does not have its blocks.
-        SpaceError: the plan packs, and the model cannot run packed rows.
+        UsageError: `args` asks for something that contradicts the plan, or the model does not have its blocks or cannot
+            be packed.
         PlanFileError: the plan file cannot be read.
     """
     found = recommendation_of(plan)
@@ -72,6 +72,11 @@ def _contradictions(args: Any, found: Recommendation, settings: Settings) -> Ite
     if getattr(args, "auto_find_batch_size", False):
         yield "auto_find_batch_size=True", f"the plan has the micro batch {plan.values.get('micro_batch_size')}"
     kwargs = getattr(getattr(args, "accelerator_config", None), "gradient_accumulation_kwargs", None) or {}
+    if plan.values.get(PACKING) is True and getattr(args, "n_gpu", 1) > 1:
+        yield (
+            f"n_gpu={args.n_gpu}",
+            f"the plan has {PACKING}=True, which copies of a model in one process do not follow",
+        )
     if "num_steps" in kwargs:
         steps = plan.values.get(ACCUMULATION_STEPS, 1)
         yield f"num_steps={kwargs['num_steps']} in accelerator_config", f"the plan has {ACCUMULATION_STEPS}={steps}"

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from autofit.core.errors import SpaceError
+from autofit.core.errors import UsageError
 from autofit.fit import Fit
 from autofit.integrations.huggingface import apply
 from autofit.integrations.huggingface.packed_model import pack
 from tests.conformance.test_exporters import OWN, recommendation
+from tests.fakes.decoders import Decoder
 from tests.integrations.huggingface.training import arguments, model
 
 LENGTHS = (8, 2, 3, 1)
@@ -70,5 +71,14 @@ def test_without_the_model_a_warning_says_how_to_pack(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(SpaceError, match="packing=True cannot be applied here"):
+    with pytest.raises(UsageError, match="this model cannot be packed: the model has no part"):
         pack(nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="does not keep the samples of a row apart with this version"):
+        pack(Decoder(20, leaks=True))
+
+
+def test_copies_of_a_model_in_one_process_are_refused(tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    args._n_gpu = 2
+    with pytest.raises(UsageError, match="found n_gpu=2, and the plan has packing=True"):
+        apply(PLAN, args, model())
