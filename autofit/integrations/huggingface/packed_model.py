@@ -24,7 +24,7 @@ def pack(model: nn.Module) -> None:
     ids = torch.arange(1, 1 + sum(_LENGTHS[:1])).expand(len(_LENGTHS), -1)
     mask = torch.stack([torch.arange(max(_LENGTHS)) < length for length in _LENGTHS]).long()
     if reason is None and any((change_of_others(each, {IDS: ids, MASK: mask}) or 0) > MOST_CHANGE for each in found):
-        reason = "it does not keep the samples of a row apart with this version of transformers"
+        reason = "it does not keep the samples of a row apart with this version of transformers: tune again with it"
     if reason is not None:
         raise UsageError(
             f"the plan has {PACKING}=True, and this model cannot be packed: {reason}. Pass the model that was tuned."
