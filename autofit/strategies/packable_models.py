@@ -15,10 +15,10 @@ from torch import nn
 from autofit.strategies.moved_tokens import moved
 from autofit.strategies.packed_decoder import IMPLEMENTATIONS, OUTPUTS, PackedCall, decoder_lack, pack_decoder
 from autofit.strategies.packed_encoder import encoder_lack, pack_encoder, stacks
-from autofit.strategies.packed_rows import PackedRows, packed_rows, tokens_of
+from autofit.strategies.packed_rows import PackedRows, packed_rows
 from autofit.strategies.undo import Undo
 from autofit.workloads.lengths import MASK
-from autofit.workloads.tree import Batch, safe_getattr
+from autofit.workloads.tree import safe_getattr
 
 Pack = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], PackedCall | None]
 """The type of `pack_decoder` and `pack_encoder`."""
@@ -67,7 +67,7 @@ def pack_for_good(found: Iterable[Any]) -> None:
         target.forward = forward
 
 
-def change_of_others(model: Any, batch: Batch) -> float | None:
+def change_of_others(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> float | None:
     """Returns how much other tokens in the first sample of each packed row change the hidden states of the others.
 
     It is the largest change of a token's hidden state, relative to its norm: 0 if the samples of a row are kept apart.
@@ -75,13 +75,11 @@ def change_of_others(model: Any, batch: Batch) -> float | None:
 
     Args:
         model: one of `packable_models`.
-        batch: a batch that needs fewer rows than it has samples.
+        ids: tokens, [samples, width].
+        mask: their mask. The samples need fewer rows than they have.
     """
-    found = tokens_of(batch)
-    rows = None if found is None else packed_rows(found[1].cpu())
-    assert found is not None, "the batch has a mask"
-    assert rows is not None, "the batch needs fewer rows"
-    ids, mask = found
+    rows = packed_rows(mask.cpu())
+    assert rows is not None, "the samples need fewer rows"
     changed = _first_in_row(rows, mask.shape[1])
     others = ids.clone()
     chance = torch.Generator().manual_seed(0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from autofit.workloads.batch_algebra import leaves
-from autofit.workloads.lengths import MASK
+from autofit.workloads.lengths import IDS, MASK
 from autofit.workloads.tree import Batch
 
 NOTHING = -1
@@ -71,22 +71,23 @@ def packed_rows(mask: torch.Tensor) -> PackedRows | None:
     return PackedRows(total, sources.reshape(total, width), positions, places.reshape(count, width))
 
 
-def tokens_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns the tokens and the mask of a batch, both [samples, width]; None if it does not name them."""
-    named = {path.rpartition(".")[2]: leaf for path, leaf, _ in leaves(batch, -1) if isinstance(leaf, torch.Tensor)}
-    ids, mask = named.get("input_ids"), named.get(MASK)
-    if ids is None or mask is None or ids.dim() != 2 or ids.shape != mask.shape:
-        return None
-    return ids, mask
+def texts_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the tokens and the mask of each text in a batch, both [samples, width].
+
+    They are named `input_ids` and `attention_mask`, and may have a prefix, such as `chosen_input_ids`.
+    """
+    named = {path: leaf for path, leaf, _ in leaves(batch, -1) if isinstance(leaf, torch.Tensor) and leaf.dim() == 2}
+    pairs = ((named.get(path.removesuffix(MASK) + IDS), mask) for path, mask in named.items() if path.endswith(MASK))
+    return [(ids, mask) for ids, mask in pairs if ids is not None and ids.shape == mask.shape]
 
 
-def rows_of(batch: Batch) -> int | None:
-    """Returns how many rows the samples of a batch need; None if the batch does not say what is padding."""
-    found = tokens_of(batch)
-    if found is None:
-        return None
-    packed = packed_rows(found[1].cpu())
-    return len(found[0]) if packed is None else packed.count
+def rows_of(batch: Batch) -> tuple[int, int]:
+    """Returns how many rows the texts of a batch need, and how many they have; (0, 0) if no mask names its padding."""
+    needed = total = 0
+    for _, mask in texts_of(batch):
+        packed = packed_rows(mask.cpu())
+        needed, total = needed + (len(mask) if packed is None else packed.count), total + len(mask)
+    return needed, total
 
 
 def _best_fit(lengths: Sequence[int], width: int) -> tuple[list[int], list[int]]:

@@ -1,17 +1,19 @@
 """Packing: the layers of a language model run on fewer rows, since short samples share one."""
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 from autofit.core.errors import WorkloadError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
 from autofit.strategies.packable_models import change_of_others, lack, packable_models, packing
-from autofit.strategies.packed_rows import rows_of
+from autofit.strategies.packed_rows import packed_rows, rows_of, texts_of
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.lengths import MASK, elements
+from autofit.workloads.lengths import IDS, MASK, elements
 from autofit.workloads.step import Draft
 
 KNOB = "packing"
@@ -54,10 +56,10 @@ class Packing(Strategy):
         if reason is not None or facts.source is None:
             return self.refuse(reason or "there are no batches to pack")
         size = _measured_size(facts, facts.source)
-        needed = [rows_of(batch) for batch in facts.source.typical(size, MEASURED_BATCHES)]
-        if None in needed:
-            return self.refuse(f"the batches do not name their input_ids and {MASK}, which say what is padding")
-        share = sum(rows or 0 for rows in needed) / (size * len(needed))
+        counted = [rows_of(batch) for batch in facts.source.typical(size, MEASURED_BATCHES)]
+        if not all(total for _, total in counted):
+            return self.refuse(f"the batches do not name their {IDS} and {MASK}, which say what is padding")
+        share = sum(needed for needed, _ in counted) / sum(total for _, total in counted)
         if 1 - share < LEAST_SAVED:
             return self.refuse(
                 f"the tokens of {size} samples need {share:.0%} of their rows, so packing would save less than "
@@ -90,7 +92,7 @@ class Packing(Strategy):
         sizes = [size for size in GATE_SIZES if size <= most] if source.resizable else [source.user_batch_size]
         for size in sizes:
             batches = source.typical(size, max(GATE_SAMPLES // size, 1))
-            packed = [batch for batch in batches if (rows_of(batch) or size) < size]
+            packed = [batch for batch in batches if operator.lt(*rows_of(batch))]
             if packed:
                 return Counted(max(packed, key=elements), size)
         raise WorkloadError(
@@ -100,10 +102,11 @@ class Packing(Strategy):
 
     def objection(self, facts: Facts, batch: Counted) -> str:
         """Returns that a model did not run packed rows, or that it mixed the samples of a row; "" if it did not."""
-        for model in packable_models(facts.model):
-            change = change_of_others(model, batch.batch)
+        texts = [(ids, mask) for ids, mask in texts_of(batch.batch) if packed_rows(mask.cpu()) is not None]
+        for model, (ids, mask) in product(packable_models(facts.model), texts):
+            change = change_of_others(model, ids, mask)
             if change is None:
-                return f"{type(model).__name__} did not run packed rows when it was called with input_ids and {MASK}"
+                return f"{type(model).__name__} did not run packed rows when it was called with {IDS} and {MASK}"
             if not change <= MOST_CHANGE:
                 return (
                     f"{type(model).__name__} does not keep the samples of a row apart: other tokens in one sample "

@@ -10,6 +10,7 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.checkpoint_subsets       the checkpointed blocks against the best set, by trying all sets
     python -m scripts.bench.packing                  what packing alone gains on texts of varying lengths
     python -m scripts.bench.compilation              a plan with compilation searched, against those found by hand
+    python -m scripts.bench.compile_in_time          whether searches that compile end within their time budget
     python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
     python -m scripts.bench.tune_again               time of tuning an unchanged workload again with its study
     python -m scripts.bench.trainers                 a Hugging Face and a Lightning Trainer under the exported plan

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from autofit.strategies.packed_rows import NOTHING, PackedRows, packed_rows, rows_of, tokens_of
+from autofit.strategies.packed_rows import NOTHING, PackedRows, packed_rows, rows_of, texts_of
 
 NONE = [NOTHING]
 
@@ -90,9 +90,10 @@ def test_each_token_has_its_own_place_and_its_own_position(seed: int, left: bool
 
 
 def test_rows_are_counted_where_a_batch_names_its_tokens_and_their_mask() -> None:
-    batch = {"input_ids": torch.ones(4, 5), "attention_mask": mask_of([5, 2, 2, 1], 5)}
-    assert rows_of(batch) == 2
-    assert rows_of({"inputs": batch}) == 2
-    assert rows_of({**batch, "attention_mask": torch.ones(4, 5)}) == 4
-    assert rows_of(tuple(batch.values())) is None
-    assert tokens_of({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 4)}) is None
+    text = {"input_ids": torch.ones(4, 5), "attention_mask": mask_of([5, 2, 2, 1], 5)}
+    whole = {"input_ids": torch.ones(4, 5), "attention_mask": torch.ones(4, 5)}
+    assert rows_of(text) == (2, 4)
+    assert rows_of({"a": text, "b": whole}) == rows_of({"a": whole, "b": text}) == (6, 8)
+    assert rows_of({f"{side}_{name}": tensor for side in "ab" for name, tensor in text.items()}) == (4, 8)
+    assert rows_of(tuple(text.values())) == (0, 0)
+    assert texts_of({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 4)}) == []

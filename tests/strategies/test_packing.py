@@ -109,6 +109,18 @@ def test_the_gate_compares_a_batch_that_is_packed() -> None:
         Packing().gate_batch(facts(texts([40, 39] * 20)))
 
 
+@pytest.mark.parametrize("short_first", [False, True])
+def test_all_texts_of_a_sample_count(short_first: bool) -> None:
+    def both(samples: Any) -> Any:
+        short = [{"input_ids": [3] * 4, "label": 0} for _ in samples]
+        texts = {"a": pad(short), "b": pad(samples)} if short_first else {"a": pad(samples), "b": pad(short)}
+        return {f"{side}_{name}": tensor for side, text in texts.items() for name, tensor in text.items()}
+
+    (knob,) = Packing().offer(facts(texts(collate=both))).knobs
+    (alone,) = Packing().offer(facts(texts())).knobs
+    assert 1.05 < knob.expected[1] < alone.expected[1]
+
+
 @pytest.mark.parametrize("leaks", [False, True])
 def test_a_survey_leaves_out_a_decoder_that_mixes_the_samples_of_a_row(leaks: bool) -> None:
     torch.manual_seed(0)

@@ -6,7 +6,6 @@ from torch import nn
 from autofit.core.errors import UsageError
 from autofit.strategies.packable_models import change_of_others, lack, pack_for_good, packable_models
 from autofit.strategies.packing import MOST_CHANGE
-from autofit.workloads.lengths import IDS, MASK
 
 PACKING = "packing"
 _LENGTHS = (8, 3, 4)
@@ -23,7 +22,7 @@ def pack(model: nn.Module) -> None:
     found = list(packable_models(model))
     ids = torch.arange(1, 1 + sum(_LENGTHS[:1])).expand(len(_LENGTHS), -1)
     mask = torch.stack([torch.arange(max(_LENGTHS)) < length for length in _LENGTHS]).long()
-    if reason is None and any((change_of_others(each, {IDS: ids, MASK: mask}) or 0) > MOST_CHANGE for each in found):
+    if reason is None and any((change_of_others(each, ids, mask) or 0) > MOST_CHANGE for each in found):
         reason = "it does not keep the samples of a row apart with this version of transformers: tune again with it"
     if reason is not None:
         raise UsageError(
