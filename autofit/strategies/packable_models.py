@@ -17,8 +17,13 @@ from autofit.strategies.packed_decoder import IMPLEMENTATIONS, OUTPUTS, PackedCa
 from autofit.strategies.packed_encoder import encoder_lack, pack_encoder, stacks
 from autofit.strategies.packed_rows import PackedRows, packed_rows
 from autofit.strategies.undo import Undo
-from autofit.workloads.lengths import MASK
+from autofit.workloads.lengths import IDS, MASK
 from autofit.workloads.tree import safe_getattr
+
+MOST_CHANGE = 1e-5
+"""Maximum change of a hidden state by tokens of another sample, relative to its norm. Attention that keeps samples
+apart changes nothing, in any precision. Of eight decoders that do not, the smallest change was 3e-4. The experts of a
+routed model are given other groups of tokens, which may round in another way."""
 
 Pack = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], PackedCall | None]
 """The type of `pack_decoder` and `pack_encoder`."""
@@ -28,7 +33,7 @@ def packable_models(module: nn.Module) -> Iterator[Any]:
     """Yields the outermost models of `transformers` that turn tokens and their mask into hidden states."""
     of_transformers = callable(safe_getattr(module, "set_attn_implementation"))
     innermost = of_transformers and safe_getattr(module, "base_model") is module and not _has_head(module)
-    if innermost and inspect.signature(module.forward).parameters.keys() >= {"input_ids", MASK}:
+    if innermost and inspect.signature(module.forward).parameters.keys() >= {IDS, MASK}:
         yield module
         return
     for child in module.children():
@@ -65,6 +70,22 @@ def pack_for_good(found: Iterable[Any]) -> None:
     """Lets models run packed rows as long as they exist."""
     for target, forward in _packed_forwards(found, set()):
         target.forward = forward
+
+
+def mixing(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> str:
+    """Returns that a model did not run packed rows, or that it mixed the samples of a row; "" if it did not.
+
+    The arguments are those of `change_of_others`.
+    """
+    change, name = change_of_others(model, ids, mask), type(model).__name__
+    if change is None:
+        return f"{name} did not run packed rows when it was called with {IDS} and {MASK}"
+    if change <= MOST_CHANGE:
+        return ""
+    return (
+        f"{name} does not keep the samples of a row apart: other tokens in one sample change hidden states of the next "
+        f"by up to {change:.1e} of their norm"
+    )
 
 
 def change_of_others(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> float | None:

@@ -5,7 +5,6 @@ both train the same steps from the same weights without dropout. Required: it is
 differ by rounding.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +45,7 @@ def losses(make: Callable[[], dict[str, Any]], size: int, packing: bool) -> list
     torch.manual_seed(0)
     workload = Workload(**make())
     source = BatchSource.of(workload.loader)
-    model = copy.deepcopy(workload.model).eval()
+    model = workload.model.eval()
     draft = Draft(
         model, loss_of(workload, source, torch.device("cpu")), _sgd(model), torch.device("cpu"), varies=source.varies
     )

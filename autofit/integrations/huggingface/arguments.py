@@ -71,12 +71,12 @@ def _contradictions(args: Any, found: Recommendation, settings: Settings) -> Ite
             yield f"{name}={value!r}", "the plan was measured without sharding"
     if getattr(args, "auto_find_batch_size", False):
         yield "auto_find_batch_size=True", f"the plan has the micro batch {plan.values.get('micro_batch_size')}"
-    kwargs = getattr(getattr(args, "accelerator_config", None), "gradient_accumulation_kwargs", None) or {}
     if plan.values.get(PACKING) is True and getattr(args, "n_gpu", 1) > 1:
         yield (
             f"n_gpu={args.n_gpu}",
             f"the plan has {PACKING}=True, which copies of a model in one process do not follow",
         )
+    kwargs = getattr(getattr(args, "accelerator_config", None), "gradient_accumulation_kwargs", None) or {}
     if "num_steps" in kwargs:
         steps = plan.values.get(ACCUMULATION_STEPS, 1)
         yield f"num_steps={kwargs['num_steps']} in accelerator_config", f"the plan has {ACCUMULATION_STEPS}={steps}"

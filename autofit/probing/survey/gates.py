@@ -23,6 +23,7 @@ import torch
 from autofit.core.plan import Plan
 from autofit.probing.survey.accumulation_causes import UNKNOWN, cause
 from autofit.probing.survey.conditioning import Compared, by_fixed_statistics
+from autofit.probing.survey.either_mode import in_either_mode
 from autofit.probing.survey.gate_result import PRECISION_L2, ZERO, GateResult, judged_as_precision
 from autofit.probing.survey.gradients import (
     STATELESS,
@@ -35,7 +36,6 @@ from autofit.probing.survey.gradients import (
 )
 from autofit.probing.survey.module_modes import dropout_off
 from autofit.probing.survey.two_sample_statistic import compare
-from autofit.probing.user_errors import named_error
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.tree import Batch
@@ -74,12 +74,7 @@ def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State 
 
 def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> GateResult:
     """Compares the gradient under `plan` with that of the baseline, on the same batch and random numbers."""
-    try:
-        return _precision(Gradients(build, state), plan, batch, seed)
-    except Exception as error:  # noqa: BLE001  # raised by the user's code: a step that runs in training mode only
-        why = named_error(error)
-    found = _precision(Gradients(build, state, dropout_off), plan, batch, seed)
-    return replace(found, reason=f"{found.reason}; compared in training mode, as evaluation mode fails: {why}")
+    return in_either_mode(build, state, lambda gradients: _precision(gradients, plan, batch, seed))
 
 
 def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> GateResult:

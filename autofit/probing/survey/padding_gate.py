@@ -1,11 +1,8 @@
 """The gate of padding: more padding must not change the gradient, or the model reads what should be ignored."""
 
-from dataclasses import replace
-
-from autofit.probing.survey.gate_result import ZERO, GateResult
-from autofit.probing.survey.gradients import STATELESS, Build, Gradients, State, difference
-from autofit.probing.survey.module_modes import dropout_off
-from autofit.probing.user_errors import named_error
+from autofit.probing.survey.gate_result import GateResult
+from autofit.probing.survey.gradients import STATELESS, Build, State
+from autofit.probing.survey.rounding_gate import same_gradient
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.lengths import elements
@@ -34,21 +31,4 @@ def padding(
         return GateResult(False, "could not be checked: no batch was padded further", checked=False)
     if not all(same(one, other) for one, other in zip(tensors(plain), tensors(again), strict=True)):
         return GateResult(False, "could not be checked: the same samples give other batches each time", checked=False)
-    sides = Counted(plain, size), Counted(more, size)
-    try:
-        return _compared(Gradients(build, state), *sides, seed)
-    except Exception as error:  # noqa: BLE001  # raised by the user's code: a step that runs in training mode only
-        why = named_error(error)
-    found = _compared(Gradients(build, state, dropout_off), *sides, seed)
-    return replace(found, reason=f"{found.reason}; compared in training mode, as evaluation mode fails: {why}")
-
-
-def _compared(gradients: Gradients, plain: Counted, padded: Counted, seed: int) -> GateResult:
-    with gradients:
-        expected = gradients.rehearse(plain, seed)
-        if not float(expected.vector.norm()):
-            return ZERO
-        found = gradients.of([padded], seed)
-    error, most = difference(found.vector, expected.vector), expected.most_l2
-    changes = "" if error <= most else "padding changes the gradient of this model: "
-    return GateResult(error <= most, f"{changes}relative L2 of the gradient {error:.1e} (at most {most:g})")
+    return same_gradient(build, Counted(plain, size), Counted(more, size), seed, state)

@@ -1,13 +1,11 @@
 """The gate of a strategy that may change the gradient by rounding alone, on a batch that shows what it changes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from autofit.core.plan import Plan
+from autofit.probing.survey.either_mode import in_either_mode
 from autofit.probing.survey.gate_result import ZERO, GateResult
 from autofit.probing.survey.gradients import STATELESS, Build, Gradients, State, difference
-from autofit.probing.survey.module_modes import dropout_off
-from autofit.probing.user_errors import named_error
 from autofit.workloads.counted_batches import Counted
 
 
@@ -35,20 +33,31 @@ def rounding(
         state.restore()
     if found_against:
         return GateResult(False, found_against)
-    try:
-        return _compared(Gradients(build, state), plan, batch, seed)
-    except Exception as error:  # noqa: BLE001  # raised by the user's code: a step that runs in training mode only
-        why = named_error(error)
-    found = _compared(Gradients(build, state, dropout_off), plan, batch, seed)
-    return replace(found, reason=f"{found.reason}; compared in training mode, as evaluation mode fails: {why}")
+    return same_gradient(build, batch, batch, seed, state, plan)
 
 
-def _compared(gradients: Gradients, plan: Plan, batch: Counted, seed: int) -> GateResult:
-    with gradients:
-        expected = gradients.rehearse(batch, seed)
-        if not float(expected.vector.norm()):
-            return ZERO
-        found = gradients.of([batch], seed, plan=plan)
-    error, most = difference(found.vector, expected.vector), expected.most_l2
-    changes = "" if error <= most else f"{plan} changes the gradient of this model: "
-    return GateResult(error <= most, f"{changes}relative L2 of the gradient {error:.1e} (at most {most:g})")
+def same_gradient(
+    build: Build, plain: Counted, changed: Counted, seed: int, state: State = STATELESS, plan: Plan | None = None
+) -> GateResult:
+    """Compares the gradients of two batches of the same samples, or of a batch and the same one under a plan.
+
+    Args:
+        build: as for `rounding`.
+        plain: the batch whose gradient, under the baseline, is expected.
+        changed: the batch whose gradient is compared with it.
+        seed: as for `rounding`.
+        state: as for `rounding`.
+        plan: values under which `changed` runs; None: those of the baseline, and it has more padding.
+    """
+
+    def compare(gradients: Gradients) -> GateResult:
+        with gradients:
+            expected = gradients.rehearse(plain, seed)
+            if not float(expected.vector.norm()):
+                return ZERO
+            found = gradients.of([changed], seed, plan=plan)
+        error, most = difference(found.vector, expected.vector), expected.most_l2
+        changes = "" if error <= most else f"{plan or 'padding'} changes the gradient of this model: "
+        return GateResult(error <= most, f"{changes}relative L2 of the gradient {error:.1e} (at most {most:g})")
+
+    return in_either_mode(build, state, compare)
