@@ -1,12 +1,10 @@
 """Length grouping is offered where it saves padding by measurement, and refused with a reason everywhere else."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from autofit.core.errors import SpaceError
@@ -15,6 +13,7 @@ from autofit.strategies import length_grouping
 from autofit.strategies.base import Facts
 from autofit.strategies.length_grouping import LengthGrouping
 from autofit.workloads.batches import BatchSource
+from tests.strategies.batch_facts import facts_of
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import Buckets, Graphs, Streamed, collate_graphs, text_lengths
 
@@ -27,20 +26,7 @@ def texts(lengths: list[int] = LENGTHS, **options: Any) -> DataLoader[Any]:
 
 
 def facts(loader: Any, **changes: Any) -> Facts:
-    source = BatchSource.of(loader)
-    given = Facts(
-        model=nn.Linear(2, 2),
-        batch=None,
-        optimizer=None,
-        device_type="cpu",
-        capabilities=frozenset(),
-        numerics="any",
-        training=True,
-        micro_batch_size=source.user_batch_size,
-        varies=source.varies,
-        source=source,
-    )
-    return replace(given, **changes)
+    return facts_of(loader, **{"numerics": "any", **changes})
 
 
 def reason(given: Facts) -> str:

@@ -20,6 +20,7 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 from tests.fakes.decoders import Classifier
+from tests.strategies.batch_facts import facts_of
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import text_lengths
 
@@ -33,18 +34,7 @@ def texts(lengths: list[int] | None = None, collate: Any = pad) -> DataLoader[An
 
 
 def facts(loader: Any, **changes: Any) -> Facts:
-    given = Facts(
-        model=Classifier(100),
-        batch=None,
-        optimizer=None,
-        device_type="cpu",
-        capabilities=frozenset(),
-        numerics="mixed",
-        training=True,
-        micro_batch_size=8,
-        source=BatchSource.of(loader),
-    )
-    return replace(given, **changes)
+    return facts_of(loader, **{"model": Classifier(100), **changes})
 
 
 def reason(given: Facts) -> str:

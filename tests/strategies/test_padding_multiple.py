@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import SpaceError
@@ -13,6 +12,7 @@ from autofit.core.plan import Plan
 from autofit.strategies.base import Facts
 from autofit.strategies.padding_multiple import PaddingMultiple
 from autofit.workloads.batches import BatchSource
+from tests.strategies.batch_facts import facts_of
 from tests.workloads.loaders import Padding, Texts, pad
 from tests.workloads.ragged import text_lengths
 
@@ -22,18 +22,7 @@ def texts(collate: Any) -> DataLoader[Any]:
 
 
 def facts(loader: Any, **changes: Any) -> Facts:
-    given = Facts(
-        model=nn.Linear(2, 2),
-        batch=None,
-        optimizer=None,
-        device_type="cuda",
-        capabilities=frozenset({"tf32"}),
-        numerics="mixed",
-        training=True,
-        micro_batch_size=8,
-        source=BatchSource.of(loader),
-    )
-    return replace(given, **changes)
+    return facts_of(loader, **{"device_type": "cuda", "capabilities": frozenset({"tf32"}), **changes})
 
 
 def reason(given: Facts) -> str:
