@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from autofit import planfile
-from autofit.core.budget import Clock
+from autofit.core.budget import TIME_BUDGET, Clock
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.objective import Objective
 from autofit.core.plan import KnobValue
-from autofit.core.units import parse_duration
+from autofit.core.units import parse_time
 from autofit.devices.of_model import device_for, device_it_is_on
 from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
@@ -25,6 +25,7 @@ from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.reports.attached import attached
 from autofit.reports.repeating import tuning_call
+from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import Listen, Request
 from autofit.trackers.following import following
 from autofit.workloads.loader_types import checked_loader
@@ -43,7 +44,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     global_batch_size: int | None = None,
     max_global_batch_size: int | None = None,
     memory_budget: int | float | str | None = None,
-    time_budget: float | str | None = None,
+    time_budget: float | str | None = TIME_BUDGET,
     numerics: Literal["exact", "mixed", "any"] = "mixed",
     strategies: Sequence[str] | None = None,
     without: Sequence[str] = (),
@@ -89,8 +90,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             data set, so that an epoch keeps at least 50 steps. The baseline's batch size is always allowed.
         memory_budget: bytes, "20GiB", or a fraction of the capacity. None uses the available memory less a safety
             margin.
-        time_budget: limit for the whole search: seconds, or a text such as "5min". None searches until no remaining
-            plan can win.
+        time_budget: limit for the whole search: seconds, or a text such as "5min". None searches as long as it pays.
+            The best plan that is proven by then is the answer.
         numerics: "exact" keeps the arithmetic. "mixed" also tries tf32, bf16 and fp16 autocast, packing, and padding to
             a multiple of 8, each checked against the float32 gradient on your batch; this is a smoke test and says
             nothing about convergence. "any" also keeps techniques that change the result, such as another order of the
@@ -135,13 +136,14 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         WorkloadError, SpaceError, StudyError, UsageError: an argument cannot be used; the message says why.
         NothingFits: no plan runs inside the memory budget.
         UserCodeError: the model, loss or data raised an exception at every size.
-        BudgetSpent: the time budget ended before a plan was measured, or before one was proven. A run that hangs is
-            stopped at that point, except inside a single library call that never returns.
+        BudgetSpent: the time budget ended before one step of the baseline. A run that hangs is stopped at that point,
+            except inside a single library call that never returns.
+        SearchInterrupted: a `KeyboardInterrupt` after there was an answer, which is its attribute `fit`.
         Busy: another tuner used the device or the study for half of the time budget (10 minutes without a budget).
         DevicePoisoned: the device stopped responding. The study keeps all finished trials.
         RestoreError: something could not be restored.
     """
-    clock = Clock(limit_s=None if time_budget is None else parse_duration(time_budget))
+    clock = Clock(limit_s=parse_time(time_budget))
     workload = Workload(
         model=model,
         loader=loader,
@@ -172,9 +174,15 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     title, command = type(model).__name__, tuning_call(tune, locals())
     asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
-    with following(listeners, attach=attached, time_s=request.time_s) as followers:
-        found, result = search_with_evaluation(workload, chosen, options, request, clock, progress, followers)
-    return Fit(found, Terms(loss_fn, step_fn, optimizer, update_fn), result)
+    terms = Terms(loss_fn, step_fn, optimizer, update_fn)
+    try:
+        with following(listeners, attach=attached, time_s=request.time_s) as followers:
+            found, result = search_with_evaluation(workload, chosen, options, request, clock, progress, followers)
+    except SearchInterrupted as interrupted:
+        interrupted.fit = Fit(interrupted.recommendation, terms)
+        interrupted.add_note("autofit: the best plan that is proven so far is the attribute `fit` of this exception")
+        raise
+    return Fit(found, terms, result)
 
 
 def _check_evaluation(workload: Workload) -> None:

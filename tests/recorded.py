@@ -10,6 +10,7 @@ import pytest
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
@@ -74,7 +75,10 @@ class RecordedBench:
             caveats=("the loss was inferred: cross-entropy",),
         )
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        return Checked()
+
+    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         """Runs a plan."""
         return self.device.evaluate(plan, purpose)
 

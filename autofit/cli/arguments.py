@@ -157,7 +157,8 @@ def _tune_budget(group: _Group) -> None:
     group.add_argument(
         "--time",
         metavar="TIME",
-        help="time for the whole search: 5min, 90s, 1h (default: until no remaining plan can win)",
+        default="5min",
+        help="time for the whole search: 90s, 1h, or none for as long as it pays (default: %(default)s)",
     )
     group.add_argument("--trials", type=int, metavar="N", help="maximum number of probes (default: no limit)")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from autofit import locks, planfile
 from autofit.cli import values
 from autofit.cli.interrupting import terminable
+from autofit.cli.outcome import INTERRUPTED
 from autofit.cli.saving import save_plan
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
@@ -18,7 +19,7 @@ from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json, printable
 from autofit.core.recommendation import Recommendation
-from autofit.core.units import parse_duration
+from autofit.core.units import parse_time
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
 from autofit.reports.attached import attached
@@ -27,6 +28,7 @@ from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
+from autofit.search.interrupted import SearchInterrupted
 from autofit.search.kept_gates import kept_gates
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
@@ -43,7 +45,11 @@ def execute(given: argparse.Namespace) -> int:
     request = _request(given, target)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
-    recommendation = _tuned(replace(target, gates=kept_gates(request.study)), request, clock, given)
+    interrupted = False
+    try:
+        recommendation = _tuned(replace(target, gates=kept_gates(request.study)), request, clock, given)
+    except SearchInterrupted as stopped:
+        recommendation, interrupted = stopped.recommendation, True
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
@@ -54,7 +60,7 @@ def execute(given: argparse.Namespace) -> int:
         return PlanFileError.exit_code
     if not (given.json or given.quiet):
         print(f"autofit: plan written to {printable(given.output)}", file=sys.stderr)
-    return 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Recommendation:
@@ -115,7 +121,7 @@ def _target(given: argparse.Namespace) -> Target:
 
 def _request(given: argparse.Namespace, target: Target) -> Request:
     return Request(
-        time_s=None if given.time is None else parse_duration(given.time),
+        time_s=parse_time(given.time),
         max_trials=given.trials,
         study=dereferenced(given.study),
         searcher=given.searcher,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from autofit.core.errors import ClockError
-from autofit.core.trial import Purpose
 
 
 class Budget(BaseModel):
@@ -31,17 +30,10 @@ class Budget(BaseModel):
     max_trials: int | None = None
 
 
+TIME_BUDGET = "5min"
+"""Time budget of a search if the user gives none."""
 OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
-"""Overtime of a run that is still going when the time budget ends: this share of the budget plus this many seconds.
-Including stopping the run and restoring all state, a search exceeds its budget by at most 10 % plus 5 s."""
-SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
-"""Maximum share of the remaining time that one run may take. A longer probe would leave no time to prove its plan."""
-TRACE_SHARE = 0.25
-"""Maximum share of the remaining time that one trace may take."""
-GATES_SHARE = 0.15
-"""Maximum share of the remaining time that all gates together may take, so that most of the time is left for probes."""
-LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
-"""Least time of a run: `LEAST_PATIENCE_S`, or `MOST_SHARE` of the time left if that is less, but at least `FLOOR_S`."""
+"""A search may exceed its budget by this share of it plus this many seconds, to stop a run and put everything back."""
 
 
 @dataclass(slots=True)
@@ -84,15 +76,12 @@ class Clock:
         """Seconds left of the budget: negative after its end, infinity without a budget."""
         return math.inf if self.limit_s is None else self.limit_s - self.elapsed_s
 
-    def patience_s(self, share: float = 1.0) -> float:
-        """Returns how many seconds a run that begins now may take before it is stopped; infinity without a budget.
+    def patience_s(self) -> float:
+        """Returns how many seconds a run that begins now may take before it is stopped; infinity without a budget."""
+        return max(self.left_s, 0.0)
 
-        Args:
-            share: share of the remaining time that the run may take; 1 is all of it, and the overtime.
-        """
+    def closing_s(self) -> float:
+        """Returns how many seconds putting everything back may take: those left, and the overtime."""
         if self.limit_s is None:
             return math.inf
-        most = self.left_s + OVERTIME_RATIO * self.limit_s + OVERTIME_S
-        least = max(min(LEAST_PATIENCE_S, MOST_SHARE * self.left_s), FLOOR_S)
-        wanted = most if share >= 1 else max(share * self.left_s, least)
-        return max(min(wanted, most), 0.0)
+        return max(self.left_s, 0.0) + OVERTIME_RATIO * self.limit_s + OVERTIME_S

@@ -41,6 +41,7 @@ class Knob(BaseModel):
         frees_bytes: bytes of memory of no batch, such as optimizer states, that each value is expected to free.
         same_memory: values with the memory per sample of the default, which an estimate of memory does not trace.
         one_pass: values that do not admit accumulation: each optimizer step must be one forward and backward pass.
+        usual: value that an expert writes at once on this device, without trying; None for the default.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
             more time than the one before. An estimate finds the smallest that suffices.
     """
@@ -58,6 +59,7 @@ class Knob(BaseModel):
     frees_bytes: tuple[int, ...] = ()
     same_memory: tuple[KnobValue, ...] = ()
     one_pass: tuple[KnobValue, ...] = ()
+    usual: KnobValue | None = None
     trades_memory: Trade | None = None
 
     @model_validator(mode="after")
@@ -76,8 +78,10 @@ class Knob(BaseModel):
         """Returns the knob restricted to these values. The default should be among them."""
         kept = [place for place, value in enumerate(self.values) if any(same_value(value, one) for one in values)]
         columns = {name: getattr(self, name) for name in ("values", *_COLUMNS)}
+        usual = self.usual if any(same_value(self.usual, value) for value in values) else None
         return self.model_copy(
-            update={name: tuple(column[place] for place in kept) if column else () for name, column in columns.items()}
+            update={"usual": usual}
+            | {name: tuple(column[place] for place in kept) if column else () for name, column in columns.items()}
         )
 
     def admits(self, value: KnobValue) -> bool:

@@ -53,6 +53,8 @@ class Measurement(BaseModel):
             (compilation, kernel tuning, updates that the GradScaler skipped). Some of it happens once per process, in
             the plan that runs first. None if unknown, as in a block of a race.
         worst_steps: number of steps that ran on the worst known batch.
+        proven: whether at least three of these were whole steps on the worst batch, inside the budget, without clearing
+            the cache.
         loss: loss of the last step.
         skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
@@ -74,6 +76,7 @@ class Measurement(BaseModel):
     warmup_times_s: tuple[float, ...] = ()
     startup_s: float | None = Field(default=None, ge=0)
     worst_steps: int = 0
+    proven: bool = False
     loss: float | None = None
     skipped_steps: int = 0
     phases_s: dict[str, float] = {}

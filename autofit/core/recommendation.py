@@ -97,6 +97,7 @@ class Recommendation(BaseModel):
         budget: the limits of the search.
         objective: what was maximised.
         environment: the environment in which the plan was measured.
+        stopped: what ended the search.
         study: where the trials are stored, without passwords.
         title: what was tuned, such as "train.py:make_workload"; "" if unknown.
         command: the command or call that started the search, without secrets; "" if unknown.
@@ -124,6 +125,7 @@ class Recommendation(BaseModel):
     budget: Budget
     objective: Objective
     environment: Environment
+    stopped: str = ""
     study: str = ""
     title: str = ""
     command: str = ""

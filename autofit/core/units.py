@@ -58,6 +58,15 @@ def parse_duration(text: str | float) -> float:
     return value
 
 
+def parse_time(text: str | float | None) -> float | None:
+    """Parses a time budget: as `parse_duration`, or None and "none" for no limit.
+
+    Raises:
+        UsageError: as `parse_duration`.
+    """
+    return None if text is None or str(text).strip().lower() == "none" else parse_duration(text)
+
+
 def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str, expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
     unit = match.group(2).lower() if match else ""

@@ -31,6 +31,10 @@ UNKNOWN = 0.5
 """Probability of fitting for a plan that is neither modelled nor estimated with bounds."""
 
 
+FREE_RATIO = 0.5
+"""Share of the budget below which the peak of the baseline leaves room for other plans at its micro batch."""
+
+
 class Feasibility:
     """Answers whether plans fit. Screening and searchers ask the same object.
 
@@ -43,15 +47,25 @@ class Feasibility:
         memory_bytes: the budget.
         estimators: estimate memory, the one with the most trusted value first.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
+        light: whether plans run without an estimate that surely have room: the baseline, which the user runs anyway,
+            and plans at no larger a micro batch where the baseline left room. Tracing them takes longer than the
+            failure that it could prevent costs on average.
 
     Attributes:
+        light: as given.
         looked_at: latest estimate of each plan that was looked at, by the plan's key.
     """
 
     def __init__(
-        self, space: SearchSpace, memory_bytes: int, estimators: Sequence[Estimator] = (), cautious: bool = False
+        self,
+        space: SearchSpace,
+        memory_bytes: int,
+        estimators: Sequence[Estimator] = (),
+        cautious: bool = False,
+        light: bool = False,
     ) -> None:
-        self._space, self._memory_bytes, self._cautious = space, memory_bytes, cautious
+        self._space, self._memory_bytes, self._cautious, self.light = space, memory_bytes, cautious, light
+        self._begun = False
         self._joint = JointEstimate(estimators)
         self._trials: dict[str, Trial] = {}
         self._survey_is_due = False
@@ -84,12 +98,15 @@ class Feasibility:
             self._model.tell(place, trial.outcome)
 
     def begin(self) -> None:
-        """Has the baseline's combination estimated at all sizes. Called once, before the first `look` of a search.
+        """Has the baseline's combination estimated at all sizes, when first called: before a search or, with `light`,
+        by the first look.
 
         Raises:
             DevicePoisoned: a short run that was to show its memory left the device in an error state.
         """
-        space = self._space
+        if self._begun:
+            return
+        self._begun, space = True, self._space
         self._refine(space.baseline, [space.at(space.baseline.combination, size) for size in space.sizes])
         self._survey_is_due = True
 
@@ -106,6 +123,10 @@ class Feasibility:
         Raises:
             DevicePoisoned: a short run that was to show its memory left the device in an error state.
         """
+        if self._is_light(plan):
+            return
+        if self.light:
+            self.begin()
         if self._survey_is_due and not alone:
             self._survey_is_due = False
             self._survey()
@@ -119,6 +140,18 @@ class Feasibility:
             self.looked_at[plan.key] = estimate.model_copy(update={"said_bytes": None})  # internal to this package
         if (place := self.plans.place(plan)) is not None:
             self._model.expect(place)
+
+    def _is_light(self, plan: Plan) -> bool:
+        """Returns whether a plan runs without an estimate of its memory."""
+        baseline = self._space.baseline
+        if not self.light:
+            return False
+        if plan == baseline:
+            return True
+        ran = self._trials.get(baseline.key)
+        if ran is None or ran.outcome.measurement is None or plan.micro_batch_size > baseline.micro_batch_size:
+            return False
+        return ran.outcome.measurement.memory.judged_bytes < FREE_RATIO * self._memory_bytes
 
     # Answers
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autofit.core.briefing import Briefing
-from autofit.core.budget import SHARES, Clock
+from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
@@ -42,7 +42,7 @@ class CountedBench:
         """Seconds that a proof needs to start a fresh process; 0 if it needs none."""
         return self._bench.proof_start_s
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         """Runs a plan."""
         self.runs += 1
         return self._bench.evaluate(plan, purpose)
@@ -164,7 +164,7 @@ class PlanRunner:
                 failed[plan.key] = outcome
 
     def _once(self, plan: Plan, purpose: Purpose) -> Outcome:
-        patience_s, began_s = self.clock.patience_s(SHARES[purpose]), self.clock.elapsed_s
+        patience_s, began_s = self.clock.patience_s(), self.clock.elapsed_s
         outcome = self.bench.evaluate(plan, purpose)
         took_s = self.clock.elapsed_s - began_s
         if outcome.status is Status.INTERRUPTED:

@@ -9,22 +9,10 @@ flush.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.workloads.batch_store import Typical
 from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch
-
-
-def needs_growing(purpose: Purpose, varies: bool, device: Device) -> bool:
-    """Returns whether batches of other lengths may leave a caching allocator with less usable memory than the worst.
-
-    Args:
-        purpose: of the run. Only a proof runs growing batches.
-        varies: whether batches differ in shape.
-        device: where the plan runs. The host has no caching allocator.
-    """
-    return purpose is Purpose.PROOF and varies and not device.is_host
 
 
 def run_growing(run_step: Callable[[Sequence[Batch]], object], typical: Typical, worst: Batch, device: Device) -> None:

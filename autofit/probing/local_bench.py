@@ -12,11 +12,11 @@ import torch
 
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
-from autofit.core.budget import SHARES, TRACE_SHARE
 from autofit.core.errors import DevicePoisoned, Untraceable
 from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
@@ -137,8 +137,8 @@ class LocalBench:
         self._beat("open")
         return space, earlier.to_keep(survey.verdicts, self._reached)
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` and returns the outcome. Everything is restored afterwards.
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        """Runs `plan` on the given terms and returns the outcome. Everything is restored afterwards.
 
         A poisoned device cannot be written to, so objects on it stay as they are until the bench is left.
         """
@@ -154,6 +154,7 @@ class LocalBench:
                 device=self.device,
                 budget_bytes=self.briefing.budget.memory_bytes,
                 enforce=self._options.enforce,
+                terms=terms,
                 cold=self._options.cold,
                 fastest_s=self._fastest_s,
                 watch=self._watch,
@@ -180,7 +181,7 @@ class LocalBench:
     def _run(self, probe: Probe) -> Outcome:
         try:
             with shapes_of_a_training(vary=self._source.varies):
-                return self._watch.allowed(probe.run, SHARES[probe.purpose])
+                return self._watch.allowed(probe.run, most_s=probe.terms.limit_s or math.inf)
         except Overdue as error:
             return Outcome(status=Status.TIMED_OUT, reason=str(error))
 
@@ -196,7 +197,7 @@ class LocalBench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        limit_s = min(limit_s, isolation.LIMIT_S, self._watch.clock.patience_s(TRACE_SHARE) / 2)
+        limit_s = min(limit_s, isolation.LIMIT_S, self._watch.clock.patience_s())
         target, threads = self.device.torch_device, torch.get_num_threads()
 
         def traced() -> Trace:
@@ -212,7 +213,7 @@ class LocalBench:
 
     def _in_time(self, work: Callable[[], Trace]) -> Trace:
         try:
-            return self._watch.allowed(work, TRACE_SHARE)
+            return self._watch.allowed(work)
         except Overdue as error:
             raise Untraceable(str(error), "in the trace") from None
 

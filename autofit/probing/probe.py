@@ -11,21 +11,22 @@ from time import perf_counter
 from autofit.core.errors import ClockError, SpaceError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.probing.compilation import COMPILE_SHARE, ONLY_SHARE, Compiler, noted, start_cold
-from autofit.probing.growing_batches import by_size, needs_growing, run_growing
+from autofit.probing.growing_batches import by_size, run_growing
 from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
-from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection, untimed
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, as_proven, judged, objection, untimed
 from autofit.probing.static_bytes import static_bytes
-from autofit.probing.step_counts import PACES, PATIENCE_SHARE
+from autofit.probing.step_counts import PACES, PATIENCE_SHARE, SLOW_PACE, SLOW_S, Pace
 from autofit.probing.step_timing import Lap, observed, phase_steps, time_phases, time_steps
 from autofit.probing.timing_window import WindowResult, run_step
 from autofit.probing.warm_up import MOST_SKIPPED
-from autofit.probing.watchdog import Watchdog
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
@@ -49,6 +50,7 @@ class Probe:
     Attributes:
         plan: what to run.
         purpose: how thoroughly to run it.
+        terms: which score makes a probe go on to its proof.
         build: makes the train step of a plan; called inside the failure handling.
         batches: provides the batches of each plan.
         device: where the step runs.
@@ -70,6 +72,7 @@ class Probe:
     device: Device
     budget_bytes: int
     enforce: bool
+    terms: RunTerms = OPEN
     cold: bool = False
     fastest_s: float = math.inf
     watch: Watchdog = field(default_factory=Watchdog)
@@ -148,13 +151,55 @@ class Probe:
             if peak is not None and (outcome := self._objection(peak)) is not None:
                 return outcome
             before = self.device.counters()
-            if worst is not None and self._grows:
-                run_growing(partial(self._run_step, step), typical, worst, self.device)
-                before = replace(before, retries=self.device.counters().retries)
-            lap = peak.lap if peak and self._really_limited else self._time(step, typical)
-            events = self._events_since(before, peak)
-        outcome = judged(self.plan, lap, peak, typical, events)
+            if worst is not None and self._proves and self._grows:
+                before = self._grown(step, typical, worst, before)
+            lap = self._lap(step, typical, peak)
+            outcome = judged(self.plan, lap, peak, typical, self._events_since(before, peak))
+            if worst is not None and peak is not None and self._goes_on(outcome):
+                outcome = self._proven(step, worst, typical, lap, peak)
+            elif self._proves and outcome.measured:
+                outcome = as_proven(outcome)
         return noted(outcome, *self._compiler.notes()) if self._compiler and worst is not None else outcome
+
+    @property
+    def _proves(self) -> bool:
+        """Whether the first steps are those of a proof."""
+        return self.purpose is Purpose.PROOF or (self.purpose is Purpose.PROBE and self.terms.at_once)
+
+    def _goes_on(self, outcome: Outcome) -> bool:
+        """Returns whether a probe is fast enough to go on to its proof."""
+        if self.purpose is not Purpose.PROBE or self._proves or outcome.measurement is None:
+            return False
+        return outcome.measured and self.terms.beaten_by(outcome.measurement)
+
+    def _proven(self, step: TrainStep, worst: Batch, typical: Typical, lap: Lap, probed: WorstBatchResult) -> Outcome:
+        """Goes on to the proof of a plan that was probed. If the time ends before it, the plan is measured only."""
+        before = self.device.counters()
+        try:
+            if self._grows:
+                before = self._grown(step, typical, worst, before)
+            peak = self._peak(step, worst, typical, probed.compile_s, whole=True)
+        except Overdue:
+            return judged(self.plan, lap, probed, typical, self._events_since(before, probed))
+        if (refusal := objection(peak, self.budget_bytes)) is not None:
+            return refusal
+        outcome = judged(self.plan, lap, peak.joined(probed), typical, self._events_since(before, peak))
+        return as_proven(outcome) if outcome.measured else outcome
+
+    def _grown(self, step: TrainStep, typical: Typical, worst: Batch, before: Counters) -> Counters:
+        """Runs growing batches, and returns the allocator's counts `before` with the flushes that these may cause."""
+        run_growing(partial(self._run_step, step), typical, worst, self.device)
+        return replace(before, retries=self.device.counters().retries)
+
+    def _lap(self, step: TrainStep, typical: Typical, peak: WorstBatchResult | None) -> Lap:
+        """Returns the timed steps. Slow steps on the worst batch count if all batches have its shape."""
+        if peak is None:
+            return self._time(step, typical, PACES[self.purpose])
+        whole = self._proves and len(peak.steps_s) > 1 and not self.store.source.varies
+        if self._really_limited or (whole and not self.device.is_host and min(peak.steps_s[1:]) > SLOW_S):
+            return peak.lap if self._really_limited else peak.timed
+        slow = self.purpose is Purpose.PROBE and len(peak.steps_s) > 1 and min(peak.steps_s[1:]) > SLOW_S
+        return self._time(step, typical, SLOW_PACE if slow else PACES[self.purpose])
 
     def _compile(self, step: TrainStep, worst: Batch | None, typical: Typical) -> float | Outcome:
         """Runs the first steps of a plan that compiles. Returns their seconds, or why it is not compiled in time.
@@ -183,14 +228,24 @@ class Probe:
 
     @property
     def _grows(self) -> bool:
-        """Whether growing batches run before the timed steps."""
-        return needs_growing(self.purpose, self.store.source.varies, self.device)
+        """Whether batches of other lengths may leave a caching allocator with less usable memory than the worst."""
+        return self.store.source.varies and not self.device.is_host
 
-    def _peak(self, step: TrainStep, worst: Batch, typical: Typical, compile_s: float) -> WorstBatchResult:
-        """Runs the first steps on the worst batch, without clearing the cache between them, and returns their peak."""
-        count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
+    def _peak(
+        self, step: TrainStep, worst: Batch, typical: Typical, compile_s: float, *, whole: bool = False
+    ) -> WorstBatchResult:
+        """Runs steps on the worst batch, without clearing the cache between them, and returns their peak.
+
+        Args:
+            step: what runs.
+            worst: the largest micro batch known.
+            typical: the batches of the timed steps.
+            compile_s: seconds of the steps before that compiled.
+            whole: whether to run the steps of a proof, whatever the purpose.
+        """
+        count = self.plan.accumulation_steps
         # After the second micro batch of the second step no new kind of tensor is live, so a probe stops there.
-        parts, steps = (count, PROOF_STEPS) if proof else (min(count, 2), PROBE_STEPS)
+        parts, steps = (count, PROOF_STEPS) if whole or self._proves else (min(count, 2), PROBE_STEPS)
         # If the device is the host, a step's batches are in its memory. Those that run are metered; the rest are added.
         held = (count - parts) * nbytes(worst) if self.device.is_host else 0
         # If all batches have one shape, they all take equally long, so the typical number of tokens is used.
@@ -225,14 +280,13 @@ class Probe:
             return nullcontext(Reading(LIMITED))
         return self.device.meter(lambda: static_bytes(step))
 
-    def _time(self, step: TrainStep, typical: Typical) -> Lap:
+    def _time(self, step: TrainStep, typical: Typical, pace: Pace) -> Lap:
         def batch_of(number: int) -> StepBatch:
             return self._step_batch(typical.of_step(number))
 
         def beat() -> None:
             self.beat("fetch")
 
-        pace = PACES[self.purpose]
         if self.purpose is Purpose.PROOF:
             pace = replace(pace, patience_s=PATIENCE_SHARE * self.watch.clock.left_s)
         with self._reported(step):
@@ -287,10 +341,10 @@ class Probe:
         if (outcome := objection(peak, self.budget_bytes)) is not None:
             return outcome
         if self.purpose is Purpose.PROOF and self.watch.clock.left_s <= 0 and peak.is_sound and not self._grows:
-            return untimed(peak, "not timed: the time budget ran out")
+            return as_proven(untimed(peak, "not timed: the time budget ran out"))
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
         is_slow = slowness > TOO_SLOW_RATIO and min(peak.steps_s) > QUICK_S
-        if self.purpose is Purpose.PROBE and is_slow and peak.is_sound:
+        if self.purpose is Purpose.PROBE and not self._proves and is_slow and peak.is_sound:
             return untimed(peak, f"not timed further: {slowness:.1f} times slower than the fastest")
         return None
 

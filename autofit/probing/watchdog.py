@@ -77,21 +77,21 @@ class Watchdog:
         """Records the start of a phase, which is a sign of life."""
         self._phase = (phase, self.clock.elapsed_s)
 
-    def allowed(self, work: Callable[[], _Result], share: float = 1.0, most_s: float = math.inf) -> _Result:
-        """Runs `work` within a share of the remaining time and returns its result.
+    def allowed(self, work: Callable[[], _Result], most_s: float = math.inf) -> _Result:
+        """Runs `work` within the remaining time and returns its result.
 
         Args:
-            work: the function to run. It may call `allowed` again with a smaller share.
-            share: share of the remaining time, see `Clock.patience_s`.
+            work: the function to run. It may call `allowed` again, with less time.
             most_s: maximum number of seconds.
 
         Raises:
             Overdue: `work` took longer.
         """
-        patience_s = min(self.clock.patience_s(share), most_s)
+        patience_s = min(self.clock.patience_s(), most_s)
         if patience_s <= 0:
             raise Overdue(f"{self._over()} before it began")
-        before, self._until = self._until, self.clock.elapsed_s + patience_s
+        before = self._until
+        self._until = min(before, self.clock.elapsed_s + patience_s)
         try:
             return work()
         finally:
@@ -159,7 +159,7 @@ class Watchdog:
     def _over(self) -> str:
         limit_s = self.clock.limit_s or 0.0
         if self.clock.left_s > 0:
-            return f"not finished within its share of the time budget of {format_duration(limit_s)}"
+            return f"not finished in the time that it was given of the budget of {format_duration(limit_s)}"
         return f"the time budget of {format_duration(limit_s)} ran out"
 
 

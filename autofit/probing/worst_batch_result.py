@@ -1,7 +1,8 @@
 """WorstBatchResult: results of the first steps of a probe, on the worst batch known."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from autofit.core.measurement import Measurement, Memory
 from autofit.probing.step_timing import Lap, beyond
@@ -22,6 +23,7 @@ class WorstBatchResult:
         ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
         memory: peak over all steps.
         compile_s: duration of the steps before them that compiled, in seconds.
+        before_s: warm-up cost of other steps that ran before, which is then the whole.
     """
 
     samples: int
@@ -34,6 +36,7 @@ class WorstBatchResult:
     ruined: int | None = None
     memory: Memory | None = None
     compile_s: float = 0.0
+    before_s: float = 0.0
 
     @property
     def is_sound(self) -> bool:
@@ -48,6 +51,18 @@ class WorstBatchResult:
         return Lap(steps_s=self.steps_s, loss=self.loss, ruined=self.ruined)
 
     @property
+    def timed(self) -> Lap:
+        """These steps as timed ones, the first of them as their warm-up."""
+        return Lap(warmup_s=self.steps_s[:1], steps_s=self.steps_s[1:], loss=self.loss, ruined=self.ruined)
+
+    def joined(self, before: Self) -> Self:
+        """Returns these steps with the peak and the warm-up of others that ran before on the same batch."""
+        assert self.memory is not None, "the meter has filled its reading"
+        assert before.memory is not None, "the meter has filled its reading"
+        memory = max(self.memory, before.memory, key=lambda reading: reading.judged_bytes)
+        return replace(self, memory=memory, before_s=before.startup_s)
+
+    @property
     def startup_s(self) -> float:
         """Seconds beyond the same number of steps at the speed of the fastest after the first, plus skipped steps.
 
@@ -55,7 +70,7 @@ class WorstBatchResult:
         """
         fastest_s = min(self.steps_s[1:] or self.steps_s)
         compiling_s = max(self.compile_s - fastest_s, 0.0)
-        return beyond(self.steps_s, fastest_s) + self.skipped_s + compiling_s
+        return self.before_s or beyond(self.steps_s, fastest_s) + self.skipped_s + compiling_s
 
     def metered(self, memory: Memory, held_bytes: int) -> None:
         """Stores the metered peak, plus `held_bytes` that are live in addition."""

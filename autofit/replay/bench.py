@@ -2,12 +2,15 @@
 
 import math
 import random
+from collections.abc import Mapping
 from statistics import fmean
 
 from autofit.core.errors import UsageError
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.statistics import clipped
 from autofit.core.trial import Purpose
 from autofit.replay.noise import Bursts, Drift, Runs
@@ -15,6 +18,8 @@ from autofit.replay.table import Entry, Table
 
 PROOF_STEPS = 5
 """Minimum number of timed steps in a proof."""
+WHOLE_STEPS = 3
+"""Number of steps by which a probe goes on to its proof."""
 DROPPED_STEPS = 1
 """Number of steps at the beginning of a block that run but are not timed."""
 
@@ -94,8 +99,10 @@ class TableBench:
         paces = (entry.units(block, objective) / block.step_time_s for block in ran)
         return fmean(clipped([math.log(pace) + self._drift(at.at_s) for pace, at in zip(paces, ran, strict=True)]))
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Returns the outcome of a plan, and advances the clock by its duration.
+
+        A probe that its terms let go on is proven; its duration in the table is that of a whole probe.
 
         Raises:
             UsageError: the plan is not in the table's grid.
@@ -106,7 +113,21 @@ class TableBench:
         if not entry.outcome.measured:
             self.time.advance(entry.outcome.duration_s)
             return entry.outcome
-        return self._block(entry) if purpose is Purpose.BLOCK else self._probe(entry, purpose)
+        if purpose is Purpose.BLOCK:
+            return self._block(entry)
+        outcome = self._probe(entry, purpose)
+        return self._gone_on(outcome, terms) if purpose is Purpose.PROBE else outcome
+
+    def _gone_on(self, outcome: Outcome, terms: RunTerms) -> Outcome:
+        found = outcome.measurement
+        if not outcome.measured or found is None or not terms.beaten_by(found):
+            return outcome
+        self.time.advance(WHOLE_STEPS * found.step_time_s)
+        return outcome.model_copy(update={"measurement": found.model_copy(update={"proven": True})})
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Returns that a plan keeps the gradient: a table holds no plan that does not."""
+        return Checked()
 
     def _probe(self, entry: Entry, purpose: Purpose) -> Outcome:
         measurement = entry.outcome.measurement

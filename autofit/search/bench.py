@@ -1,11 +1,13 @@
 """Bench: the interface between a search and a workload on a device."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from autofit.core.briefing import Briefing
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
 
@@ -27,11 +29,15 @@ class Bench(Protocol):
         """Seconds that a proof needs to start a fresh process; 0 if it needs none."""
         ...
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs a plan.
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        """Runs a plan on the given terms.
 
         Expected events are outcomes. Only `KeyboardInterrupt` or an `AutofitError` is raised.
         """
+        ...
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Compares the gradient of a plan with the baseline's, given the verdicts on values that are known."""
         ...
 
     def trace(self, plan: Plan) -> Trace:
@@ -49,32 +55,5 @@ class Bench(Protocol):
         Raises:
             Untraceable: a step failed, or the device keeps no record.
             SpaceError: the plan cannot be applied to this workload.
-        """
-        ...
-
-
-@runtime_checkable
-class RestartableBench(Bench, Protocol):
-    """A bench that runs plans in a process of their own, and can start one with other settings of a whole process."""
-
-    @property
-    def fresh_proof_s(self) -> float:
-        """Seconds that `prove_under` needs, by the last start of a process and the last proof, with a margin."""
-        ...
-
-    def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome] | None:
-        """Proves a plan in a fresh process, with other environment variables if any are given.
-
-        Args:
-            plan: what to prove.
-            variables: environment variables in addition to those of this process.
-            left_s: seconds that are left for it; infinity for no limit.
-
-        Returns:
-            The briefing of that process, which says what is in force there, and the outcome of the proof. None if the
-            time does not suffice, or if the process cannot be opened.
-
-        Raises:
-            RestoreError: the process that ran plans before found a difference when it ended.
         """
         ...

@@ -7,7 +7,7 @@ probes are the scale, and on a shared machine a ratio of two probes has a wide i
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
@@ -37,14 +37,13 @@ class CommonScale:
     Args:
         objective: the quantity to maximise.
         measured: the latest trial of each plan that was measured.
-        elsewhere: keys of the plans that only another process has measured.
 
     Attributes:
         race: the race, once it has begun.
     """
 
-    def __init__(self, objective: Objective, measured: Sequence[Trial], elsewhere: Collection[str] = ()) -> None:
-        self._objective, self._elsewhere = objective, set(elsewhere)
+    def __init__(self, objective: Objective, measured: Sequence[Trial]) -> None:
+        self._objective = objective
         self._probe_logs = {t.plan.key: math.log(objective.score(measurement_of(t))) for t in measured}
         self.race: Race | None = None
         self._scale = Scale({}, 0.0, 0.0)
@@ -93,18 +92,6 @@ class CommonScale:
         """Returns the ratio as it is reported: with an interval that holds after a race (`CLAIM_RATIO`)."""
         ratio = self.ratio(ours, theirs)
         return ratio.widened(CLAIM_RATIO) if ratio.pairs else ratio
-
-    def reported(self, ours: Trial, theirs: Trial) -> Ratio | None:
-        """Returns the claim; None if no race compared the plans and they were measured by different processes."""
-        here = [trial.plan.key not in self._elsewhere for trial in (ours, theirs)]
-        return self.claim(ours, theirs) if self.decided_by_race or here[0] == here[1] else None
-
-    def proven(self, winner: Trial, proof: Measurement) -> Trial:
-        """Returns the winner, with the figures of its proof if no race and only another process has measured it."""
-        if self.decided_by_race or winner.plan.key not in self._elsewhere:
-            return winner
-        self._elsewhere.remove(winner.plan.key)
-        return winner.model_copy(update={"outcome": winner.outcome.model_copy(update={"measurement": proof})})
 
     def rate_per_s(self, trial: Trial) -> float:
         """Returns the throughput of a plan on the common scale, in the objective's unit."""

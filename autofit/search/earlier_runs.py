@@ -49,6 +49,12 @@ class Earlier:
         if trial.outcome.status is not Status.SKIPPED:
             self.known = (*(t for t in self.known if t.plan != self._baseline), trial)
 
+    def renew(self, trial: Trial) -> None:
+        """Replaces what is known of a plan by a trial of this run; drops the earlier trials if it contradicts them."""
+        self.compare(trial.plan, Purpose.PROBE, trial.outcome)
+        if self.trials:
+            self.known = (*(t for t in self.known if t.plan != trial.plan), trial)
+
     def compare(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> None:
         """Compares a block or a proof with the study; drops the earlier trials if it contradicts them."""
         if what := self._contradiction(plan, purpose, outcome):

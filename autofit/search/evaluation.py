@@ -12,6 +12,7 @@ from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, Busy, NothingFits, UsageError, UserCodeError
 from autofit.core.recommendation import Recommendation
+from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import Request
 
 TIME_SHARE = 0.2
@@ -73,11 +74,14 @@ def with_evaluation(
 
     Raises:
         AutofitError: the device does not respond, the user's objects could not be restored, or autofit failed.
+        SearchInterrupted: the user stopped it; the training's recommendation is kept.
     """
     try:
         left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
         asked, second = evaluation_options(options, training), evaluation_request(request, left_s)
         return training.model_copy(update={"evaluation": search(asked, second, Clock(limit_s=left_s))})
+    except KeyboardInterrupt:
+        raise SearchInterrupted(training) from None
     except (NothingFits, UserCodeError, BudgetSpent, UsageError, Busy) as error:
         caveat = f"no plan for evaluation was found: {error}"
         return training.model_copy(update={"caveats": (*training.caveats, caveat)})

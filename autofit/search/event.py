@@ -14,8 +14,9 @@ class Event:
     """Something that happened in a search.
 
     Attributes:
-        kind: "start", when a search begins; "stage", "trial", "skipped", "race" or "proof"; "running" when a probe or a
-            proof begins; "busy" if the device or the study is in use by another tuner, for which the search waits;
+        kind: "start", when a search begins; "stage", "trial", "skipped", "answer", "race" or "proof"; "running" when a
+            probe or a proof begins; "busy" if the device or the study is in use by another tuner, for which the search
+            waits;
             "result" for the last event of a search; or "waiting", which comes from another thread if a run makes no
             progress for long.
         text: one line of text.
@@ -29,6 +30,7 @@ class Event:
         asked: the request and its environment, for "start".
         left_s: upper estimate of the seconds left, without regard to the time budget: of the search phase while it
             runs, then of the race and one proof; None if nothing bounds them.
+        so_far: throughput of the answer so far over that of the baseline, by probes; None before there is one.
         standings: the plans of the race, best first, for "race". A gain whose `pairs` is 0 rests on probes alone. The
             `note` is why a plan left the race.
     """
@@ -45,3 +47,4 @@ class Event:
     asked: SearchEvidence | None = None
     standings: tuple[Placing, ...] = ()
     left_s: float | None = None
+    so_far: float | None = None

@@ -51,6 +51,20 @@ class Placing(_EvidencePart):
     on_front: bool = False
 
 
+class Answered(_EvidencePart):
+    """An answer of the search: a plan that was proven and checked, and faster than the one before.
+
+    Attributes:
+        at_s: seconds since the call began.
+        plan: the plan.
+        ratio: throughput over that of the baseline, by probes; None if the baseline was not measured.
+    """
+
+    at_s: float
+    plan: Plan
+    ratio: float | None = None
+
+
 class RaceLog(_EvidencePart):
     """The blocks of one plan in the race.
 
@@ -91,6 +105,7 @@ class SearchEvidence(_EvidencePart):
             kept.
         race: the plans of the race.
         omissions: combinations that were never measured.
+        answers: each answer of the search, in the order in which they came.
         profile: memory of the recommended plan, or of the baseline if there is no recommendation; None if it was not
             traced.
         baseline_profile: memory of the baseline if it is not the recommended plan; None if it was not traced.
@@ -114,6 +129,7 @@ class SearchEvidence(_EvidencePart):
     estimates: dict[str, Estimate] = {}
     race: tuple[RaceLog, ...] = ()
     omissions: tuple[Omission, ...] = ()
+    answers: tuple[Answered, ...] = ()
     profile: Profile | None = None
     baseline_profile: Profile | None = None
 
@@ -143,6 +159,7 @@ class Seen:
         estimates: estimated peak of each plan before it first ran, by the plan's key.
         omissions: combinations that were never measured.
         race: the race; None if there was none.
+        answers: each answer so far.
         stopped: why the search phase ended; "" while it is running.
     """
 
@@ -150,6 +167,7 @@ class Seen:
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     omissions: Sequence[Omission] = ()
     race: Race | None = None
+    answers: Sequence[Answered] = ()
     stopped: str = ""
 
     def race_logs(self) -> Iterator[RaceLog]:

@@ -113,6 +113,7 @@ class EvidenceRecorder:
                 "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
                 "race": tuple(seen.race_logs()),
                 "omissions": tuple(seen.omissions),
+                "answers": tuple(seen.answers),
                 "profile": self._profile(baseline if r is None else r.plan),
                 "baseline_profile": None if r is None or r.plan == baseline else self._profile(baseline),
             }

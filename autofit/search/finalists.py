@@ -41,12 +41,16 @@ class Finalists:
         self._rivals = by_promise(rivals, self._runner.tuning.objective)
 
     def first(self) -> list[Trial]:
-        """Returns the plans that begin: the baseline and the best rival, and others as far as the time left goes."""
-        block_s, room_s = self._runner.time.probe_s(), self._room_s()
-        most = len(self._rivals)
-        if block_s > 0 and room_s < float("inf"):
-            most = int(room_s / (MIN_ROUNDS * block_s)) - len(self._baseline)
-        return self._rivals[: max(most, 2 - len(self._baseline))] + self._baseline
+        """Returns the plans that begin: the best rival, the baseline, and others, as far as the time left goes."""
+        room_s = self._room_s() / MIN_ROUNDS
+        every = [*self._rivals, *self._baseline]
+        costs_s = {t.plan.key: self._runner.ledger.block_s(measurement_of(t)) for t in every}
+        chosen, spent_s = self._rivals[:1], sum(costs_s[t.plan.key] for t in self._rivals[:1])
+        for trial in [*self._baseline, *self._rivals[1:]]:
+            if spent_s + costs_s[trial.plan.key] <= room_s:
+                chosen, spent_s = [*chosen, trial], spent_s + costs_s[trial.plan.key]
+        rivals = [t for t in chosen if t not in self._baseline]
+        return rivals + [t for t in chosen if t in self._baseline] if len(chosen) > 1 else []
 
     def ran(self, block_s: float) -> None:
         """Records the duration of a block, in seconds."""
@@ -107,7 +111,7 @@ class Finalists:
         return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._room_s()
 
     def _room_s(self) -> float:
-        return self._runner.time.left_s() - self._runner.time.proof_s()
+        return self._runner.ledger.left_s()
 
 
 def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:

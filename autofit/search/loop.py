@@ -1,14 +1,18 @@
-"""Loop: the search phase. Ask, look, screen, probe, record, then tell."""
+"""Loop: the search phase. Ask, look, screen, probe, record, tell; then the plan may become the answer."""
 
 import math
 from dataclasses import dataclass
 
-from autofit.core.outcome import Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
+from autofit.search.answers import Answers
+from autofit.search.checks import Checks
+from autofit.search.choice import finalists, measurement_of, ranked
 from autofit.search.no_answer import poison_ends_search, too_short
+from autofit.search.race import MIN_ROUNDS
 from autofit.search.screening import reason_to_skip
 from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
@@ -16,12 +20,9 @@ from autofit.searchers.base import Problem
 
 REPEATS = 100
 """The search ends when a searcher proposes plans with a known outcome more often than this in a row."""
-
-
-NOT_CONCLUSIVE = (
-    Status.CRASHED, Status.TIMED_OUT, Status.AMBIGUOUS, Status.POISONED, Status.INTERRUPTED, Status.SKIPPED,
-)  # fmt: skip
-"""Outcomes of a worker that are not conclusive. The plan then runs in this process, which may run it twice."""
+RACE_GAIN = 0.03
+"""What a race is worth, as a log ratio: how much slower a choice by probes alone is. Probes go on instead while the
+next one promises more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,17 @@ class SearchEnd:
 
     Attributes:
         stopped: reason for the end.
-        early: whether a limit ended it.
+        early: whether a limit, an error or the user ended it.
         wanted: the plan that would have run next, if only the baseline ran before a limit; else None.
+        interrupted: whether the user ended it.
+        failed: the error that ended it, in words; "" without one.
     """
 
     stopped: str
     early: bool = False
     wanted: Plan | None = None
+    interrupted: bool = False
+    failed: str = ""
 
 
 class Loop:
@@ -47,17 +52,26 @@ class Loop:
 
     Attributes:
         runner: runs plans and keeps their trials.
+        checks: checks the gradient of plans.
+        answers: the best plan so far that is proven and checked.
         feasibility: answers whether a plan fits.
         end: how the search ended; a limit appears here as soon as it is reached.
     """
 
     def __init__(self, tuning: Tuning) -> None:
         self.runner = TrialRunner(tuning)
+        self.checks = Checks(tuning, self.runner.ledger)
+        self.answers = Answers(self.runner, self.checks)
         self.feasibility = Feasibility(
-            tuning.space, tuning.budget.memory_bytes, tuning.estimators, cautious=tuning.cautious
+            tuning.space,
+            tuning.budget.memory_bytes,
+            tuning.estimators,
+            cautious=tuning.cautious,
+            light=not (tuning.cautious and tuning.budget.requested),
         )
         self.end = SearchEnd("")
-        self._tuning, self._baseline = tuning, tuning.space.baseline
+        self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
+        self._refused = 0
         self.runner.most_left_s = self._most_left_s
         self._searcher = tuning.searcher(
             Problem(
@@ -72,36 +86,54 @@ class Loop:
         )
 
     def recall(self) -> None:
-        """Learns the trials of earlier runs, after the baseline ran again and did not contradict them.
+        """Learns the trials of earlier runs, after their best plan and the baseline ran again.
+
+        The best plan runs first, so that what an earlier run had found is the answer at once.
 
         Raises:
             UserCodeError: the baseline gives a loss that is not finite.
         """
-        runner = self.runner
-        if plans := len({trial.plan.key for trial in runner.earlier.known}):
+        runner, earlier = self.runner, self.runner.earlier
+        if plans := len({trial.plan.key for trial in earlier.known}):
             known = "1 plan is" if plans == 1 else f"{plans} plans are"
-            runner.say("stage", f"{known} known from earlier runs; the baseline is measured again")
-            if runner.time.left_s() > 0:
-                runner.earlier.measure_again(self._run_baseline)
-        runner.trials[:0] = runner.earlier.trials
-        for trial in runner.earlier.known:
+            runner.say("stage", f"{known} known from earlier runs; the best and the baseline are measured again")
+            if self._ledger.left_s() > 0:
+                again = self._known_best()
+                earlier.measure_again(self._run_baseline)
+                if again is not None and earlier.trials:
+                    earlier.renew(again)
+        runner.trials[:0] = earlier.trials
+        for trial in earlier.known:
             self._learn(trial)
         runner.check_for_users_fault()
+        self.answers.settle(earlier.known)
+
+    def _known_best(self) -> Trial | None:
+        """Runs the best plan of earlier runs, which becomes the answer; returns its new trial, or None."""
+        able = [t for t in ranked(self.runner.earlier.known, self._tuning.objective) if self._may_win(t.plan)]
+        if not able or able[0].plan == self._baseline:
+            return None
+        trial = self.runner.probe(able[0].plan, self.answers.terms(able[0].plan, None))
+        if not trial.outcome.measured:
+            return None
+        self.runner.record[trial.plan.key] = trial
+        self.answers.consider(trial)
+        return trial
+
+    def _may_win(self, plan: Plan) -> bool:
+        return self._tuning.space.unpinned(plan) is None and not self.checks.refusal(plan)
 
     def search(self) -> None:
-        """Asks and runs until the searcher has nothing left or a limit is reached."""
+        """Asks and runs until the searcher has nothing left, a limit is reached, or a race is worth more."""
         self.runner.say("stage", "searching")
-        with poison_ends_search():
-            self.feasibility.begin()  # also if every plan is known
+        if not self.feasibility.light:
+            with poison_ends_search():
+                self.feasibility.begin()
         repeats = 0
         while not self._spent():
-            self._collect()
             plan = self._ask()
             if plan is None and self._spent():  # a limit was reached while the searcher looked at plans
                 break
-            if self._must_wait(plan, repeats):
-                self._wait_for_workers()  # what they find may make another plan worth a probe
-                continue
             if plan is None or repeats > REPEATS:
                 why = "nothing left that was worth a probe" if plan is None else "the searcher repeats itself"
                 self.end = SearchEnd(why)
@@ -111,11 +143,21 @@ class Loop:
             if known is not None:
                 self._searcher.tell(known)
                 continue
+            if self._race_is_worth_more(plan):
+                left = format_duration(self._ledger.left_s())
+                self.end = SearchEnd(f"a race of the best plans was worth more than a probe in the last {left}", True)
+                break
             self._look(plan)
-            self._run_or_hand_out(plan)
-        self._finish_with_workers()
+            self._run(plan)
         self.runner.most_left_s = lambda: None
         self._close()
+
+    def stop(self, error: BaseException) -> None:
+        """Records that an error or the user ended the search, after there was an answer."""
+        interrupted = isinstance(error, KeyboardInterrupt)
+        why = "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        self.end = SearchEnd(why, early=True, interrupted=interrupted, failed="" if interrupted else why)
+        self._tuning.seen.stopped = why
 
     def _close(self) -> None:
         """Says how the search ended, and keeps what it left out."""
@@ -139,13 +181,14 @@ class Loop:
         """Gives the baseline an outcome if the searcher did not ask for it.
 
         Raises:
-            BudgetSpent: the time was over before any plan ran. The baseline has run nevertheless, so that the next
-                search has a starting point.
+            BudgetSpent: the time was over before any plan ran, and the baseline did not end one step.
         """
         record, runner = self.runner.record, self.runner
         if self._baseline.key in record:
             return
-        refused, late = self.feasibility.refused_size(self._baseline), runner.time.left_s() <= 0
+        refused, late = self.feasibility.refused_size(self._baseline), self._ledger.left_s() <= 0
+        if late and not record:
+            raise too_short(self.end.stopped, self._tuning.clock.elapsed_s)
         if refused is not None:
             trial = runner.skip(self._baseline, f"the same combination did not fit at micro batch {refused}")
         elif late and record:
@@ -154,39 +197,50 @@ class Loop:
             trial = self._run_baseline()
         self._learn(trial)
         runner.check_for_users_fault()
-        if late and len(record) == 1 and trial.outcome.measured:
-            raise too_short(trial, self.end.stopped, runner.time.probe_s())
 
     def _patience_s(self) -> float:
         """Returns the seconds that a probe may take now; infinity once a limit ended the search.
 
         A plan that is asked for then is only named.
         """
-        return math.inf if self.end.early else self.runner.time.patience_s()
+        return math.inf if self.end.early else self._ledger.left_s()
 
     def _most_left_s(self) -> float | None:
         """Returns the seconds that the search phase may still take, by the probes that may be left; None if unknown."""
         known, most = self._searcher.probes_left(), self._tuning.budget.max_trials
         bounds = [known, None if most is None else max(most - self.runner.probes, 0)]
-        return self.runner.time.search_left_s(min((bound for bound in bounds if bound is not None), default=None))
+        return self._ledger.search_left_s(min((bound for bound in bounds if bound is not None), default=None))
 
     def _spent(self) -> bool:
         """Returns whether a limit ends the search, and keeps the reason in `end`."""
-        budget, left_s = self._tuning.budget, self.runner.time.left_s()
-        stopped = ""
-        begun = self.runner.probes + len(self._tuning.workers.pending)
-        if budget.max_trials is not None and begun >= budget.max_trials:
+        budget, stopped = self._tuning.budget, ""
+        if budget.max_trials is not None and self.runner.probes >= budget.max_trials:
             trials = f"{budget.max_trials} trial{'s' if budget.max_trials != 1 else ''}"
             stopped = f"the limit of {trials} was reached"
-        elif left_s <= 0:
+        elif self._ledger.left_s() <= 0:
             stopped = f"the time budget of {format_duration(budget.time_s or 0)} is spent"
-        elif left_s <= self.runner.time.reserve_s():
-            stopped = (
-                f"the {format_duration(left_s)} left of {format_duration(budget.time_s or 0)} are kept for the race "
-                "and the proof"
-            )
         self.end = SearchEnd(stopped, early=bool(stopped))
         return self.end.early
+
+    def _race_is_worth_more(self, plan: Plan) -> bool:
+        """Returns whether the time left is better spent on a race than on a probe of this plan.
+
+        That is so if a race would not end in time after the probe, and the probe promises less than the race.
+        """
+        left_s, expected_s = self._ledger.left_s(), self._searcher.expected_s(plan)
+        if math.isinf(left_s) or self.answers.best is None:
+            return False
+        race_s = self._race_s()
+        if not race_s or race_s > left_s or left_s - (expected_s or self._ledger.probe_s()) > race_s:
+            return False
+        gain = self._searcher.expected_gain(plan)
+        return gain is None or gain < RACE_GAIN
+
+    def _race_s(self) -> float:
+        """Returns the seconds of the least rounds of a race; 0 if there is nothing to race."""
+        measured = [t for t in self.runner.record.values() if t.outcome.measured]
+        able = finalists(measured, self._baseline, self._tuning.objective, most=2)
+        return MIN_ROUNDS * sum(self._ledger.block_s(measurement_of(t)) for t in able) if len(able) > 1 else 0.0
 
     def _ask(self) -> Plan | None:
         with poison_ends_search():
@@ -196,47 +250,6 @@ class Loop:
         with poison_ends_search():
             self.feasibility.look(plan, alone)
 
-    def _must_wait(self, plan: Plan | None, repeats: int) -> bool:
-        """Returns whether a plan is to be asked for again after the workers have finished theirs."""
-        pending = self._tuning.workers.pending
-        return bool(pending) and (plan is None or plan.key in pending or repeats > REPEATS)
-
-    def _run_or_hand_out(self, plan: Plan) -> None:
-        """Runs a plan, here or in a worker. The first plans run here, until one was measured."""
-        workers = self._tuning.workers
-        if not workers.free() or not any(trial.outcome.measured for trial in self.runner.record.values()):
-            self._run(plan)
-        elif (reason := reason_to_skip(plan, self._tuning.space, self.feasibility)) is not None:
-            self._learn(self.runner.skip(plan, reason))
-        else:
-            workers.hand_out(plan)
-            self._searcher.hand_out(plan)
-
-    def _collect(self) -> bool:
-        """Learns the trials of workers, and returns whether there were any. An inconclusive plan runs again here."""
-        trials = self._tuning.workers.collect()
-        for trial in trials:
-            self.runner.received(trial)
-            if trial.outcome.status not in NOT_CONCLUSIVE:
-                self._learn(trial)
-            elif self.runner.time.left_s() > self.runner.time.reserve_s():
-                self._run(trial.plan)
-        self.runner.check_for_users_fault()
-        return bool(trials)
-
-    def _wait_for_workers(self) -> None:
-        """Waits until a worker has finished a plan, while there is time."""
-        workers, time = self._tuning.workers, self.runner.time
-        while workers.pending and time.left_s() > time.reserve_s() and not self._collect():
-            workers.wait()
-
-    def _finish_with_workers(self) -> None:
-        """Waits for the plans that workers run, while there is time, and takes back the others."""
-        workers, time = self._tuning.workers, self.runner.time
-        while workers.pending and time.left_s() > time.reserve_s():
-            self._wait_for_workers()
-        workers.dismiss()
-
     def _run_baseline(self) -> Trial:
         self._look(self._baseline, alone=True)
         return self._screened(self._baseline)
@@ -245,14 +258,25 @@ class Loop:
         trial = self._screened(plan)
         self._learn(trial)
         self.runner.check_for_users_fault()
+        self.answers.consider(trial)
+        self._leave_out_refused()
         return trial
 
+    def _leave_out_refused(self) -> None:
+        """Tells the searcher which plans cannot be the answer any more, after a check has refused a value."""
+        if len(self.checks.refused) != self._refused:
+            self._refused = len(self.checks.refused)
+            self._searcher.leave_out(lambda plan: bool(self.checks.refusal(plan)))
+
     def _screened(self, plan: Plan) -> Trial:
-        reason = reason_to_skip(plan, self._tuning.space, self.feasibility)
+        reason = reason_to_skip(plan, self._tuning.space, self.feasibility) or self.checks.refusal(plan) or None
         if reason is not None:
             return self.runner.skip(plan, reason)
         self.runner.say_running(plan, self.feasibility.estimate(plan))
-        return self.runner.probe(plan)
+        return self.runner.probe(plan, self._terms(plan))
+
+    def _terms(self, plan: Plan) -> RunTerms:
+        return self.answers.terms(plan, None if plan == self._baseline else self._searcher.expected_s(plan))
 
     def _learn(self, trial: Trial) -> None:
         self.runner.record[trial.plan.key] = trial

@@ -93,18 +93,16 @@ def nothing_measured(
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
 
 
-def too_short(trial: Trial, stopped: str, probe_s: float) -> BudgetSpent:
-    """Returns the error for a time budget that ended before the first probe, with the outcome of the baseline.
+def too_short(stopped: str, elapsed_s: float) -> BudgetSpent:
+    """Returns the error for a time budget that ended before one step of the baseline.
 
     Args:
-        trial: trial of the baseline, which ran nevertheless.
         stopped: reason why the search ended.
-        probe_s: its duration, in seconds.
+        elapsed_s: seconds since the call began, which opening the workload took.
     """
     return BudgetSpent(
-        f"the search ended before any plan was tried: {stopped}. The baseline was run nevertheless, in "
-        f"{format_duration(probe_s)}: {trial.plan}: {_became(trial)}. The study keeps it: tune again with more time, "
-        "and the search continues from there."
+        f"the search ended before one step of the baseline: {stopped}. Opening the workload took "
+        f"{format_duration(elapsed_s)}: give at least {format_duration(2 * elapsed_s)}."
     )
 
 

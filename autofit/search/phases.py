@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autofit.search.late_values import with_late_values
+from autofit.core.errors import AutofitError, RestoreError
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
 from autofit.search.tuning import Evaluate, Findings, TrialLog, Tuning
@@ -11,7 +11,9 @@ __all__ = ["Evaluate", "Findings", "TrialLog", "Tuning", "run"]
 
 
 def run(tuning: Tuning) -> Findings:
-    """Searches, races the finalists, proves the winner, and tries late knobs on it.
+    """Searches, races the finalists and proves the winner. Once there is an answer, it is returned whatever happens.
+
+    An error or an interrupt of the user then only ends the search (`Findings.stopped`, `Findings.interrupted`).
 
     Raises:
         NothingFits: no plan ran inside the memory budget, or none could be proven.
@@ -20,13 +22,35 @@ def run(tuning: Tuning) -> Findings:
         BudgetSpent: the time or the trials were used up before any plan was measured.
         WorkloadError: no plan could be measured for reasons other than memory.
         DevicePoisoned: the device answers every call with an error.
-        KeyboardInterrupt: the user stopped the search; the running trial is recorded as interrupted.
+        RestoreError: the user's objects could not be put back.
+        KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
     """
     loop = Loop(tuning)
     tuning.seen.trials, tuning.seen.estimates = loop.runner.trials, loop.feasibility.looked_at
-    loop.recall()
-    loop.search()
-    loop.ensure_baseline()
-    findings = Final(loop.runner, loop.end, loop.feasibility.looked_at, loop.consider).findings()
-    findings = with_late_values(findings, loop.runner)
+    try:
+        loop.recall()
+        loop.search()
+        loop.ensure_baseline()
+    except (KeyboardInterrupt, AutofitError) as error:
+        if not _is_answered(loop, error):
+            raise
+        loop.stop(error)
+        return _findings(loop, Final(loop))
+    final = Final(loop)
+    try:
+        final.settle()
+    except (KeyboardInterrupt, AutofitError) as error:
+        if not _is_answered(loop, error):
+            raise
+        final.stop(error)
+    return _findings(loop, final)
+
+
+def _is_answered(loop: Loop, error: BaseException) -> bool:
+    """Returns whether the search has an answer that an error does not make invalid."""
+    return loop.answers.best is not None and not isinstance(error, RestoreError)
+
+
+def _findings(loop: Loop, final: Final) -> Findings:
+    findings = final.findings()
     return replace(findings, caveats=(*loop.runner.earlier.caveats, *findings.caveats))

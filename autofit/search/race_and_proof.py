@@ -3,22 +3,22 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 
-from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
+from autofit.search.answers import Answers, is_proven
+from autofit.search.checks import Checks
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
 from autofit.search.evidence import Placing
 from autofit.search.explanations import Explanations, failed_in_race
 from autofit.search.finalists import Finalists
-from autofit.search.loop import SearchEnd
+from autofit.search.loop import Loop
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.pareto import FrontPoint, front
 from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, run_race
-from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Findings
 
 MAX_PROOFS = 5
@@ -32,38 +32,39 @@ log ratio. That is so where noise is large. Scored by scripts/bench/search, with
 the search."""
 
 
+_CUT_OFF = (Status.TIMED_OUT, Status.SKIPPED)
+"""Outcomes of a proof that the end of the time cut off: they say nothing of the plan."""
+
+
 class Final:
     """The race and the proof.
 
     Args:
-        runner: runs plans; holds what the search phase measured.
-        end: how the search phase ended.
-        estimates: estimate of each plan before it first ran, by its key.
-        consider: probes another plan, unless it is screened out.
+        loop: the search phase, which has ended; holds what it measured, its answers and its checks.
 
     Raises:
         AutofitError: nothing was measured; see `autofit.search.no_answer.nothing_measured`.
     """
 
-    def __init__(
-        self,
-        runner: TrialRunner,
-        end: SearchEnd,
-        estimates: Mapping[str, Estimate],
-        consider: Callable[[Plan], Trial],
-    ) -> None:
-        self._runner, self._tuning, self._time = runner, runner.tuning, runner.time
-        self._end, self._estimates, self._consider = end, estimates, consider
+    def __init__(self, loop: Loop) -> None:
+        self._loop, runner = loop, loop.runner
+        self._runner, self._tuning, self._ledger = runner, runner.tuning, runner.ledger
+        self._answers: Answers = loop.answers
+        self._checks: Checks = loop.checks
+        self._end, self._estimates = loop.end, loop.feasibility.looked_at
+        self._consider: Callable[[Plan], Trial] = loop.consider
         self._objective = self._tuning.objective
         self._record: Mapping[str, Trial] = runner.record
         if self._objective.planned_samples is not None:
             self._record = {t.plan.key: t for t in from_cold(runner.record.values(), runner.trials)}
         self._measured = ranked(self._record.values(), self._objective)
         if not self._measured:
-            left_out = self._tuning.space.facts.refused
-            raise nothing_measured(runner.trials, self._tuning.budget, end.stopped, end.early, estimates, left_out)
+            left_out = (*self._tuning.space.facts.refused, *self._checks.refused)
+            raise nothing_measured(
+                runner.trials, self._tuning.budget, self._end.stopped, self._end.early, self._estimates, left_out
+            )
         self._baseline = self._record[runner.baseline.key]
-        self._scale = CommonScale(self._objective, self._measured, runner.elsewhere)
+        self._scale = CommonScale(self._objective, self._measured)
         self._ratio = self._scale.ratio
         self._finalists = Finalists(runner, self._measured, self._scale)
         self._searched_s, self._round_s = self._tuning.clock.elapsed_s, 0.0
@@ -71,14 +72,30 @@ class Final:
         self._failed: list[Trial] = []
         self._caveats: list[str] = []
 
+    def settle(self) -> None:
+        """Races the finalists and proves the winner, while there is time: the answer afterwards is the result.
+
+        Raises:
+            AutofitError: no plan is proven.
+        """
+        self._race(self._able())
+        self._prove()
+
+    def stop(self, error: BaseException) -> None:
+        """Ends the race or the proof with the answer so far."""
+        self._loop.stop(error)
+        self._end = self._loop.end
+
     def findings(self) -> Findings:
-        """Races the finalists, proves the winner, and returns the result."""
-        self._race(self._measured)
-        winner, proof = self._prove()
+        """Returns the result: the answer, and why it was chosen."""
+        answer = self._answers.best
+        assert answer is not None, "a search that has measured a plan ends with an answer or an error"
+        winner, proof = self._placed(answer), self._charged(answer.plan, measurement_of(answer))
         self._scale.anchor(winner)
         trials = tuple(self._runner.trials)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven)
         self._caveats += explanations.caveats(winner, self._end)
+        self._caveats += self._checks.caveats(winner.plan)
         if doubt := self._scale.doubt_of_proof(winner, proof):
             self._caveats.insert(0, doubt)
         keys = self._front(winner, proof)
@@ -100,7 +117,21 @@ class Final:
             stopped=self._end.stopped,
             estimate=self._estimates.get(winner.plan.key),
             complete=not self._end.early,
+            interrupted=self._end.interrupted,
+            weighing=self._checks.weighing(winner.plan),
+            refused=tuple(self._checks.refused),
+            allowed=self._checks.allowed,
+            answers=tuple(self._answers.log),
         )
+
+    def _placed(self, answer: Trial) -> Trial:
+        """Returns the trial of the answer by which it is compared with others: its probe, or else its proof."""
+        found = self._record.get(answer.plan.key, answer)
+        return found if found.outcome.measured else answer
+
+    def _able(self) -> list[Trial]:
+        """Returns the measured plans that may become the answer."""
+        return [t for t in self._measured if t.plan == self._runner.baseline or not self._checks.refusal(t.plan)]
 
     def _race(self, left: list[Trial]) -> None:
         """Races the finalists among these plans; continues an earlier race if one of them did not run in it."""
@@ -131,7 +162,7 @@ class Final:
             self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * self._round_s  # fewer rounds decide nothing
-            return long or self._time.left_s() <= rest_s + self._time.proof_s()
+            return long or self._ledger.left_s() <= rest_s
 
         def block(key: str) -> float | str:
             before_s = self._tuning.clock.elapsed_s
@@ -145,7 +176,7 @@ class Final:
                 self._runner.say("stage", f"another plan joins the race: {self._runner.named(trial.plan)}")
             return [trial.plan.key for trial in found]
 
-        run_race(race, block, enough, joining, lambda: self._time.left_s() <= self._time.proof_s())
+        run_race(race, block, enough, joining, lambda: self._ledger.left_s() <= 0)
         if race.over:  # the last round, after which `enough` is not asked
             self._say_round(race, plans)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
@@ -162,7 +193,7 @@ class Final:
         open_s = max(began_s + max(LONG_RACE_RATIO * began_s, RACE_S) - now_s, 0.0) + self._round_s
         least_s = (MIN_ROUNDS - race.rounds) * self._round_s
         most_s = min((MAX_ROUNDS - race.rounds) * self._round_s, max(open_s, least_s))
-        return (0.0 if race.over else most_s) + self._time.proof_s()
+        return (0.0 if race.over else most_s) + self._proof_s()
 
     def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
         """Reports how the plans compare after a round."""
@@ -226,40 +257,76 @@ class Final:
         new_s = measurement.new_shape_s or probe.new_shape_s  # a block has measured none
         return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": new_s})
 
-    def _prove(self) -> tuple[Trial, Measurement]:
-        """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
-        left = [t for t in self._measured if not failed_in_race(self._scale.race, t)]
+    def _proof_s(self) -> float:
+        """Returns the estimated seconds of the last proof, of the slowest plan that may win."""
+        rivals = [t for t in self._measured[:3] if t.plan != self._runner.baseline] or self._measured[:1]
+        return max(self._ledger.proof_s(measurement_of(t)) for t in rivals)
+
+    def _prove(self) -> None:
+        """Makes the winner the answer: proves it once more where there is time, and checks it.
+
+        A winner whose proof or check fails is followed by the next one, up to `MAX_PROOFS` times. Where the time does
+        not suffice, the answer stays what it was.
+        """
+        left = [t for t in self._able() if not failed_in_race(self._scale.race, t)]
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
             raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
-        while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
+        while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
             chosen = self._choose(self._pool(left))
-            self._runner.phase, self._runner.most_left_s = "proof", self._time.proof_s
-            self._runner.say("stage", f"proving {self._runner.named(chosen.plan)}")
-            self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
-            trial = self._runner.attempt(chosen.plan, Purpose.PROOF)
-            outcome = trial.outcome
-            self._runner.say_finished("proof", trial)
-            if outcome.measured and outcome.measurement is not None:
-                proof = self._charged(chosen.plan, outcome.measurement)
-                return self._scale.proven(chosen, proof), proof
-            self._failed.append(trial)
-            self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
+            why = self._settled(chosen)
+            if not why:
+                return
+            left = [t for t in left if t is not chosen and not self._checks.refusal(t.plan)]
+            self._race(left)  # without the fastest, plans that it kept out of the final may win
+        if self._answers.best is None:
+            raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+
+    def _settled(self, chosen: Trial) -> str:
+        """Proves and checks a plan, and makes it the answer; returns why it is not."""
+        known = self._answers.of(chosen.plan) or (chosen if is_proven(chosen) else None)
+        proof = known
+        if self._ledger.proof_s(measurement_of(chosen)) <= self._ledger.left_s():
+            proof = self._proof(chosen)
+            if proof is None and (known is None or self._failed[-1].outcome.status not in _CUT_OFF):
+                self._answers.drop(chosen.plan)
+                return self._unproven[chosen.plan.key]
+            if proof is None:
+                self._caveats.append(f"the last proof did not end ({self._unproven.pop(chosen.plan.key)})")
+            proof = proof or known
+        if proof is None:
+            return self._not_now(chosen, "there was no time to prove it")
+        if not self._answers.passes(chosen.plan):
+            why = self._checks.refusal(chosen.plan) or "its gradient could not be checked in time"
+            return self._not_now(chosen, why)
+        self._answers.make(proof)
+        return ""
+
+    def _not_now(self, chosen: Trial, why: str) -> str:
+        self._unproven[chosen.plan.key] = why
+        self._caveats.append(f"{self._runner.named(chosen.plan)} was the choice, but {why}")
+        return why
+
+    def _proof(self, chosen: Trial) -> Trial | None:
+        """Returns the trial of a proof; None if it failed, which is recorded."""
+        self._runner.phase, self._runner.most_left_s = "proof", self._proof_s
+        self._runner.say("stage", f"proving {self._runner.named(chosen.plan)}")
+        self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
+        trial = self._runner.attempt(chosen.plan, Purpose.PROOF)
+        outcome = trial.outcome
+        self._runner.say_finished("proof", trial)
+        if outcome.measured:
+            return trial
+        self._failed.append(trial)
+        self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
+        if outcome.status not in _CUT_OFF:
             self._caveats.append(
                 f"{self._runner.named(chosen.plan)} was the choice, but its proof failed ({outcome.reason})"
             )
-            left = [t for t in left if t is not chosen]
-            self._race(left)  # without the fastest, plans that it kept out of the final may win
-        raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+        return None
 
     def _pinned_trials(self) -> list[Trial]:
         return [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]
-
-    def _late(self) -> bool:
-        """Returns whether the end of the time cut off a proof, so that another proof would not finish either."""
-        if not self._unproven or self._time.left_s() > 0:
-            return False
-        return self._failed[-1].outcome.status in (Status.TIMED_OUT, Status.SKIPPED)
 
     def _smaller(self) -> list[Trial]:
         """Returns the last plan that was too large at half its micro batch or less, if that runs as a probe."""
@@ -272,7 +339,7 @@ class Final:
         return [trial] if trial.outcome.measured else []
 
     def _gain(self, trial: Trial) -> Ratio | None:
-        return self._scale.reported(trial, self._baseline) if self._baseline.outcome.measured else None
+        return self._scale.claim(trial, self._baseline) if self._baseline.outcome.measured else None
 
     def _candidate(self, trial: Trial, note: str, keys: Set[str]) -> Candidate:
         gain = self._gain(trial) if trial.outcome.measured else None
@@ -287,7 +354,7 @@ class Final:
 
     def _alternative(self, trial: Trial, winner: Trial, note: str, keys: Set[str]) -> Candidate:
         found = self._candidate(trial, note, keys)
-        return found.model_copy(update={"over_recommended": self._scale.reported(trial, winner)})
+        return found.model_copy(update={"over_recommended": self._scale.claim(trial, winner)})
 
     def _front(self, winner: Trial, proof: Measurement) -> Set[str]:
         """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""

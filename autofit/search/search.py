@@ -3,7 +3,8 @@
 Never loads torch: the command line runs it in a process that does not import the user's code.
 """
 
-import math
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from autofit import estimators, locks
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
+from autofit.core.environment import WEIGHING, Environment
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
@@ -20,32 +22,26 @@ from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
-from autofit.search.allocator_advice import advised
-from autofit.search.bench import Bench, RestartableBench
+from autofit.search.bench import Bench
 from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
-from autofit.search.fleet_workers import workers_of
-from autofit.search.kept_gates import keep_gates
+from autofit.search.interrupted import SearchInterrupted
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
-from autofit.search.workers import Workers
 from autofit.study import Study, optuna_imports, writing
 
-PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
-"""Limits on the time before the first probe: the share of the time budget for all preparation, gates included; the
-share for estimating memory; and the maximum number of seconds for estimating memory."""
+TRACING_RATIO, TRACING_S = 0.2, 120.0
+"""Limits on the time for estimating memory: this share of the time left, and this many seconds."""
 PLANNED_STEPS = 10_000
 """Optimizer steps of the planned training if the user gives none and the space has techniques that must warm up, such
 as compilation. That is minutes to hours of training, the range in which the cost of compiling decides."""
 LEAST_WAIT_S = 1.0
 """Shortest wait for the device that is reported."""
 _CHANGES: Effect = "changes the result"
-CLOSING_RATIO = 0.6
-"""Maximum share of the time left that is kept for the start of a proof, which takes as long as opening the bench."""
 
 
 @optuna_imports.released
@@ -84,14 +80,10 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
             memory_bytes=briefing.budget.memory_bytes,
         )
         opened.callback(study.close)
-        keep_gates(study, briefing)
-        workers = opened.enter_context(workers_of(study, location, request.target, briefing, request.objective))
-        return _search(bench, request, study, clock, tell_all, workers)
+        return _search(bench, request, study, clock, tell_all)
 
 
-def _search(
-    bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen, workers: Workers
-) -> Recommendation:
+def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Recommendation:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     made = _estimators(bench, budget, clock)
@@ -110,11 +102,11 @@ def _search(
         listen=recorder.tell,
         seed=request.seed,
         isolated=request.isolated,
-        closing_s=min(bench.proof_start_s, CLOSING_RATIO * _left_s(request, clock)),
+        proof_start_s=bench.proof_start_s,
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
-        workers=workers,
-        fresh=bench if isinstance(bench, RestartableBench) else None,
+        check=bench.check,
+        checked_as=_checked_as(briefing),
     )
     try:
         question = question_of(briefing, request.objective, request.searcher)
@@ -124,19 +116,23 @@ def _search(
     except AutofitError as error:
         recorder.failed(error)
         raise
-    recorder.show(findings.plan)
-    found = _recommendation(advised(findings, tuning, bench, recorder.say), briefing, budget, request, study, clock)
+    if not findings.interrupted:
+        recorder.show(findings.plan)
+    found = _recommendation(findings, briefing, budget, request, study, clock)
     if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
         found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
     recorder.found(found)
     if findings.complete:
         study.note(ANSWER, answer_note(question, recorder.began))
+    if findings.interrupted:
+        raise SearchInterrupted(found)
     return found
 
 
-def _left_s(request: Request, clock: Clock) -> float:
-    """Returns the seconds left of the time budget; infinity without one."""
-    return math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+def _checked_as(briefing: Briefing) -> str:
+    """Returns a digest of what the verdicts on a plan's gradient hold for."""
+    text = json.dumps([briefing.environment.model_dump(mode="json"), briefing.space.baseline.key], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.Estimator]:
@@ -181,11 +177,11 @@ def _planned(request: Request, briefing: Briefing) -> Objective:
 def tracing_s(time_s: float | None, spent_s: float) -> float:
     """Returns the seconds for estimating memory, given the time budget and the time already spent.
 
-    If nothing is left of the share for preparation, only the baseline is traced.
+    If nothing is left, only the baseline is traced.
     """
     if time_s is None:
         return TRACING_S
-    return max(min(PREPARING_RATIO * time_s - spent_s, TRACING_RATIO * time_s, TRACING_S), 0.0)
+    return max(min(TRACING_RATIO * (time_s - spent_s), TRACING_S), 0.0)
 
 
 def _recommendation(
@@ -212,10 +208,11 @@ def _recommendation(
         untried=findings.untried,
         alternatives=findings.alternatives,
         caveats=tuple(dict.fromkeys(caveats)),
-        refused=briefing.space.refused,
+        refused=(*findings.refused, *briefing.space.refused),
+        stopped=findings.stopped,
         budget=budget,
         objective=request.objective,
-        environment=briefing.environment,
+        environment=_weighted(briefing.environment, findings.weighing),
         study=study.location,
         title=request.title,
         command=request.command,
@@ -223,6 +220,13 @@ def _recommendation(
         duration_s=round(clock.elapsed_s, 2),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _weighted(environment: Environment, weighing: str) -> Environment:
+    """Returns the environment of a recommendation, with the quantity by which its plan weights micro batches."""
+    if not weighing:
+        return environment
+    return environment.model_copy(update={"settings": {**environment.settings, WEIGHING: weighing}})
 
 
 def _without_traceback(candidate: Candidate) -> Candidate:
@@ -258,7 +262,7 @@ def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord,
     Those that a gate found to change this model's gradient, and another global batch, change the result.
     """
     changed = findings.plan.changes_from(briefing.space.baseline)
-    failed = {gate.name for gate in briefing.gates if not gate.passed}
+    failed = set(findings.allowed)
     changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
     changing |= {ACCUMULATION_STEPS} & changed.keys() if "accumulation" in failed else set()
     changing |= {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()

@@ -7,6 +7,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.search.ambiguous_failures import settled
@@ -14,9 +15,9 @@ from autofit.search.cold_start import from_cold_start
 from autofit.search.earlier_runs import Earlier
 from autofit.search.event import Event
 from autofit.search.evidence import Placing
+from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
-from autofit.search.time_plan import TimePlan
-from autofit.search.tuning import Evaluate, Tuning
+from autofit.search.tuning import Tuning
 
 
 class TrialRunner:
@@ -31,9 +32,9 @@ class TrialRunner:
         trials: every trial, those of earlier runs first. Of the blocks of a race, only those that failed are trials.
         record: the latest informative trial of each plan, by the plan's key.
         earlier: trials of earlier runs in the study.
-        time: the duration of runs, and the time left.
+        ledger: what actions cost, and the time left.
         probes: number of probes that have run.
-        elsewhere: keys of the plans that only workers have measured.
+        so_far: throughput of the answer so far over the baseline's; None before there is one.
         phase: phase of the search (`Event.phase`).
         most_left_s: estimates the time left in the present phase (`Event.left_s`).
     """
@@ -44,58 +45,47 @@ class TrialRunner:
         self.trials: list[Trial] = []
         self.record: dict[str, Trial] = {}
         self.earlier = Earlier(tuning)
-        self.time = TimePlan(tuning, self.record)
+        self.ledger = Ledger(tuning, self.record)
         self.probes = 0
-        self.elsewhere: set[str] = set()
+        self.so_far: float | None = None
         self.phase = "search"
         self.most_left_s: Callable[[], float | None] = lambda: None
         self._poisoned = 0
 
-    def probe(self, plan: Plan) -> Trial:
-        """Runs a plan as a probe, and records its duration for the time plan."""
+    def probe(self, plan: Plan, terms: RunTerms = OPEN) -> Trial:
+        """Runs a plan as a probe on the given terms, and records its duration in the ledger."""
         began_s = self.tuning.clock.elapsed_s
-        self.elsewhere.discard(plan.key)
-        trial = self.attempt(plan, Purpose.PROBE)
+        trial = self.attempt(plan, Purpose.PROBE, terms)
         self.probes += 1
-        measured = trial.outcome.measurement
-        warm_up_s = measured.startup_s or 0.0 if measured is not None else 0.0
-        self.time.took(self.tuning.clock.elapsed_s - began_s, warm_up_s)
+        self.ledger.probed(self.tuning.clock.elapsed_s - began_s, trial.outcome)
         self.say_finished("trial", trial)
         return trial
 
-    def attempt(self, plan: Plan, purpose: Purpose, evaluate: Evaluate | None = None) -> Trial:
+    def attempt(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Trial:
         """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
 
-        An inconclusive run that took longer than the time left allows is not repeated: it would be cut off even sooner.
+        An inconclusive run that took longer than the time left is not repeated: it would be cut off even sooner.
 
         Args:
             plan: what to run.
             purpose: why.
-            evaluate: runs it; None runs it as the search does.
+            terms: how long it may take, and when a probe goes on to its proof.
         """
-        evaluate = evaluate or self.tuning.evaluate
         began_s = self.tuning.clock.elapsed_s
-        trial = self._once(plan, purpose, evaluate, lambda outcome: outcome)
-        hurried = self.time.hurried(purpose, self.tuning.clock.elapsed_s - began_s)
+        trial = self._once(plan, purpose, terms, lambda outcome: outcome)
+        hurried = self.ledger.left_s() < self.tuning.clock.elapsed_s - began_s or self.ledger.left_s() <= 0
         again = trial.outcome.status.inconclusive and not hurried
         if again or trial.outcome.status is Status.AMBIGUOUS:
-            trial = self._once(plan, purpose, evaluate, lambda outcome: settled(self.record.values(), plan, outcome))
+            trial = self._once(plan, purpose, terms, lambda outcome: settled(self.record.values(), plan, outcome))
         if purpose is Purpose.PROOF:
             self.earlier.compare(plan, purpose, trial.outcome)
         return trial
 
-    def received(self, trial: Trial) -> None:
-        """Keeps the trial of a worker, which counts as a probe."""
-        self.trials.append(trial)
-        self.elsewhere.add(trial.plan.key)
-        self.probes += 1
-        self.say_finished("trial", trial)
-
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
         """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
-        outcome = self.tuning.evaluate(plan, Purpose.BLOCK)
-        if outcome.status.inconclusive and self.time.left_s() > 0:
-            outcome = self.tuning.evaluate(plan, Purpose.BLOCK)
+        outcome = self.tuning.evaluate(plan, Purpose.BLOCK, OPEN)
+        if outcome.status.inconclusive and self.ledger.left_s() > 0:
+            outcome = self.tuning.evaluate(plan, Purpose.BLOCK, OPEN)
         self.earlier.compare(plan, Purpose.BLOCK, outcome)
         self._count_poison(outcome)
         if outcome.measured and outcome.measurement is not None:
@@ -127,7 +117,9 @@ class TrialRunner:
 
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Sends an event to the listener."""
-        self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase, left_s=self.most_left_s()))
+        self.tuning.listen(
+            Event(kind, text, trial, self.probes, phase=self.phase, left_s=self.most_left_s(), so_far=self.so_far)
+        )
 
     def say_finished(self, kind: str, trial: Trial) -> None:
         """Reports a finished trial: its plan, and its throughput and peak or the reason why it has none."""
@@ -138,20 +130,34 @@ class TrialRunner:
         """Reports that a plan begins to run, with the estimate of its peak."""
         text, done, left_s = f"running {self.named(plan)}", self.probes, self.most_left_s()
         phase = self.phase
-        self.tuning.listen(Event("running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s))
+        self.tuning.listen(
+            Event(
+                "running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s, so_far=self.so_far
+            )
+        )
 
     def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
         """Reports the end of a round of the race: the leader's gain over the baseline, and how the plans compare."""
         done, phase, left_s = self.probes, self.phase, self.most_left_s()
         self.tuning.listen(
-            Event("race", text, done=done, phase=phase, plan=leader, gain=gain, standings=standings, left_s=left_s)
+            Event(
+                "race",
+                text,
+                done=done,
+                phase=phase,
+                plan=leader,
+                gain=gain,
+                standings=standings,
+                left_s=left_s,
+                so_far=self.so_far,
+            )
         )
 
-    def _once(self, plan: Plan, purpose: Purpose, evaluate: Evaluate, settle: Callable[[Outcome], Outcome]) -> Trial:
+    def _once(self, plan: Plan, purpose: Purpose, terms: RunTerms, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
         number = self.tuning.log.begin(plan, purpose)
         try:
-            outcome = evaluate(plan, purpose)
+            outcome = self.tuning.evaluate(plan, purpose, terms)
             self._count_poison(outcome)
             outcome = from_cold_start(settle(outcome), plan, self.trials, self.tuning.space.facts.knobs)
         except KeyboardInterrupt:

@@ -1,27 +1,29 @@
 """Tuning and Findings: the arguments of a search, and its result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio
-from autofit.core.space import SearchSpace
+from autofit.core.run_terms import RunTerms
+from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.search.bench import RestartableBench
 from autofit.search.event import Event
-from autofit.search.evidence import Seen
-from autofit.search.workers import NoWorkers, Workers
+from autofit.search.evidence import Answered, Seen
 from autofit.searchers.base import Problem, Searcher
 
-Evaluate = Callable[[Plan, Purpose], Outcome]
-"""Runs a plan. Expected events are outcomes; raises only KeyboardInterrupt or an `AutofitError`."""
+Evaluate = Callable[[Plan, Purpose, RunTerms], Outcome]
+"""Runs a plan on the given terms. Expected events are outcomes; raises only KeyboardInterrupt or an `AutofitError`."""
+Check = Callable[[Plan, Mapping[str, GateVerdict]], Checked]
+"""Compares the gradient of a plan with the baseline's, given the verdicts that are known."""
 
 
 class TrialLog(Protocol):
@@ -47,6 +49,10 @@ class TrialLog(Protocol):
         """Records a value beside the trials."""
         ...
 
+    def kept_notes(self) -> Mapping[str, object]:
+        """Returns the values beside the trials, those of earlier runs among them."""
+        ...
+
 
 @dataclass(slots=True)
 class Tuning:
@@ -67,10 +73,10 @@ class Tuning:
             see `autofit.feasibility.Feasibility.refusal`.
         isolated: whether `evaluate` starts a fresh process after a poisoned one, so that the search survives one
             poisoned trial.
-        closing_s: seconds that a proof needs to start a fresh process; they are kept back from the time budget.
+        proof_start_s: seconds that a proof of its own needs to start a fresh process; 0 if it needs none.
         seen: what the search sees as it runs, for its evidence.
-        workers: other processes that run plans of this search.
-        fresh: proves a plan in a fresh process; None if the bench cannot start one.
+        check: checks the gradient of a plan that is about to become the answer; None: every plan passes.
+        checked_as: digest of what verdicts hold for: workload, device and versions.
     """
 
     space: SearchSpace
@@ -85,10 +91,10 @@ class Tuning:
     seed: int = 0
     cautious: bool = False
     isolated: bool = False
-    closing_s: float = 0.0
+    proof_start_s: float = 0.0
     seen: Seen = field(default_factory=Seen)
-    workers: Workers = field(default_factory=NoWorkers)
-    fresh: RestartableBench | None = None
+    check: Check | None = None
+    checked_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,11 @@ class Findings:
         rate_per_s: throughput of the plan on the scale of the race, in the objective's unit.
         untried: reason why only the baseline was measured; "" if another plan was.
         complete: whether the search phase ended because nothing was left that was worth a probe.
+        interrupted: whether the user stopped the search.
+        weighing: quantity by which micro batches are weighted; "" for their number of samples.
+        refused: values that were found to change the gradient.
+        allowed: values that change the gradient, and are allowed.
+        answers: each answer of the search, with the seconds at which it came.
     """
 
     plan: Plan
@@ -124,3 +135,8 @@ class Findings:
     rate_per_s: float | None = None
     untried: str = ""
     complete: bool = False
+    interrupted: bool = False
+    weighing: str = ""
+    refused: tuple[Refusal, ...] = ()
+    allowed: tuple[str, ...] = ()
+    answers: tuple[Answered, ...] = ()

@@ -70,11 +70,16 @@ class Searcher(ABC):
     def tell(self, trial: Trial) -> None:
         """Learns from a trial, also from one whose plan this searcher did not ask for."""
 
-    def hand_out(self, plan: Plan) -> None:  # noqa: B027  # optional
-        """Learns that another process runs a plan. `tell` follows with its trial; `ask` may be called before.
+    def leave_out(self, refused: Callable[[Plan], bool]) -> None:  # noqa: B027  # optional
+        """Learns which plans cannot be the answer any more, since a value of theirs changes the gradient."""
 
-        If `ask` returns such a plan again, the loop waits for its trial.
-        """
+    def expected_s(self, plan: Plan) -> float | None:
+        """Returns the seconds that a probe of a plan is expected to take; None if unknown."""
+        return None
+
+    def expected_gain(self, plan: Plan) -> float | None:
+        """Returns the expected gain of a plan over the best that ran, as a log ratio; None if unknown."""
+        return None
 
     def probes_left(self) -> int | None:
         """Returns how many probes may be left at most, by what is known now; None if nothing is known. For progress.

@@ -49,7 +49,9 @@ class MemoryFormat(Strategy):
             return self.refuse(reason)
         about = "memory layout of 4-d tensors"
         values = ("default", "channels_last")
-        return Offer((Knob(name=KNOB, values=values, default="default", about=about, same_memory=values),))
+        usual = None if facts.on_host else "channels_last"
+        knob = Knob(name=KNOB, values=values, default="default", about=about, same_memory=values, usual=usual)
+        return Offer((knob,))
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:

@@ -70,7 +70,16 @@ class OptimizerImplementation(Strategy):
         values = ("default", *(value for value in FLAGS if value not in missing))
         about = "implementation of the optimizer's update"
         expected = () if facts.on_host else tuple(map(EXPECTED.__getitem__, values))
-        knob = Knob(name=KNOB, values=values, default="default", about=about, expected=expected, same_memory=values)
+        usual = "fused" if "fused" in values and not facts.on_host else None
+        knob = Knob(
+            name=KNOB,
+            values=values,
+            default="default",
+            about=about,
+            expected=expected,
+            same_memory=values,
+            usual=usual,
+        )
         return Offer((knob,), refused)
 
     @contextmanager

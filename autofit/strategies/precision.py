@@ -81,6 +81,7 @@ class Precision(Strategy):
             same_memory=("tf32",),
             expected=tuple(map(EXPECTED.__getitem__, values)) if not facts.on_host else (),
             ceiling=tuple(map(CEILING.__getitem__, values)) if not facts.on_host else (),
+            usual=next((value for value in ("bf16", "fp16") if value in values and not facts.on_host), None),
         )
         return Offer((knob,), refused)
 

@@ -22,6 +22,8 @@ from itertools import islice
 from pathlib import Path
 from uuid import uuid4
 
+from autofit.search.fleet_workers import POLL_S
+
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
@@ -34,7 +36,6 @@ from autofit.fleet.worker import SearchWorker
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import Target
 from autofit.search.bench import Bench
-from autofit.search.fleet_workers import POLL_S
 from autofit.study.fleet import Fleet
 from autofit.study.location import Place
 from autofit.study.offer import SearchOffer
@@ -67,7 +68,7 @@ class Sleeping:
     briefing: Briefing = BRIEFING
     proof_start_s: float = 0.0
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         with self.notes.open("a") as file:
             file.write(f"{plan.key}\n")
         time.sleep(PLAN_S)

@@ -107,7 +107,7 @@ class NightBench:
             enforced=not table.environment.is_host,
         )
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         """Runs a plan."""
         outcome = self._device.evaluate(plan, purpose)
         found = outcome.measurement

@@ -37,7 +37,7 @@ class FakeRemote:
             raise kind.fails
         self.briefing: Briefing = briefing_of(kind.bench)
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         kind = type(self)
         if kind.interrupt_after is not None and len(kind.bench.runs) >= kind.interrupt_after:
             raise KeyboardInterrupt

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from autofit.search.allocator_advice import AllocatorAdvice
 from torch import nn
 
 import autofit
@@ -16,7 +17,6 @@ from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.estimators.traced import Traced
 from autofit.probing.remote.bench import RemoteBench, Target
-from autofit.search.allocator_advice import AllocatorAdvice
 from autofit.search.request import Request
 from autofit.search.search import search
 from tests.cuda.targets import own_loss, rows

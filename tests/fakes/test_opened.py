@@ -12,7 +12,7 @@ from tests.fakes import MIB, briefing_of, opened, small_bench, tuning_of
 def test_bench_answers_with_the_function_and_has_the_briefing() -> None:
     asked: list[tuple[Plan, Purpose]] = []
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         asked.append((plan, purpose))
         return Outcome(status=Status.CRASHED, reason="injected")
 

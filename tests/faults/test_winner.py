@@ -53,7 +53,7 @@ def plan_of(bench: FakeBench, **values: str) -> Plan:
 def seen_slower(bench: FakeBench, ratios: dict[Plan, float]) -> Callable[[Plan, Purpose], Outcome]:
     """Returns an evaluation in which the probes of these plans, and nothing else, take so many times as long."""
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = bench.evaluate(plan, purpose)
         ratio, measurement = ratios.get(plan, 1.0), outcome.measurement
         if purpose is not Purpose.PROBE or measurement is None:

@@ -30,7 +30,7 @@ def bench_taking(plan_s: float, device_name: str = "Fake 1", ran: list[str] | No
     briefing = briefing_of(device)
     environment = briefing.environment.model_copy(update={"device_name": device_name})
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         time.sleep(plan_s if purpose is Purpose.PROBE else 0)
         if ran is not None and purpose is Purpose.PROBE:
             ran.append(plan.key)

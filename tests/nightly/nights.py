@@ -114,7 +114,7 @@ class MachineRoom:
         if job.name in self.errors:
             raise self.errors[job.name]
 
-        def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
             self.before_run(job.name, plan, purpose)
             if clock.patience_s(SHARES[purpose]) <= 0:
                 return Outcome(status=Status.SKIPPED, reason="the time budget ran out before it began")

@@ -22,7 +22,7 @@ def test_each_finished_trial_is_on_disk_before_the_next_one_starts(tmp_path: Pat
     fields: dict[str, Any] = {"facts": bench.space.facts, "memory_bytes": bench.budget_bytes}
     finished: list[Plan] = []
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         if purpose is Purpose.PROBE:
             assert {trial.plan.key for trial in reopen(path, **fields).earlier()} >= {done.key for done in finished}
             finished.append(plan)
@@ -36,7 +36,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
     path, first = tmp_path / "study.db", small_bench()
     fields: dict[str, Any] = {"facts": first.space.facts, "memory_bytes": first.budget_bytes}
 
-    def stopped(plan: Plan, purpose: Purpose) -> Outcome:
+    def stopped(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         if len(first.probes()) == 6:
             raise KeyboardInterrupt
         return first.evaluate(plan, purpose)

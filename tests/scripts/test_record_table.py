@@ -88,7 +88,7 @@ def test_a_recording_that_was_cut_short_goes_on_and_runs_nothing_twice(tmp_path:
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     bench, path = small_bench(), tmp_path / "t.json"
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         if len(bench.runs) == 3:
             raise KeyboardInterrupt
         return bench.evaluate(plan, purpose)
@@ -102,7 +102,7 @@ def test_a_failed_block_is_kept_with_its_reason_and_a_doubtful_probe_is_repeated
     bench, path = small_bench(), tmp_path / "t.json"
     asked: list[Plan] = []
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         asked.append(plan)
         if purpose is Purpose.BLOCK:
             return Outcome(status=Status.CRASHED, reason="signal 11", traceback_text="/home/someone/train.py")

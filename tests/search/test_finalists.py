@@ -33,9 +33,8 @@ def measured(count: int) -> list[Trial]:
 
 def entrants(trials: list[Trial], probe_s: float = 0.0, left_s: float = float("inf")) -> Finalists:
     runner = TrialRunner(tuning_of(BENCH))
-    runner.time.probe_s = lambda: probe_s  # type: ignore[method-assign]  # what the test is about
-    runner.time.left_s = lambda: left_s  # type: ignore[method-assign]
-    runner.time.proof_s = lambda: 0.0  # type: ignore[method-assign]
+    runner.ledger.block_s = lambda measurement: probe_s  # type: ignore[method-assign]  # what the test is about
+    runner.ledger.left_s = lambda: left_s  # type: ignore[method-assign]
     found = Finalists(runner, trials, CommonScale(runner.tuning.objective, trials))
     found.admit(trials)
     return found
@@ -48,10 +47,10 @@ def test_with_time_enough_all_finalists_begin_and_the_users_own_is_the_last() ->
     assert first[-1].plan == OWN
 
 
-def test_as_many_begin_as_there_is_time_for_rounds_and_two_at_least() -> None:
+def test_as_many_begin_as_there_is_time_for_rounds_and_none_without_a_rival() -> None:
     trials = measured(4)
     assert len(entrants(trials, probe_s=1.0, left_s=3.0 * MIN_ROUNDS).first()) == 3
-    assert len(entrants(trials, probe_s=1.0, left_s=1.0).first()) == 2
+    assert entrants(trials, probe_s=1.0, left_s=1.0).first() == []
 
 
 def test_nobody_joins_before_a_race_has_begun() -> None:

@@ -51,7 +51,7 @@ def test_an_unchanged_question_takes_one_proof_and_a_twentieth_of_the_time(tmp_p
 def test_the_numbers_of_the_loader_are_those_of_the_new_proof(tmp_path: Path) -> None:
     bench, study, fetch_s = small_bench(), tmp_path / "s.db", [0.0]
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = bench.evaluate(plan, purpose)
         if outcome.measurement is None:
             return outcome
@@ -149,7 +149,7 @@ def test_a_proof_that_fails_or_contradicts_the_study_is_followed_by_a_search(tmp
 
 
 def _fails(bench: FakeBench, plan: Plan) -> Evaluate:
-    def evaluate(asked: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(asked: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = bench.evaluate(asked, purpose)
         failed = Outcome(status=Status.OUT_OF_MEMORY, reason="a driver with a larger context")
         return failed if asked == plan else outcome
@@ -158,7 +158,7 @@ def _fails(bench: FakeBench, plan: Plan) -> Evaluate:
 
 
 def _slower(bench: FakeBench, plan: Plan) -> Evaluate:
-    def evaluate(asked: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(asked: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = bench.evaluate(asked, purpose)
         if asked != plan or outcome.measurement is None:
             return outcome

@@ -137,7 +137,7 @@ def test_a_searcher_that_repeats_itself_for_ever_is_stopped() -> None:
 def test_each_trial_is_on_disk_as_running_before_and_finished_before_it_is_told() -> None:
     bench, log = calm(), MemoryLog()
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         if purpose is not Purpose.BLOCK:
             assert (plan, purpose) in log.running.values()
         return bench.evaluate(plan, purpose)
@@ -230,7 +230,7 @@ def test_one_poisoned_trial_is_survived_where_processes_are_fresh_and_two_in_a_r
 def test_an_interrupt_is_recorded_and_passed_on(how: str) -> None:
     bench, log = calm(), MemoryLog()
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         if plan != bench.space.baseline:
             if how == "raised":
                 raise KeyboardInterrupt
@@ -250,7 +250,7 @@ def test_an_interrupt_is_recorded_and_passed_on(how: str) -> None:
 def test_an_error_of_autofit_is_recorded_and_passed_on(error: AutofitError, status: Status) -> None:
     bench, log = calm(), MemoryLog()
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         raise error
 
     with pytest.raises(type(error)):
@@ -263,7 +263,7 @@ def ambiguous_once(bench: FakeBench, plan: Plan, times: int) -> Callable[[Plan, 
     """Returns an evaluation whose first `times` runs of `plan` are ambiguous."""
     left = [times]
 
-    def evaluate(asked: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(asked: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = bench.evaluate(asked, purpose)
         if asked == plan and left[0] > 0:
             left[0] -= 1

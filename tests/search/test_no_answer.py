@@ -77,7 +77,7 @@ def test_the_users_code_that_fails_only_in_the_final_is_shown_as_theirs(purpose:
 def test_the_users_code_failing_twice_ends_the_search_with_their_traceback() -> None:
     bench = calm()
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         bench.evaluate(plan, purpose)
         return Outcome(
             status=Status.USER_ERROR, reason="KeyError: 'labels'", traceback_text="File train.py", phase="forward"

@@ -136,7 +136,7 @@ def test_a_trial_that_runs_when_the_user_stops_costs_one_trial(tmp_path: Path) -
     request = Request(study=str(tmp_path / "study.db"))
     bench = small_bench()
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         if len(bench.runs) == 3:
             raise KeyboardInterrupt
         return bench.evaluate(plan, purpose)
@@ -171,7 +171,7 @@ def test_earlier_trials_outside_the_present_space_are_not_recommended(tmp_path: 
     sizes = tuple(size for size in facts.sizes if baseline.micro_batch_size % size == 0)
     briefing = briefing_of(bench, space=fixed.model_copy(update={"baseline": baseline, "sizes": sizes}))
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         return bench.evaluate(Plan(values={**own, **plan.values}), purpose)
 
     second = search(opened(briefing, evaluate), request, (), Clock(bench.time))
@@ -330,7 +330,7 @@ def test_a_loader_that_holds_the_training_back_is_named() -> None:
     bench = small_bench()
     memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         measurement = Measurement(
             step_times_s=(0.1,) * 5, samples_per_step=plan.global_batch_size, memory=memory, fetch_s=0.25
         )
@@ -343,7 +343,7 @@ def test_a_loader_that_holds_the_training_back_is_named() -> None:
 def starting(bench: FakeBench, startup_s: Callable[[Plan], float | None]) -> Evaluate:
     """Returns the evaluation of `bench` with what the first steps of a plan take longer, except in a block."""
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = bench.evaluate(plan, purpose)
         if outcome.measurement is None or purpose is Purpose.BLOCK:
             return outcome
@@ -379,7 +379,7 @@ def test_a_plan_that_is_faster_on_known_shapes_only_does_not_win() -> None:
     """The other precisions prepare kernels for each new batch. A block of the race repeats its batches."""
     bench = small_bench()
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = bench.evaluate(plan, purpose)
         if outcome.measurement is None or purpose is Purpose.BLOCK or plan.values["precision"] == "float32":
             return outcome
@@ -417,7 +417,7 @@ def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_pa
     """A proof of an earlier run is the latest trial of its plan, and found the kernels ready."""
     path, bench = tmp_path / "study.db", small_bench()
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         return starting(bench, lambda p: 0.0 if purpose is Purpose.PROOF else slow_to_start(p))(plan, purpose)
 
     for planned_steps in (100_000, 100):
@@ -455,7 +455,7 @@ class Fragmenting(OpenedBench):
             script.moment(mib * 2**20)
         return script.trace()
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         outcome = super().evaluate(plan, purpose)
         if outcome.measurement is None:
             return outcome

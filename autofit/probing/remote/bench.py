@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from autofit.core import errors
 from autofit.core.briefing import Briefing
-from autofit.core.budget import SHARES, TRACE_SHARE, Clock
+from autofit.core.budget import Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.memory.breakdown import Part
@@ -29,6 +30,8 @@ __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 
 BRIEF_GRACE_S = 1.0
 """Maximum time between SIGTERM and SIGKILL if there is a time budget."""
+SOFT_S = 1.0
+"""Time in which a child may end a run that exceeds its limit, before it is killed."""
 ONE_CACHE = 1
 """Number of leaking runs that are tolerated: an object that is made once and kept, such as a table, leaks only once."""
 FRESH_RATIO = 1.5
@@ -93,12 +96,14 @@ class RemoteBench:
         self._start_s = max(opened_s - self._survey_s - self._waited_s, 0.0)
         self.proof_start_s = self._start_s if self.briefing.environment.is_host else 0.0
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` in the child. A child that died, hung, leaked twice or is poisoned is replaced for the next call.
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        """Runs `plan` in the child, on the given terms.
+
+        A child that died, hung, leaked twice or is poisoned is replaced for the next call.
 
         On a host device, a proof must also pass in a fresh process whose memory is really limited to the budget.
         """
-        if self._clock.patience_s(SHARES[purpose]) <= 0:
+        if self._clock.patience_s() <= 0:
             return Outcome(status=Status.SKIPPED, reason=f"{self._over()} before it began")
         try:
             if purpose is Purpose.PROOF and self.briefing.environment.is_host:
@@ -109,7 +114,7 @@ class RemoteBench:
         except errors.BudgetSpent as spent:  # while opening a fresh child
             return Outcome(status=Status.SKIPPED, reason=str(spent))
         began_s = self._clock.elapsed_s
-        outcome = self._evaluate(child, plan, purpose)
+        outcome = self._evaluate(child, plan, purpose, terms)
         if purpose is Purpose.PROOF:
             self._proof_s = self._clock.elapsed_s - began_s
         self._count += 1
@@ -159,12 +164,12 @@ class RemoteBench:
         return tuple(Part.model_validate(part) for part in reply["parts"])
 
     def _trace(self, plan: Plan, do: str, where: str) -> Trace:
-        patience_s = self._clock.patience_s(TRACE_SHARE)
+        patience_s = self._clock.patience_s()
         if patience_s <= 0:
             raise errors.Untraceable(f"{self._over()} before it began", where)
         request: dict[str, Any] = {"do": do, "plan": plan.model_dump(mode="json")}
         if do == "trace" and patience_s < math.inf:
-            request["limit_s"] = patience_s / 2  # the tracing process then ends by itself, without killing the child
+            request["limit_s"] = 0.9 * patience_s  # the tracing process then ends by itself, without killing the child
         try:
             child = self._warm()
             reply = asked(child, request, "trace", patience_s, self._beat)
@@ -195,7 +200,7 @@ class RemoteBench:
             return
         try:
             if not child.ended:
-                asked(child, {"do": "close"}, "closed", self._clock.patience_s(), self._beat)
+                asked(child, {"do": "close"}, "closed", self._clock.closing_s(), self._beat)
         except ChildEnded:
             return
         finally:
@@ -284,8 +289,10 @@ class RemoteBench:
     def _over(self) -> str:
         return f"the time budget of {format_duration(self._clock.limit_s or 0.0)} ran out"
 
-    def _evaluate(self, child: Child, plan: Plan, purpose: Purpose) -> Outcome:
-        return evaluated(child, plan, purpose, self._clock.patience_s(SHARES[purpose]), self._beat)
+    def _evaluate(self, child: Child, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        limit_s = math.inf if terms.limit_s is None else terms.limit_s + SOFT_S  # the child ends it first, and lives
+        patience_s = min(self._clock.patience_s() + SOFT_S, limit_s)
+        return evaluated(child, plan, purpose, terms, patience_s, self._beat)
 
     def _prove_afresh(self, plan: Plan, environment: Mapping[str, str], enforce: bool) -> tuple[Briefing, Outcome]:
         child, briefing = self._start(environment, enforce)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from autofit.core import errors
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
 from autofit.probing.remote.child import Child, ChildEnded
@@ -37,13 +38,16 @@ def asked(
     raise kind(message, text) if issubclass(kind, errors.UserCodeError) else kind(message)
 
 
-def evaluated(child: Child, plan: Plan, purpose: Purpose, patience_s: float, beat: Callable[[str], None]) -> Outcome:
+def evaluated(
+    child: Child, plan: Plan, purpose: Purpose, terms: RunTerms, patience_s: float, beat: Callable[[str], None]
+) -> Outcome:
     """Returns the outcome of a plan that the child runs. A child that ends or sends no valid outcome is an outcome too.
 
     Raises:
         AutofitError: the child reported it.
     """
-    request = {"do": "evaluate", "plan": plan.model_dump(mode="json"), "purpose": purpose.value}
+    request: dict[str, Any] = {"do": "evaluate", "plan": plan.model_dump(mode="json"), "purpose": purpose.value}
+    request["terms"] = terms.model_dump(mode="json")
     try:
         return Outcome.model_validate(asked(child, request, "outcome", patience_s, beat).get("outcome"))
     except ChildEnded as ended:

@@ -3,8 +3,8 @@
 Only this process imports the user's code. Requests and replies are JSON objects, one per line, over two separate
 descriptors, so that output of the user's code cannot disturb them. Nothing is unpickled on either side.
 
-Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "trace", "plan": ...}`,
-`{"do": "record", "plan": ...}`, `{"do": "fixed_parts"}`, `{"do": "close"}`.
+Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ..., "terms": ...}`,
+`{"do": "trace", "plan": ...}`, `{"do": "record", "plan": ...}`, `{"do": "fixed_parts"}`, `{"do": "close"}`.
 
 Replies, in the same order: `briefing`, `outcome`, `trace`, `trace`, `fixed_parts`, `closed`; or `error`. At every phase
 the worker sends `beat`, as a sign of life.
@@ -38,6 +38,7 @@ from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.redaction import redacted
+from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
 from autofit.failures.evidence import collect, scrub
 from autofit.memory.trace import Trace
@@ -80,7 +81,9 @@ class Worker:
                 self._open(request)
         elif request["do"] == "evaluate":
             assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
-            outcome = self._evaluated(self._bench, Plan.model_validate(request["plan"]), Purpose(request["purpose"]))
+            terms = RunTerms.model_validate(request["terms"])
+            plan, purpose = Plan.model_validate(request["plan"]), Purpose(request["purpose"])
+            outcome = self._evaluated(self._bench, plan, purpose, terms)
             self._say("outcome", outcome=outcome.model_dump(mode="json"))
         elif request["do"] == "trace":
             assert self._bench is not None, "open comes first"
@@ -99,10 +102,10 @@ class Worker:
             return True
         return False
 
-    def _evaluated(self, bench: LocalBench, plan: Plan, purpose: Purpose) -> Outcome:
+    def _evaluated(self, bench: LocalBench, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         try:
             with _exits_as_errors(f"with {plan}"):
-                return bench.evaluate(plan, purpose)
+                return bench.evaluate(plan, purpose, terms)
         except UserCodeError as error:
             return Outcome(status=Status.USER_ERROR, reason=str(error), traceback_text=error.traceback_text)
 

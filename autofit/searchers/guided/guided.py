@@ -14,6 +14,7 @@ The next plan is computed from the trials alone, so a resumed search continues w
 """
 
 import math
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -36,6 +37,7 @@ from autofit.searchers.guided.payback import Payback
 from autofit.searchers.guided.plainer import plainer
 from autofit.searchers.guided.stopping import TriedPlans, least_gain, unsettled
 from autofit.searchers.guided.throughput import Throughput
+from autofit.searchers.guided.usual import usual_plans
 from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
 
 MAX_DEVIATIONS_AHEAD = 3.0
@@ -66,7 +68,6 @@ class Guided(Searcher):
         self._barred = self._feasibility.plans.barred()
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
-        self._handed_out: set[int] = set()
         self._worthy: NDArray[np.int64] | None = None
         self._belief: Belief | None = None  # valid until something is learned
         self._steps = self._hopes = 0
@@ -74,6 +75,7 @@ class Guided(Searcher):
         self._looked: set[int] = set()
         self._declined: set[int] = set()
         self._throughput = Throughput(self._knobs, self._points)
+        self._openers = [place for plan in usual_plans(problem.space) if (place := self._place(plan)) is not None]
         self._payback = Payback(_with_a_choice(problem.space.facts), self._points, problem.objective)
 
     def tell(self, trial: Trial) -> None:
@@ -82,16 +84,24 @@ class Guided(Searcher):
         if place is None or trial.purpose is Purpose.BLOCK or outcome.status is Status.INTERRUPTED:
             return
         self._belief, self._outcomes[place] = None, outcome
-        self._handed_out.discard(place)
         self._scores.pop(place, None)
         if outcome.measurement is not None and outcome.status in (Status.MEASURED, Status.OVER_BUDGET):
             self._scores[place] = self.problem.objective.score(outcome.measurement)
 
-    def hand_out(self, plan: Plan) -> None:
-        """Does not propose this plan while another process runs it."""
+    def leave_out(self, refused: Callable[[Plan], bool]) -> None:
+        """Proposes none of these plans any more."""
+        self._barred = self._barred | np.array([refused(plan) for plan in self._plans], dtype=np.bool_)
+        self._belief = None
+
+    def expected_s(self, plan: Plan) -> float | None:
+        """Returns the seconds that a probe of a plan is expected to take; None before a plan was measured."""
         place = self._place(plan)
-        if place is not None:
-            self._handed_out.add(place)
+        return None if place is None or not self._has_measured else float(self._seconds(self._believe())[place])
+
+    def expected_gain(self, plan: Plan) -> float | None:
+        """Returns the expected gain of a plan over the best that ran; None before a plan was measured."""
+        place = self._place(plan)
+        return None if place is None or not self._has_measured else float(self._gains(self._believe())[place])
 
     def ask(self) -> Plan | None:
         """Returns the plan with the highest expected gain per second of probing; the baseline first.
@@ -156,12 +166,23 @@ class Guided(Searcher):
             return None if plan is None else self._place(plan)
         seconds = self._seconds(belief := self._believe())
         too_long = seconds > self.problem.patience_s()
+        if (usual := self._usual(too_long)) is not None:
+            return usual
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._plainer(self._most_worthy(gains, seconds), gains)
         place = self._unsettled(belief, too_long) if place is None else place
         worthy = np.flatnonzero(gains >= self._least_gain())
         self._worthy = np.append(worthy, place) if place is not None else np.array([], dtype=np.int64)
         return place
+
+    def _usual(self, too_long: NDArray[np.bool_]) -> int | None:
+        """Returns the next of the plans that an expert writes at once, if it ends in time and may fit."""
+        excluded = self._excluded()
+        for place in self._openers:
+            tried = place in self._outcomes or place in self._declined
+            if not (tried or too_long[place] or excluded[place]):
+                return place if self._feasibility.is_likely(self._plans[place]) else None
+        return None
 
     def _is_wanted(self, place: int) -> bool:
         """Returns whether a plan is to be run, now that it was looked at.
@@ -226,7 +247,6 @@ class Guided(Searcher):
     def _excluded(self) -> NDArray[np.bool_]:
         """Returns which plans are not run, whatever their expected gain."""
         excluded = self._barred.copy()
-        excluded[list(self._handed_out)] = True
         if MICRO_BATCH_SIZE not in self.problem.space.facts.pinned:  # no smaller size leads up to a pinned one
             excluded |= self._sizes > MAX_REACH * max(self._sizes[place] for place in self._scores)
         for each in self._exclusions():

@@ -105,7 +105,7 @@ class Counting(RemoteBench):
 
     steps = ooms = 0
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         """Runs a plan and counts."""
         outcome = super().evaluate(plan, purpose)
         if (measurement := outcome.measurement) is not None:

@@ -13,6 +13,7 @@ from autofit.core.errors import AutofitError
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import RunTerms
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
@@ -128,9 +129,9 @@ def rehearse(case: Case, bench: TableBench | LargeBench, searcher: str, estimato
     ran = Ran(now=given.pop("now", process_time))
     bench.rewind(seed, given.pop("bursts", None))
 
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+    def evaluate(plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         began = ran.now()
-        outcome = bench.evaluate(plan, purpose)
+        outcome = bench.evaluate(plan, purpose, terms)
         ran.runs.append((plan, purpose, outcome))
         ran.device_s += ran.now() - began
         return outcome
@@ -189,11 +190,16 @@ def _broken(case: Case, ran: Ran, plan: Plan | None) -> tuple[str, ...]:
     if plan is None:
         return ()
     found = []
-    if not any(p == plan and why is Purpose.PROOF and outcome.measured for p, why, outcome in ran.runs):
+    if not any(p == plan and _proves(why, outcome) for p, why, outcome in ran.runs):
         found.append("not proven")
     if plan.key not in case.scores or case.peaks[plan.key] > case.table.budget.memory_bytes:
         found.append("not inside the budget")
     return tuple(found)
+
+
+def _proves(purpose: Purpose, outcome: Outcome) -> bool:
+    measured = outcome.measured and outcome.measurement is not None
+    return measured and (purpose is Purpose.PROOF or outcome.measurement.proven)
 
 
 class _Timed(Searcher):

@@ -7,13 +7,14 @@ The synthetic tables are recorded on it (`tables.py`), and the tests of the sear
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.replay import VirtualTime
@@ -51,6 +52,9 @@ class MemoryLog:
 
     def note(self, name: str, value: dict[str, object]) -> None:
         self.notes[name] = value
+
+    def kept_notes(self) -> Mapping[str, object]:
+        return self.notes
 
 
 @dataclass(frozen=True)
@@ -182,10 +186,13 @@ class FakeBench:
         """The plans that were run for a purpose."""
         return [plan for plan, why in self.runs if why is purpose]
 
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs a plan: the function `evaluate` of a bench."""
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        """Runs a plan: the function `evaluate` of a bench. One whose proof has a fault is not proven in its probe."""
         began = self.time.seconds
         outcome = self._run(plan, purpose)
+        faulty = plan.key in self.faults and self.faults[plan.key](Purpose.PROOF) is not None
+        if purpose is Purpose.PROBE and not faulty:
+            outcome = gone_on(outcome, terms, self.time)
         return outcome.model_copy(update={"duration_s": self.time.seconds - began})
 
     def _run(self, plan: Plan, purpose: Purpose) -> Outcome:
@@ -215,6 +222,15 @@ class FakeBench:
             allocated_bytes=peak, judged_bytes=peak, judged_by="simulated", static_bytes=round(self.static_mib * MIB)
         )
         return Measurement(step_times_s=times, samples_per_step=plan.global_batch_size, memory=memory)
+
+
+def gone_on(outcome: Outcome, terms: RunTerms, time: VirtualTime) -> Outcome:
+    """Returns the outcome of a probe; if the terms ask for it, it is proven, which takes three more steps."""
+    found = outcome.measurement
+    if not outcome.measured or found is None or not terms.beaten_by(found):
+        return outcome
+    time.advance(3 * found.step_time_s)
+    return outcome.model_copy(update={"measurement": found.model_copy(update={"proven": True, "worst_steps": 3})})
 
 
 def always(status: Status, reason: str = "injected") -> Callable[[Purpose], Outcome | None]:

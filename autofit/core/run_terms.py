@@ -1,0 +1,43 @@
+"""RunTerms: how long one run of a plan may take, and which score makes a probe go on to its proof."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autofit.core.measurement import Measurement
+from autofit.core.objective import Objective
+
+
+class RunTerms(BaseModel):
+    """The terms of one run.
+
+    Attributes:
+        limit_s: maximum duration in seconds; None for what the time budget leaves.
+        objective: gives the score of the probe.
+        above: score above which a probe goes on to its proof in the same run: whole steps on the worst batch, without
+            clearing the cache. 0: its first steps are those of a proof. None: it never does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    limit_s: float | None = Field(default=None, gt=0)
+    objective: Objective = Objective()
+    above: float | None = Field(default=None, ge=0)
+
+    @classmethod
+    def proof_at_once(cls) -> Self:
+        """Returns the terms of a run that begins with its proof."""
+        return cls(above=0.0)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the first steps of a probe are those of a proof."""
+        return self.above == 0.0
+
+    def beaten_by(self, measurement: Measurement) -> bool:
+        """Returns whether a probe with this measurement goes on to its proof."""
+        return self.above is not None and self.objective.score(measurement) > self.above
+
+
+OPEN = RunTerms()
+"""The terms of a run that may take what the time budget leaves, and never goes on to a proof."""

@@ -1,0 +1,158 @@
+"""Answers: the best plan so far that is proven and checked. Once the baseline has run, there is one at any moment."""
+
+import math
+from collections.abc import Iterable
+
+from autofit.core.measurement import Measurement
+from autofit.core.plan import Plan
+from autofit.core.run_terms import RunTerms
+from autofit.core.trial import Purpose, Trial
+from autofit.search.checks import Checks
+from autofit.search.choice import PROBE_NOISE_RATIO, keeps_batch, measurement_of, quotient
+from autofit.search.common_scale import DISTURBED_NOISE_RATIO
+from autofit.search.evidence import Answered
+from autofit.search.trial_runner import TrialRunner
+
+AHEAD_RATIO = 1 + PROBE_NOISE_RATIO
+"""A plan replaces the answer, before a race, if its probe was faster by more than the noise of two probes."""
+
+
+class Answers:
+    """The plans that are proven and checked, best last.
+
+    Args:
+        runner: runs plans; holds what was measured.
+        checks: checks the gradient of plans.
+
+    Attributes:
+        taken: the trial of each answer, in the order in which they came.
+        log: the same for the report.
+    """
+
+    def __init__(self, runner: TrialRunner, checks: Checks) -> None:
+        self._runner, self._tuning, self._ledger = runner, runner.tuning, runner.ledger
+        self._checks = checks
+        self._objective, self._space = runner.tuning.objective, runner.tuning.space
+        self.taken: list[Trial] = []
+        self.log: list[Answered] = []
+        runner.tuning.seen.answers = self.log
+
+    @property
+    def best(self) -> Trial | None:
+        """The answer; None before there is one."""
+        return self.taken[-1] if self.taken else None
+
+    def terms(self, plan: Plan, expected_s: float | None) -> RunTerms:
+        """Returns the terms of a probe: what it must beat to go on to its proof, and how long it may take."""
+        above = self._threshold(plan)
+        return RunTerms(objective=self._objective, above=above, limit_s=self._ledger.limit_s(expected_s))
+
+    def consider(self, trial: Trial) -> bool:
+        """Makes the plan of a new trial the answer, if it is faster, proven and checked. Returns whether it is now.
+
+        A plan that is not proven yet is proven in a run of its own, if there is time.
+        """
+        if not self._is_ahead(trial) or self._checks.refusal(trial.plan):
+            return False
+        if not is_proven(trial):
+            proven = self._proven(trial)
+            if proven is None:
+                return False
+            trial = proven
+        if not self.passes(trial.plan):
+            return False
+        self._take(trial)
+        return True
+
+    def make(self, trial: Trial) -> None:
+        """Makes a plan that is proven and checked the answer: it has won the race."""
+        self.taken = [t for t in self.taken if t.plan != trial.plan]
+        self._take(trial)
+
+    def drop(self, plan: Plan) -> None:
+        """Removes a plan whose later proof failed."""
+        self.taken = [trial for trial in self.taken if trial.plan != plan]
+
+    def of(self, plan: Plan) -> Trial | None:
+        """Returns the proven trial of a plan that was an answer; None if it was none."""
+        return next((trial for trial in reversed(self.taken) if trial.plan == plan), None)
+
+    def settle(self, trials: Iterable[Trial]) -> None:
+        """Takes the fastest of other trials that are proven and pass by known verdicts, if there is no answer."""
+        if not self.taken:
+            for trial in sorted(trials, key=lambda t: self._objective.score(measurement_of(t))):
+                if is_proven(trial) and self._recommendable(trial.plan) and not self._checks.is_due(trial.plan):
+                    self.consider(trial)
+
+    def _threshold(self, plan: Plan) -> float | None:
+        if not self._recommendable(plan):
+            return None
+        if self.best is None:
+            return 0.0
+        return self._objective.score(self._probe_of(self.best)) * AHEAD_RATIO
+
+    def _probe_of(self, trial: Trial) -> Measurement:
+        """Returns the measurement of a plan's probe, which times more steps than a proof of its own."""
+        probe = self._runner.record.get(trial.plan.key, trial)
+        return measurement_of(probe if probe.outcome.measured else trial)
+
+    def _recommendable(self, plan: Plan) -> bool:
+        return self._space.unpinned(plan) is None
+
+    def _is_ahead(self, trial: Trial) -> bool:
+        """Returns whether a plan is faster than the answer by more than noise."""
+        if not trial.outcome.measured or not self._recommendable(trial.plan):
+            return False
+        best, baseline = self.best, self._space.baseline
+        if best is None:
+            return True
+        ours, theirs = measurement_of(trial), self._probe_of(best)
+        if keeps_batch(best.plan, baseline) and not keeps_batch(trial.plan, baseline):
+            return quotient(ours, theirs, self._objective, DISTURBED_NOISE_RATIO).low > 1
+        return self._objective.score(ours) > AHEAD_RATIO * self._objective.score(theirs)
+
+    def _proven(self, trial: Trial) -> Trial | None:
+        """Proves a plan in a run of its own; returns the trial with the proof, at the speed of the probe, or None."""
+        if self._ledger.proof_s(measurement_of(trial)) > self._ledger.left_s():
+            return None
+        self._runner.say_running(trial.plan, None)
+        proof = self._runner.attempt(trial.plan, Purpose.PROOF)
+        self._runner.say_finished("proof", proof)
+        return proof if proof.outcome.measured else None
+
+    def passes(self, plan: Plan) -> bool:
+        """Returns whether a plan keeps the gradient; it is checked if that is not known and there is time."""
+        if self._checks.is_due(plan):
+            if self._ledger.check_s() > self._ledger.left_s():
+                self._runner.say("stage", f"{self._runner.named(plan)}: no time to check its gradient")
+                return False
+            self._runner.say("stage", f"checking the gradient of {self._runner.named(plan)}")
+        found = self._checks.passes(plan)
+        if not found.passed:
+            self._runner.say("stage", f"{self._runner.named(plan)}: not the answer, {found.reason}")
+        return found.passed
+
+    def _take(self, trial: Trial) -> None:
+        before, self.taken = self.best, [*self.taken, trial]
+        if before is not None and before.plan == trial.plan:
+            return
+        ratio = self.ratio
+        self.log.append(Answered(at_s=self._tuning.clock.elapsed_s, plan=trial.plan, ratio=ratio))
+        self._runner.so_far = ratio
+        factor = "" if ratio is None else f", {ratio:.2f}x the baseline's throughput"
+        self._runner.say("answer", f"{self._runner.named(trial.plan)}: the answer so far{factor}")
+
+    @property
+    def ratio(self) -> float | None:
+        """Throughput of the answer over that of the baseline, by probes; None if one of them is unknown."""
+        baseline = self._runner.record.get(self._space.baseline.key)
+        if self.best is None or baseline is None or not baseline.outcome.measured:
+            return None
+        found = self._objective.score(self._probe_of(self.best)) / self._objective.score(measurement_of(baseline))
+        return found if math.isfinite(found) else None
+
+
+def is_proven(trial: Trial) -> bool:
+    """Returns whether a trial has the whole steps of a proof."""
+    measured = trial.outcome.measured and trial.outcome.measurement is not None
+    return measured and (trial.purpose is Purpose.PROOF or measurement_of(trial).proven)

@@ -1,0 +1,117 @@
+"""Checks: whether plans keep the baseline's gradient, compared once and only for a plan that may become the answer."""
+
+from contextlib import suppress
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autofit.core.gate_verdict import Checked, GateVerdict, at_fault, values_to_check
+from autofit.core.plan import Plan
+from autofit.core.space import Refusal
+from autofit.search.ledger import Ledger
+from autofit.search.tuning import Tuning
+
+VERDICTS = "verdicts"
+"""Name of the note on a study that holds the verdicts on values of knobs."""
+
+
+class Checks:
+    """The verdicts on the values of a search, those of earlier runs in the study among them.
+
+    Args:
+        tuning: the arguments of the search.
+        ledger: learns what a check costs.
+
+    Attributes:
+        known: verdict by value; see `Checked.verdicts`.
+        refused: the values that changed the gradient, with the reason.
+    """
+
+    def __init__(self, tuning: Tuning, ledger: Ledger) -> None:
+        self._tuning, self._ledger = tuning, ledger
+        self._baseline, self._free = tuning.space.baseline, tuning.space.facts.global_batch_size is None
+        kept = _Kept.of(tuning)
+        self.known: dict[str, GateVerdict] = dict(kept.found)
+        self.refused: list[Refusal] = list(kept.refused)
+        self._caveats: dict[str, tuple[str, ...]] = {}
+        self._results: dict[str, Checked] = {}
+
+    def refusal(self, plan: Plan) -> str:
+        """Returns why a plan cannot become the answer, by what is known; "" if nothing speaks against it."""
+        result = self._results.get(plan.key)
+        if result is not None and result.checked and not result.passed:
+            return result.reason
+        reasons = {refusal.name: refusal.reason for refusal in self.refused}
+        name = at_fault(self._values(plan), {name: self.known[name] for name in reasons if name in self.known})
+        return f"{name}: {reasons[name]}" if name else ""
+
+    def is_due(self, plan: Plan) -> bool:
+        """Returns whether a value of a plan has no verdict, so that a check takes time before it is the answer."""
+        if self._tuning.check is None or plan == self._baseline or plan.key in self._results:
+            return False
+        return any(value not in self.known for value in self._values(plan))
+
+    def passes(self, plan: Plan) -> Checked:
+        """Checks a plan, unless that was done, and returns the result. It is in the study when this returns."""
+        check = self._tuning.check
+        if check is None or plan == self._baseline:
+            return Checked()
+        if (found := self._results.get(plan.key)) is not None:
+            return found
+        began_s = self._tuning.clock.elapsed_s
+        found = check(plan, self.known)
+        if found.verdicts:
+            self._ledger.checked(self._tuning.clock.elapsed_s - began_s)
+        if found.checked:
+            self._results[plan.key] = found
+        self.known |= found.verdicts
+        self.refused += [each for each in found.refused if each not in self.refused]
+        for value in self._values(plan):
+            self._caveats.setdefault(value, found.caveats)
+        if found.verdicts:
+            kept = _Kept(of_what=self._tuning.checked_as, found=self.known, refused=tuple(self.refused))
+            self._tuning.log.note(VERDICTS, kept.model_dump(mode="json"))
+        return found
+
+    def caveats(self, plan: Plan) -> list[str]:
+        """Returns what the user should know of the values of a plan."""
+        return list(dict.fromkeys(text for value in self._values(plan) for text in self._caveats.get(value, ())))
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The values that change the gradient and are allowed nevertheless (numerics="any")."""
+        refused = {refusal.name for refusal in self.refused}
+        return tuple(name for name, verdict in self.known.items() if not verdict.passed and name not in refused)
+
+    def weighing(self, plan: Plan) -> str:
+        """Returns the quantity by which micro batches are weighted under a plan; "" for their number of samples."""
+        found = (self.known[value].weighing for value in self._values(plan) if value in self.known)
+        return next((text for text in found if text), "")
+
+    def _values(self, plan: Plan) -> list[str]:
+        return values_to_check(plan, self._baseline, free=self._free)
+
+
+class _Kept(BaseModel):
+    """The verdicts in a study.
+
+    Attributes:
+        of_what: digest of the workload, device and versions.
+        found: verdict by value.
+        refused: the values that the search leaves out.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of_what: str
+    found: dict[str, GateVerdict] = {}
+    refused: tuple[Refusal, ...] = ()
+
+    @classmethod
+    def of(cls, tuning: Tuning) -> Self:
+        """Returns the verdicts in the study; none if they are of another workload, device or version."""
+        with suppress(ValidationError):  # of another version of autofit
+            kept = cls.model_validate(tuning.log.kept_notes().get(VERDICTS))
+            if kept.of_what == tuning.checked_as:
+                return kept
+        return cls(of_what=tuning.checked_as)

@@ -1,0 +1,99 @@
+"""Ledger: what each kind of action has cost on this machine, and what it will cost.
+
+An action that would not end in the time left is not begun. No part of the budget is set aside: a plan is proven in the
+run of its probe, so what is known is the answer at any moment.
+"""
+
+import math
+from collections.abc import Mapping
+from statistics import median
+
+from autofit.core.measurement import Measurement
+from autofit.core.outcome import Outcome
+from autofit.core.trial import Trial
+from autofit.search.tuning import Tuning
+
+PROBE_STEPS, BLOCK_STEPS, PROOF_STEPS = 8, 5, 10
+"""Number of steps, warm-up included, in a probe, in a block of a race and in a proof of its own."""
+RUNAWAY_RATIO, RUNAWAY_S = 5.0, 20.0
+"""A probe is ended when it takes this many times as long as expected, and this many seconds longer."""
+
+
+class Ledger:
+    """The costs of the actions of one search, and the time left.
+
+    What was not done yet is charged at the cost of a probe.
+
+    Args:
+        tuning: the arguments of the search, clock and budget among them.
+        record: the latest trial of each plan, by its key; grows while the search runs.
+    """
+
+    def __init__(self, tuning: Tuning, record: Mapping[str, Trial]) -> None:
+        self._tuning, self._record = tuning, record
+        self._probes_s: list[float] = []
+        self._fixed_s: list[float] = []
+        self._checks_s: list[float] = []
+        self._first_s = self._last_s = 0.0
+
+    # Learning
+
+    def probed(self, took_s: float, outcome: Outcome) -> None:
+        """Records the duration of a probe, without a warm-up that later runs of the plan do not have."""
+        self._last_s = self._tuning.clock.elapsed_s
+        if not self._probes_s:
+            self._first_s = self._last_s - took_s
+        measured = outcome.measurement
+        startup_s = (measured.startup_s or 0.0) if measured is not None else 0.0
+        self._probes_s.append(max(took_s - startup_s, 0.0))
+        if measured is not None:
+            self._fixed_s.append(max(took_s - startup_s - PROBE_STEPS * measured.step_time_s, 0.0))
+
+    def checked(self, took_s: float) -> None:
+        """Records the duration of a check."""
+        self._checks_s.append(took_s)
+
+    # Answers
+
+    def left_s(self) -> float:
+        """Returns the seconds left of the time budget; infinity without one."""
+        limit = self._tuning.budget.time_s
+        return math.inf if limit is None else limit - self._tuning.clock.elapsed_s
+
+    def probe_s(self) -> float:
+        """Returns the median duration of a probe without its warm-up, in seconds; 0 before the first."""
+        return median(self._probes_s) if self._probes_s else 0.0
+
+    def check_s(self) -> float:
+        """Returns the seconds of a check: the longest so far."""
+        return max(self._checks_s, default=self.probe_s())
+
+    def block_s(self, measurement: Measurement) -> float:
+        """Returns the seconds of a block of a race: its steps, and what any run costs beside them."""
+        return self._beside_s() + BLOCK_STEPS * measurement.step_time_s
+
+    def proof_s(self, measurement: Measurement) -> float:
+        """Returns the seconds of a proof in a run of its own, with the start of its process if it has one."""
+        return self._tuning.proof_start_s + self._beside_s() + PROOF_STEPS * measurement.step_time_s
+
+    def limit_s(self, expected_s: float | None) -> float | None:
+        """Returns the seconds after which a probe is ended that was expected to take `expected_s`; None: never."""
+        left_s = self.left_s()
+        if expected_s is not None:
+            left_s = min(left_s, RUNAWAY_RATIO * expected_s + RUNAWAY_S)
+        return None if math.isinf(left_s) else max(left_s, 0.1)
+
+    def search_left_s(self, probes: int | None) -> float | None:
+        """Returns the estimated seconds of this number of probes; None before the first probe.
+
+        Each is counted at the mean time between probes so far, in which memory is estimated as well, or at the median
+        duration of a probe if that is longer.
+        """
+        if probes is None or not self._probes_s:
+            return None
+        each_s = max((self._last_s - self._first_s) / len(self._probes_s), self.probe_s())
+        return probes * each_s
+
+    def _beside_s(self) -> float:
+        """Returns the seconds that a run takes beside its steps."""
+        return median(self._fixed_s) if self._fixed_s else self.probe_s()
