@@ -52,6 +52,8 @@ class Measurement(BaseModel):
         startup_s: warm-up cost in seconds: how much longer the first steps took than the same number of steady steps
             (compilation, kernel tuning, updates that the GradScaler skipped). Some of it happens once per process, in
             the plan that runs first. None if unknown, as in a block of a race.
+        compile_s: seconds of the first steps, which compile; None if the plan does not compile, and in a block of a
+            race.
         worst_steps: number of steps that ran on the worst known batch.
         loss: loss of the last step.
         skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
@@ -73,6 +75,7 @@ class Measurement(BaseModel):
     cycle: int = Field(default=1, ge=1)
     warmup_times_s: tuple[float, ...] = ()
     startup_s: float | None = Field(default=None, ge=0)
+    compile_s: float | None = Field(default=None, ge=0)
     worst_steps: int = 0
     loss: float | None = None
     skipped_steps: int = 0

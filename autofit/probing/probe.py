@@ -15,7 +15,7 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
-from autofit.probing.compilation import COMPILE_SHARE, ONLY_SHARE, Compiler, noted, start_cold
+from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, needs_growing, run_growing
 from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
@@ -141,7 +141,7 @@ class Probe:
         if self.cold and self.purpose is not Purpose.BLOCK:  # a block that compiles would not be comparable
             start_cold()
         with self.build(self.plan) as step, self._limited(step):
-            compile_s = self._compile(step, worst, typical) if step.draft.compiled else 0.0
+            compile_s = self._compile(step, worst, typical) if step.draft.compiled else None
             if isinstance(compile_s, Outcome):
                 return compile_s
             peak = None if worst is None else self._peak(step, worst, typical, compile_s)
@@ -166,8 +166,7 @@ class Probe:
             start_cold()
             batches.insert(0, worst)
         self._enter("compiling")
-        share = ONLY_SHARE if math.isinf(self.fastest_s) else COMPILE_SHARE
-        self._compiler = Compiler(self.watch, self.device.is_host, share)
+        self._compiler = Compiler(self.watch, self.device.is_host)
         return self._compiler.compile(lambda: sum(self._run_step(step, [batch]).seconds for batch in batches))
 
     def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
@@ -186,7 +185,7 @@ class Probe:
         """Whether growing batches run before the timed steps."""
         return needs_growing(self.purpose, self.store.source.varies, self.device)
 
-    def _peak(self, step: TrainStep, worst: Batch, typical: Typical, compile_s: float) -> WorstBatchResult:
+    def _peak(self, step: TrainStep, worst: Batch, typical: Typical, compile_s: float | None) -> WorstBatchResult:
         """Runs the first steps on the worst batch, without clearing the cache between them, and returns their peak."""
         count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
         # After the second micro batch of the second step no new kind of tensor is live, so a probe stops there.

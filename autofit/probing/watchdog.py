@@ -97,6 +97,21 @@ class Watchdog:
         finally:
             self._until = before
 
+    def apart(self, work: Callable[[], _Result], most_s: float) -> _Result:
+        """Runs `work` within all of the remaining time; what it takes extends the `allowed` call that it runs in.
+
+        Args:
+            work: the function to run.
+            most_s: maximum number of seconds.
+
+        Raises:
+            Overdue: `work` took longer.
+        """
+        began_s = self.clock.elapsed_s
+        result = self.allowed(work, most_s=most_s)
+        self._until += self.clock.elapsed_s - began_s
+        return result
+
     def check(self) -> None:
         """Raises if the running `allowed` call is overdue. Long-running code calls it where no signal can interrupt.
 

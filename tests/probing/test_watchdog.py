@@ -47,6 +47,25 @@ def test_what_asks_ends_when_its_part_is_used_up_and_the_outer_part_holds_again_
     assert watchdog.allowed(outer) == "went on"
 
 
+def test_work_apart_may_take_all_that_is_left_and_does_not_use_up_the_outer_part() -> None:
+    now = Time()
+    watchdog = Watchdog(Clock(now=now, limit_s=100.0))
+
+    def takes(seconds: float) -> None:
+        now.now_s += seconds
+        watchdog.check()
+
+    def outer() -> None:
+        watchdog.apart(lambda: takes(30.0), most_s=40.0)
+        takes(5.0)
+        with pytest.raises(Overdue):
+            takes(6.0)
+        with pytest.raises(Overdue):
+            watchdog.apart(lambda: takes(21.0), most_s=20.0)
+
+    watchdog.allowed(outer, most_s=10.0)
+
+
 def test_a_sleep_is_ended_in_the_middle_and_no_thread_is_left() -> None:
     threads = threading.active_count()
     began = time.monotonic()
