@@ -43,15 +43,14 @@ class Measurement(BaseModel):
             were timed together in a window, the mean of each window.
         steps_per_window: number of steps that each value of `step_times_s` is the mean of; 1 if each was timed alone.
         samples_per_step: samples in one optimizer step.
-        tokens_per_step: useful tokens in one optimizer step, without padding; None if unknown. If batches differ in
-            shape, the mean over the timed steps.
+        tokens_per_step: useful tokens in one optimizer step, without padding, on average; None if unknown.
         cycle: number of values of `step_times_s` after which the batches repeat; 1 if all batches have one shape, or if
             each window has all of them.
         memory: the peak over all steps, including those on the worst batch.
         warmup_times_s: times of the steps before the measured ones.
-        startup_s: warm-up cost in seconds: how much longer the first steps took than the same number of steady steps
-            (compilation, kernel tuning, updates that the GradScaler skipped). Some of it happens once per process, in
-            the plan that runs first. None if unknown, as in a block of a race.
+        startup_s: warm-up cost in seconds: how much longer the first steps took than as many steady steps (compilation,
+            kernel tuning, skipped updates). Some of it is once per process. None if unknown, as in a block of a race.
+        compile_s: seconds of the first steps, which compile; None if the plan compiles nothing, and in a race.
         worst_steps: number of steps that ran on the worst known batch.
         proven: whether at least three of these were whole steps on the worst batch, inside the budget, without clearing
             the cache.
@@ -75,6 +74,7 @@ class Measurement(BaseModel):
     cycle: int = Field(default=1, ge=1)
     warmup_times_s: tuple[float, ...] = ()
     startup_s: float | None = Field(default=None, ge=0)
+    compile_s: float | None = Field(default=None, ge=0)
     worst_steps: int = 0
     proven: bool = False
     loss: float | None = None

@@ -14,10 +14,9 @@ from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.units import format_duration
 from autofit.probing.watchdog import Overdue, Watchdog
 
-COMPILE_SHARE, ONLY_SHARE, COMPILE_S = 0.3, 0.4, 300.0
-"""Maximum time to compile one plan: the first share of the remaining time, or the second as long as no plan is known
-that could be the answer, and never more than this many seconds. A probe may take half of the remaining time, so that a
-plan that was compiled just in time can still be timed. On an H100, the blocks of GPT-2 took 9 s."""
+COMPILE_S = 300.0
+"""Maximum seconds to compile one plan. The search does not begin a compilation that would not end in time; this and the
+end of the time budget are the limits on one that takes longer than expected."""
 MOST_COMPILED = 256
 """Maximum number of recompilations that torch.compile keeps: one per plan, and no search tries more plans than this."""
 _CAUSES = 2
@@ -62,15 +61,13 @@ class Compiler:
     """Compiles the step of one plan, before it is measured, and says afterwards what came of it.
 
     Attributes:
-        watch: ends a compilation that exceeds its share of the remaining time. It cannot end a single library call.
+        watch: ends a compilation that is not over when the time is. It cannot end a single library call.
         on_host: whether kernels are compiled in this process, one at a time, so that an interrupt leaves nothing
             running. For an accelerator, torch starts processes of its own.
-        share: maximum share of the remaining time.
     """
 
     watch: Watchdog
     on_host: bool
-    share: float = COMPILE_SHARE
     _graphs_before: int = field(default_factory=_graphs)
 
     def compile(self, first_steps: Callable[[], float]) -> float | Outcome:
@@ -79,14 +76,13 @@ class Compiler:
         Args:
             first_steps: runs them and returns their duration in seconds.
         """
-        clock = self.watch.clock
-        allowed_s, began = min(clock.patience_s(self.share), COMPILE_S), perf_counter()
+        capped, began = self.watch.clock.patience_s() > COMPILE_S, perf_counter()
         try:
             with self._alone():
-                return self.watch.allowed(first_steps, self.share, COMPILE_S)
+                return self.watch.allowed(first_steps, COMPILE_S)
         except Overdue:
             took_s = perf_counter() - began
-        reason = _overdue(took_s, allowed_s, clock.limit_s, self.share)
+        reason = _overdue(took_s, None if capped else self.watch.clock.limit_s)
         return Outcome(status=Status.NOT_COMPILED, reason=reason, phase=COMPILING)
 
     def notes(self) -> tuple[str, ...]:
@@ -106,16 +102,12 @@ class Compiler:
             yield
 
 
-def _overdue(took_s: float, allowed_s: float, limit_s: float | None, share: float) -> str:
-    """Returns why a compilation was ended, and what it would cost to wait."""
+def _overdue(took_s: float, limit_s: float | None) -> str:
+    """Returns why a compilation was ended: at the end of the time budget, or after `COMPILE_S` if `limit_s` is None."""
     reason = f"compiling was not finished after {format_duration(took_s)}"
-    if limit_s is None or allowed_s >= COMPILE_S:
+    if limit_s is None:
         return f"{reason}, the most that autofit waits for one plan"
-    needed_s = limit_s + allowed_s / share
-    return (
-        f"{reason}, the limit for one plan ({share:.0%} of the time left). A time budget of "
-        f"{format_duration(needed_s)} allows twice as long"
-    )
+    return f"{reason}, when the time budget of {format_duration(limit_s)} ended"
 
 
 def _notes(graphs: int, breaks: list[Any], recompiled: dict[Any, list[Any]]) -> Iterator[str]:

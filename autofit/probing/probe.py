@@ -16,7 +16,7 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
-from autofit.probing.compilation import COMPILE_SHARE, ONLY_SHARE, Compiler, noted, start_cold
+from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, run_growing
 from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
@@ -144,7 +144,7 @@ class Probe:
         if self.cold and self.purpose is not Purpose.BLOCK:  # a block that compiles would not be comparable
             start_cold()
         with self.build(self.plan) as step, self._limited(step):
-            compile_s = self._compile(step, worst, typical) if step.draft.compiled else 0.0
+            compile_s = self._compile(step, worst, typical) if step.draft.compiled else None
             if isinstance(compile_s, Outcome):
                 return compile_s
             peak = None if worst is None else self._peak(step, worst, typical, compile_s)
@@ -211,8 +211,7 @@ class Probe:
             start_cold()
             batches.insert(0, worst)
         self._enter("compiling")
-        share = ONLY_SHARE if math.isinf(self.fastest_s) else COMPILE_SHARE
-        self._compiler = Compiler(self.watch, self.device.is_host, share)
+        self._compiler = Compiler(self.watch, self.device.is_host)
         return self._compiler.compile(lambda: sum(self._run_step(step, [batch]).seconds for batch in batches))
 
     def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
@@ -232,7 +231,7 @@ class Probe:
         return self.store.source.varies and not self.device.is_host
 
     def _peak(
-        self, step: TrainStep, worst: Batch, typical: Typical, compile_s: float, *, whole: bool = False
+        self, step: TrainStep, worst: Batch, typical: Typical, compile_s: float | None, *, whole: bool = False
     ) -> WorstBatchResult:
         """Runs steps on the worst batch, without clearing the cache between them, and returns their peak.
 
@@ -240,7 +239,7 @@ class Probe:
             step: what runs.
             worst: the largest micro batch known.
             typical: the batches of the timed steps.
-            compile_s: seconds of the steps before that compiled.
+            compile_s: seconds of the steps before that compiled; None if the plan does not compile.
             whole: whether to run the steps of a proof, whatever the purpose.
         """
         count = self.plan.accumulation_steps

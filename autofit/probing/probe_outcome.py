@@ -63,6 +63,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: 
         memory=NOT_READ if worst is None or worst.memory is None else worst.memory,
         warmup_times_s=tuple(lap.warmup_s),
         startup_s=None if worst is None else worst.startup_s + lap.startup_s,
+        compile_s=None if worst is None else worst.compile_s,
         worst_steps=0 if worst is None else len(worst.steps_s),
         loss=lap.loss,
         skipped_steps=lap.skipped,

@@ -22,7 +22,7 @@ class WorstBatchResult:
         loss: loss of the last step.
         ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
         memory: peak over all steps.
-        compile_s: duration of the steps before them that compiled, in seconds.
+        compile_s: duration of the steps before them that compiled, in seconds; None if the plan does not compile.
         before_s: warm-up cost of other steps that ran before, which is then the whole.
     """
 
@@ -35,7 +35,7 @@ class WorstBatchResult:
     loss: float | None = None
     ruined: int | None = None
     memory: Memory | None = None
-    compile_s: float = 0.0
+    compile_s: float | None = None
     before_s: float = 0.0
 
     @property
@@ -69,7 +69,7 @@ class WorstBatchResult:
         The steps that compiled count too, less one such step.
         """
         fastest_s = min(self.steps_s[1:] or self.steps_s)
-        compiling_s = max(self.compile_s - fastest_s, 0.0)
+        compiling_s = max((self.compile_s or 0.0) - fastest_s, 0.0)
         return self.before_s or beyond(self.steps_s, fastest_s) + self.skipped_s + compiling_s
 
     def metered(self, memory: Memory, held_bytes: int) -> None:
@@ -88,6 +88,7 @@ class WorstBatchResult:
             tokens_per_step=self.tokens,
             memory=memory,
             startup_s=self.startup_s,
+            compile_s=self.compile_s,
             worst_steps=self.wanted,
             skipped_steps=self.skipped,
             warnings=warnings,

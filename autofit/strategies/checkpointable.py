@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
 
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.recompute import Recompute
@@ -64,9 +63,8 @@ class CheckpointedForward:
         """Runs the block. Arguments may have any type; tensors in them are kept for the backward pass."""
         if not (self.block.training and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
-        if torch.compiler.is_compiling() and not self.recompute.selective:
-            # The compiler replays arguments, buffers and random state itself.
-            return checkpoint(self._original, *args, use_reentrant=False, **kwargs)
+        if torch.compiler.is_compiling():
+            return self.recompute.compiled(self._original, *args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         # The first run gets the caller's lists and dicts, which may change later. The second run gets them as they
         # were on entry.

@@ -13,7 +13,7 @@ from autofit.strategies.base import Facts, Offer, Phase, Span, Strategy, unknown
 from autofit.strategies.checkpoint_order import cost_of, order_of
 from autofit.strategies.checkpointable import Checkpointable, is_checkpointed, owners_of
 from autofit.strategies.compiled_modules import has_compiled_part
-from autofit.strategies.selective_recompute import is_kept
+from autofit.strategies.selective_recompute import is_kept, refusal
 from autofit.strategies.user_checkpointing import UserCheckpointing
 from autofit.workloads.step import Draft
 
@@ -86,6 +86,7 @@ class Checkpointing(Strategy):
             return Offer(knobs=(knob,), parts=parts)
         spans = facts.profile(Plan(values={CHECKPOINTED_BLOCKS: 0}), target.blocks, is_kept)
         cheap = _lack_of_selection(spans, facts.micro_batch_size)
+        cheap = cheap or refusal(facts, target.blocks, spans, _all_selectively)
         selection = () if cheap else (_selection(spans),)
         refused = (Refusal(name=f"{OPERATORS}={CHEAP}", reason=cheap),) if cheap else ()
         constants = _order_knob(spans, len(target.blocks))
@@ -253,6 +254,12 @@ def _replaced(
     """Switches the user's checkpointing off and checkpoints the chosen blocks."""
     with users.off(), target.checkpointed(chosen, selective) if chosen else nullcontext():
         yield
+
+
+def _all_selectively(model: nn.Module) -> AbstractContextManager[None]:
+    """Returns a context in which all blocks of a model are checkpointed, with cheap operators recomputed only."""
+    target = Checkpointable(model)
+    return _replaced(_users(model), target, range(len(target.blocks)), selective=True)
 
 
 def _users(model: nn.Module) -> UserCheckpointing:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from autofit.strategies.selective_recompute import Keeping, Kept, Replaying
+from autofit.strategies.selective_recompute import selective_contexts
 
 _KEEPS_MOMENTUM = (_BatchNorm.forward, nn.SyncBatchNorm.forward, _InstanceNorm.forward)
 
@@ -39,24 +39,30 @@ class Recompute:
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns `function(*args)`, which is recomputed in the backward pass."""
-        if torch.compiler.is_compiling() and not self.selective:  # compiled code writes its buffers once anyway
-            return checkpoint(function, *args, use_reentrant=False)
+        if torch.compiler.is_compiling():  # compiled code writes its buffers once anyway
+            return self.compiled(function, *args)
         contexts = self._contexts if self.norms or self.buffers or self.selective else noop_context_fn
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts)
 
+    def compiled(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Returns `function(*args, **kwargs)` while torch.compile traces it, which replays buffers and random state."""
+        if self.selective:
+            return checkpoint(function, *args, use_reentrant=False, context_fn=selective_contexts, **kwargs)
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         kept: dict[int, torch.Tensor | None] = {}
-        results = Kept() if self.selective else None
-        return self._watched(kept, results), _OnKeptBuffers(self, kept, results)
+        first, second = selective_contexts() if self.selective else (nullcontext(), nullcontext())
+        return self._watched(kept, first), _OnKeptBuffers(self, kept, second)
 
     @contextmanager
-    def _watched(self, kept: dict[int, torch.Tensor | None], results: Kept | None) -> Iterator[None]:
-        """Stores in `kept`, by position, the entry values of the buffers that change within the context."""
+    def _watched(self, kept: dict[int, torch.Tensor | None], first: AbstractContextManager[Any]) -> Iterator[None]:
+        """Stores in `kept`, by position, the entry values of the buffers that change within the context `first`."""
         before = self._values()
         versions = [_version(value) for value in before]
         watched = range(len(before)) if self.changing is None else self.changing
         kept.update({position: _copy(before[position]) for position in watched})
-        with nullcontext() if results is None else Keeping(results):
+        with first:
             yield
         for position, value in enumerate(self._values()):
             rewritten = value is not before[position] or _version(value) != versions[position]
@@ -92,13 +98,14 @@ class Recompute:
 class _OnKeptBuffers(AbstractContextManager[None]):
     """Replaces the buffers of a block by copies of those in `kept`, and restores them on exit.
 
-    Operators return their `results` if these are kept. It is a class because a graph that is kept for a second backward
-    pass enters the same context again.
+    The second run is inside `second`. It is a class because a graph that is kept for a second backward pass enters the
+    same context again.
     """
 
-    def __init__(self, recompute: Recompute, kept: dict[int, torch.Tensor | None], results: Kept | None) -> None:
-        self.recompute, self.kept = recompute, kept
-        self.replaying = None if results is None else Replaying(results)
+    def __init__(
+        self, recompute: Recompute, kept: dict[int, torch.Tensor | None], second: AbstractContextManager[Any]
+    ) -> None:
+        self.recompute, self.kept, self.second = recompute, kept, second
         self.undo = ExitStack()
 
     def __enter__(self) -> None:
@@ -109,8 +116,7 @@ class _OnKeptBuffers(AbstractContextManager[None]):
             for norm in self.recompute.norms:
                 _swap(norm, "momentum", 0.0, undo)
                 _swap(norm, "num_batches_tracked", _copy(norm.num_batches_tracked), undo)
-            if self.replaying is not None:
-                undo.enter_context(self.replaying)
+            undo.enter_context(self.second)
             self.undo = undo.pop_all()
 
     def __exit__(self, *exception: object) -> None:

@@ -4,20 +4,26 @@ Kept are products with a matrix, convolutions and fused attention. Their results
 activations, elementwise operators and products of few terms are recomputed; so are batched products, since one of
 queries and keys would keep the whole attention matrix.
 
-This is what `torch.utils.checkpoint.create_selective_checkpoint_contexts` does, except in three cases in which torch
-raises an error or computes a wrong gradient. All three are then recomputed:
+This is torch's selective checkpointing, which torch.compile traces. Torch raises an error or computes a wrong gradient
+in four cases. Attention with dropout is recomputed: a kept result draws no random numbers in the second run, so that
+later dropout would differ. For the others, `refusal` gives the reason:
 
-* A kept result that is changed in place (a convolution before `ReLU(inplace=True)`): torch raises.
-* Operators that only one of the runs has, because autocast had a cast of a shared weight in its cache: torch raises.
-* Attention with dropout: a kept result draws no random numbers in the second run, so later dropout would differ.
+* A kept result is changed in place (a convolution before `ReLU(inplace=True)`).
+* A block's weights are used elsewhere too. Only one of the two runs then finds their casts in autocast's cache.
+* The backward pass runs twice, for a gradient penalty: kept results are freed as they are used.
 """
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from autofit.core.errors import Untraceable
+from autofit.strategies.base import Facts, Span, Watch
 
 FEWEST_TERMS = 64
 """Minimum number of terms of each entry of a product that is kept. Depthwise convolutions have 9, a stem 27."""
@@ -35,6 +41,12 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward",
 )  # fmt: skip
+_REFUSED = {
+    "has been mutated": "the model changes a kept result in place (as ReLU(inplace=True) after a convolution does), "
+    "which torch's selective checkpointing does not support",
+    "backward an extra time": "the step runs the backward pass of a block twice, and kept results serve only once",
+}
+"""Reasons by a part of the message of torch's error."""
 
 
 def is_kept(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -58,66 +70,51 @@ def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return False
 
 
-class Kept:
-    """The results that the first run of a block keeps for the second.
+def _policy(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if is_kept(func, args, kwargs) else CheckpointPolicy.PREFER_RECOMPUTE
 
-    Attributes:
-        by_operator: results in the order of the calls, each with the versions of its tensors; None once it was used.
+
+def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Returns the contexts of the first and the second run of one call of a block."""
+    first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]  # no types in torch
+    return first, second
+
+
+def refusal(
+    facts: Facts,
+    blocks: Sequence[nn.Module],
+    spans: Sequence[Span],
+    checkpointed: Watch,
+) -> str:
+    """Returns why torch could not train this model with cheap operators recomputed only; "" if it can.
+
+    Args:
+        facts: facts about the workload. Its step is run once on a copy without data, if it can be.
+        blocks: the blocks that would be checkpointed.
+        spans: the parts of one forward pass.
+        checkpointed: returns the context in which the blocks of a model are checkpointed so.
     """
-
-    def __init__(self) -> None:
-        self.by_operator: defaultdict[Any, list[tuple[Any, list[int]] | None]] = defaultdict(list)
-
-
-class Keeping(TorchDispatchMode):
-    """The mode of the first run."""
-
-    def __init__(self, kept: Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self.kept = kept
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator and keeps its results if they are worth it."""
-        out = func(*args, **(kwargs or {}))
-        if is_kept(func, args, kwargs or {}):
-            result = pytree.tree_map_only(torch.Tensor, _detached, out)
-            self.kept.by_operator[func].append((result, _versions(result)))
-        return out
+    if reason := _shared(facts.model, blocks, spans):
+        return f"{reason}, and under autocast the casts of its weights could then differ between the two runs"
+    try:
+        if facts.rehearse is not None:
+            facts.rehearse(checkpointed)
+    except Untraceable as error:
+        # Any other error may come from running without data. A probe will show it if it does not.
+        return next((reason for part, reason in _REFUSED.items() if part in str(error.__cause__)), "")
+    return ""
 
 
-class Replaying(TorchDispatchMode):
-    """The mode of the second run. It can be entered again, for a graph that is kept for another backward pass."""
-
-    def __init__(self, kept: Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self.kept = kept
-        self.calls: defaultdict[Any, int] = defaultdict(int)
-
-    def __enter__(self) -> "Replaying":
-        self.calls.clear()
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types here
-        return self
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Returns the kept results of an operator, or runs it if there are none or if they have changed since."""
-        if is_kept(func, args, kwargs or {}):
-            entries, call = self.kept.by_operator[func], self.calls[func]
-            self.calls[func] += 1
-            entry = entries[call] if call < len(entries) else None
-            if entry is not None:
-                entries[call] = None  # frees the results as soon as the backward pass has used them
-                result, versions = entry
-                if _versions(result) == versions:
-                    return result
-        return func(*args, **(kwargs or {}))
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    # As torch's own selective checkpointing does: below autograd, a view shares the version of its base only with this
-    # dispatch key.
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        return tensor.detach()
-
-
-def _versions(result: Any) -> list[int]:
-    return [leaf._version for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+def _shared(model: nn.Module, blocks: Sequence[nn.Module], spans: Sequence[Span]) -> str:
+    """Returns which use of a block's weights is not the only one in a step; "" if none."""
+    calls = Counter(span.block for span in spans if span.block is not None)
+    if any(count > 1 for count in calls.values()):
+        return "a block is called more than once in a step"
+    inside = {part for block in blocks for part in block.modules()}
+    users = Counter(
+        id(weight)
+        for owner in (*blocks, *(part for part in model.modules() if part not in inside))
+        for weight in owner.parameters(recurse=owner in inside)
+    )
+    mine = {id(weight) for block in blocks for weight in block.parameters()}
+    return "a block shares a weight with another module" if any(users[weight] > 1 for weight in mine) else ""
