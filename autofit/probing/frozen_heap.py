@@ -1,15 +1,21 @@
 """FrozenHeap: keeps Python's heap out of garbage collection while plans run."""
 
 import gc
+from typing import ClassVar
 
 MOST_IMMORTAL = 1000
 """Python 3.12 counts its immortal objects, a few hundred, as frozen once they met a collection. A heap that was frozen
 by a call has at least the 5,000 objects of a fresh interpreter."""
 
 
+def inherit() -> None:
+    """Leaves out of account what is frozen now: the nursery froze it before it forked this process."""
+    FrozenHeap.inherited = gc.get_freeze_count()
+
+
 def is_frozen() -> bool:
-    """Returns whether someone has frozen the heap."""
-    return gc.get_freeze_count() > MOST_IMMORTAL
+    """Returns whether someone has frozen the heap in this process."""
+    return gc.get_freeze_count() > FrozenHeap.inherited + MOST_IMMORTAL
 
 
 class FrozenHeap:
@@ -18,7 +24,12 @@ class FrozenHeap:
     Args:
         on_host: whether plans run in main memory. Garbage then takes nothing from them, since what is metered is what
             they allocate; it is left until the heap is collected again. Otherwise it is collected first.
+
+    Attributes:
+        inherited: number of objects that were frozen when this process was forked.
     """
+
+    inherited: ClassVar[int] = 0
 
     def __init__(self, *, on_host: bool) -> None:
         self._on_host, self._froze = on_host, False

@@ -1,7 +1,8 @@
 """Supervisor: a small process between the tuner and its worker. No process of the worker outlives either of them.
 
-Command line: `python -P supervisor.py --life FD --read FD --write FD`. The supervisor forks. Its child becomes the
-worker (worker.py), and the supervisor waits:
+Command line: `python -P supervisor.py --life FD --read FD --write FD`, or with `--nursery FD --life FD` for a process
+that forks such supervisors (nursery.py). The supervisor forks. Its child becomes the worker (worker.py), and the
+supervisor waits:
 
 * When the worker ends, the supervisor kills every process that the worker started, and ends with the worker's exit
   status.
@@ -21,6 +22,7 @@ import resource
 import select
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
 
@@ -32,12 +34,13 @@ _KILL_S = 30.0
 """Time after which processes in uninterruptible sleep are left to the kernel."""
 
 
-def keep(life: int, *others: int) -> None:
+def keep(life: int, *others: int, ended: Callable[[int], None] = lambda status: None) -> None:
     """Forks, and returns in the new process, the worker. This process waits, cleans up and exits as the worker did.
 
     Args:
         life: descriptor to which nothing is written. It reaches its end when the tuner is gone.
         others: descriptors that only the worker uses.
+        ended: called with the worker's wait status, after the processes that it started have ended.
     """
     me = os.getpid()
     adopt_orphans()
@@ -53,6 +56,7 @@ def keep(life: int, *others: int) -> None:
         os.dup2(null, descriptor)
     status = _wait(worker, life)
     _kill_descendants()
+    ended(status)
     _exit_with(status)
 
 
@@ -120,8 +124,11 @@ def _exit_with(status: int) -> None:
 
 
 def main() -> None:
-    """Runs the supervisor, and the worker in the process that it forks."""
+    """Runs the supervisor, and the worker in the process that it forks; or the nursery."""
     given = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
+    if "--nursery" in given:
+        importlib.import_module("autofit.probing.nursery").main(given["--nursery"], given["--life"])
+        return
     keep(given["--life"], given["--read"], given["--write"])
     worker = importlib.import_module("autofit.probing.remote.worker")  # here, so that the supervisor does not load it
     worker.serve(given["--read"], given["--write"])

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 
+from autofit.probing import frozen_heap
 from autofit.probing.frozen_heap import FrozenHeap, is_frozen
 from tests.probing import targets
 from tests.probing.benches import bench_of
@@ -22,6 +23,21 @@ def test_the_heap_is_frozen_while_open_and_not_afterwards() -> None:
 def test_what_the_interpreter_freezes_itself_is_no_frozen_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)  # Python 3.12 with torch, after a collection
     assert not is_frozen()
+
+
+def test_what_was_frozen_before_this_process_was_forked_is_no_frozen_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FrozenHeap, "inherited", 0)
+    gc.freeze()
+    try:
+        assert is_frozen()
+        frozen_heap.inherit()
+        assert not is_frozen()
+        held = [[] for _ in range(2 * frozen_heap.MOST_IMMORTAL)]  # type: ignore[var-annotated]  # empty lists
+        gc.freeze()
+        assert is_frozen()
+        assert held
+    finally:
+        gc.unfreeze()
 
 
 def test_a_heap_that_the_user_has_frozen_stays_so() -> None:

@@ -1,12 +1,15 @@
 """A process dies with its parent, and orphans are adopted: each test starts real processes."""
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from autofit.probing.linux_process import IS_LINUX
+from autofit.probing import linux_process
+from autofit.probing.linux_process import IS_LINUX, allocator_option, device_files, thread_count
 
 pytestmark = pytest.mark.skipif(not IS_LINUX, reason="Linux only")
 
@@ -63,3 +66,49 @@ def test_a_child_ends_at_once_if_its_parent_is_already_gone() -> None:
 @pytest.mark.parametrize(("adopt", "adopted"), [("adopt_orphans()", "True"), ("pass", "False")])
 def test_orphans_are_adopted_on_request(adopt: str, adopted: str) -> None:
     assert output(ADOPTS.format(adopt=adopt)).strip() == adopted
+
+
+ENDS_WITH = """
+import os, sys, time
+from autofit.probing.linux_process import end_with
+read, write = os.pipe()
+if os.fork() == 0:
+    os.close(write)
+    time.sleep({late_s})
+    end_with(read)
+    print("linked", flush=True)
+    while True: pass
+os.close(read)
+time.sleep(0.3)
+os.close(write)
+_, status = os.wait()
+print(os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 1)
+"""
+
+
+@pytest.mark.parametrize(("late_s", "said"), [(0.0, "linked\nTrue"), (1.0, "True")])
+def test_a_process_that_is_busy_ends_with_the_other_end_of_a_pipe(late_s: float, said: str) -> None:
+    command = [sys.executable, "-c", ENDS_WITH.format(late_s=late_s)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
+    assert run.stdout.strip() == said
+
+
+def test_threads_are_counted() -> None:
+    before, halt = thread_count(), threading.Event()
+    thread = threading.Thread(target=halt.wait)
+    thread.start()
+    assert thread_count() == before + 1
+    halt.set()
+    thread.join()
+
+
+def test_an_open_device_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_files() == []
+    with open(os.devnull, "rb"):
+        monkeypatch.setattr(linux_process, "_DEVICE_FILES", ("/dev/null",))
+        assert os.devnull in device_files()
+
+
+def test_glibc_has_an_option_for_its_allocator() -> None:
+    option = allocator_option()
+    assert option is None or option(-1, 2**17) == 1

@@ -22,6 +22,7 @@ from autofit.memory.trace import Trace
 from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target
 from autofit.probing.compile_cache import VARIABLE, new_cache
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
+from autofit.probing.remote.nursery import Nursery
 from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.phases import Phases
 from autofit.probing.remote.replies import asked, evaluated, trace_of
@@ -79,6 +80,7 @@ class RemoteBench:
         if self._clock.limit_s is not None:
             self._deadlines = replace(self._deadlines, grace_s=min(self._deadlines.grace_s, BRIEF_GRACE_S))
         self._log, self._cache = OutputLog(log), new_cache()
+        self._nursery = Nursery({VARIABLE: self._cache.name, **target.environment})
         self._most, self._count, self._leaks, self._proof_s = probes_per_child, 0, 0, 0.0
         # The first child's findings are reused for all: available memory fluctuates, and the gates take time.
         self._memory_bytes: int | None = None
@@ -221,6 +223,7 @@ class RemoteBench:
             self._tidy()
 
     def _tidy(self) -> None:
+        self._nursery.close()
         self._log.close()
         self._cache.cleanup()
 
@@ -249,9 +252,9 @@ class RemoteBench:
         if self._clock.patience_s() <= 0:
             raise errors.BudgetSpent(f"{self._over()} before {self._target.name} was opened.")
         phases = Phases(self._clock, self._beat)
-        variables = {VARIABLE: self._cache.name, **environment, **self._target.environment}
-        child = Child(self._deadlines, variables, self._log)
+        child = None
         try:
+            child = Child(self._deadlines, environment, self._log, self._nursery, self._clock.patience_s())
             reply = self._opened(child, enforce, phases)
         except ChildEnded as ended:
             if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
@@ -262,8 +265,11 @@ class RemoteBench:
                 ) from None
             raise errors.UserCodeError(f"opening {self._target.name} failed: {ended.outcome.reason}") from None
         except BaseException:
-            child.kill()
+            if child is not None:
+                child.kill()
             raise
+        if not self._nursery.libraries:
+            self._nursery.learn(reply.get("libraries", []))
         self._survey_s = phases.spent_s.get(SURVEY, self._survey_s)
         try:
             return child, Briefing.model_validate(reply["briefing"])
@@ -274,7 +280,7 @@ class RemoteBench:
     def _opened(self, child: Child, enforce: bool, phases: Phases) -> dict[str, Any]:
         """Claims the device that the child names, and returns the child's reply with its briefing."""
         request = self._target.request(enforce, self._memory_bytes, self._known)
-        request |= {"claims": self._claim is not None}
+        request |= {"claims": self._claim is not None, "libraries": not self._nursery.libraries}
         if self._clock.limit_s is not None:
             request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}
         reply = asked(child, request, ("briefing", "device"), self._clock.patience_s(), phases.enter)

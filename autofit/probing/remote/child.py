@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -19,9 +18,9 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.units import format_duration
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence
+from autofit.probing.remote.nursery import SUPERVISOR, ForkedProcess, Nursery
 from autofit.probing.remote.output import KEPT_BYTES, OutputLog, last_exception
 
-_SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"
 _LINE_BYTES = 16 * 2**20
 _POLL_S = 0.1
 """Interval of checks that the process is alive: its own helpers may hold its pipe open after its death."""
@@ -47,6 +46,27 @@ class Deadlines:
     exit_s: float = 60.0
 
 
+def _fresh(theirs: tuple[int, int, int, int], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a fresh interpreter, given its ends of the pipes: life, requests, replies and output."""
+    *pipes, output = theirs
+    given = (text for name, end in zip(("life", "read", "write"), pipes, strict=True) for text in (f"--{name}", end))
+    # -P: a file in the working directory must not shadow a module of the standard library.
+    return subprocess.Popen(
+        [sys.executable, "-P", str(SUPERVISOR), *map(str, given)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+        pass_fds=pipes,
+        start_new_session=True,
+    )
+
+
+def _not_started(patience_s: float) -> Outcome:
+    reason = f"its process was not ready after {format_duration(patience_s)}"
+    return Outcome(status=Status.TIMED_OUT, reason=reason)
+
+
 class ChildEnded(Exception):
     """The child died or was killed before it replied. `outcome` is the resulting outcome."""
 
@@ -63,36 +83,44 @@ class Child:
 
     Args:
         deadlines: how long to wait for the child.
-        environment: variables in addition to those of this process.
+        environment: variables in addition to those of this process and of the nursery.
         log: receives the child's output.
+        nursery: forks the process where that is possible. None starts a fresh interpreter.
+        patience_s: maximum wait for the nursery.
+
+    Raises:
+        ChildEnded: the nursery did not answer in that time.
     """
 
-    def __init__(self, deadlines: Deadlines, environment: Mapping[str, str], log: OutputLog) -> None:
+    def __init__(
+        self,
+        deadlines: Deadlines,
+        environment: Mapping[str, str],
+        log: OutputLog,
+        nursery: Nursery | None = None,
+        patience_s: float = math.inf,
+    ) -> None:
         self.deadlines = deadlines
         self._stepped = self._ended = False
         self._phase = ""
         self._buffer = self._tail = b""
         self._log = log
-        (life_read, self._life), (requests_read, self._out), (self._in, replies_write) = (os.pipe() for _ in range(3))
-        theirs = {"--life": life_read, "--read": requests_read, "--write": replies_write}
-        # -P: a file in the working directory must not shadow a module of the standard library.
-        command = [sys.executable, "-P", str(_SUPERVISOR), *(str(part) for pair in theirs.items() for part in pair)]
+        pipes = [os.pipe() for _ in range(4)]
+        (life_read, self._life), (requests_read, self._out), (self._in, replies_write), (self._printed, output) = pipes
+        theirs = (life_read, requests_read, replies_write, output)
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
-                pass_fds=tuple(theirs.values()),
-                start_new_session=True,
-            )
-        except BaseException:
-            for descriptor in (self._life, self._out, self._in):
+            patience_s = min(patience_s, deadlines.first_s)
+            forked = None if nursery is None else nursery.fork(theirs, environment, patience_s)
+            variables = environment if nursery is None else {**nursery.environment, **environment}
+            self.process: ForkedProcess | subprocess.Popen[bytes] = forked or _fresh(theirs, variables)
+        except BaseException as error:
+            for descriptor in (self._life, self._out, self._in, self._printed):
                 os.close(descriptor)
+            if isinstance(error, TimeoutError):
+                raise ChildEnded(_not_started(patience_s)) from None
             raise
         finally:
-            for descriptor in theirs.values():
+            for descriptor in theirs:
                 os.close(descriptor)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._in, selectors.EVENT_READ)
@@ -181,8 +209,8 @@ class Child:
             os.close(self._in)
             os.close(self._out)
             self._drain.join(1.0)
-            if not self._drain.is_alive() and self.process.stdout is not None:
-                self.process.stdout.close()
+            if not self._drain.is_alive():
+                os.close(self._printed)
 
     def _end_group(self) -> None:
         """Kills the child's process group and waits until it is gone, or only zombies are left that nobody reaps."""
@@ -259,8 +287,6 @@ class Child:
         return "; ".join(part for part in (*parts, self._log.location() if self._tail else "") if part)
 
     def _keep_log(self) -> None:
-        output = self.process.stdout
-        assert output is not None, "stdout is a pipe"
-        while chunk := os.read(output.fileno(), KEPT_BYTES):
+        while chunk := os.read(self._printed, KEPT_BYTES):
             self._tail = (self._tail + chunk)[-KEPT_BYTES:]
             self._log.write(chunk, self._tail)

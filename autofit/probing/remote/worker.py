@@ -43,6 +43,7 @@ from autofit.core.trial import Purpose
 from autofit.failures.evidence import collect, scrub
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import OTHER_VERSION
+from autofit.probing.installed_modules import installed_modules
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Watchdog
@@ -144,7 +145,8 @@ class Worker:
         if unused:
             note = f"{', '.join(unused)} from {request['target']} was ignored: pass it to the command instead"
             briefing = briefing.model_copy(update={"caveats": (*briefing.caveats, note)})
-        self._say("briefing", briefing=briefing.model_dump(mode="json"))
+        libraries = installed_modules(request["target"]) if request.get("libraries") else []
+        self._say("briefing", briefing=briefing.model_dump(mode="json"), libraries=libraries)
 
     def _open_bench(
         self,

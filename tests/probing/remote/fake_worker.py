@@ -11,26 +11,38 @@ import pytest
 PYTHON = sys.executable
 _SCRIPT = """\
 #!{python}
-import json, os, signal, subprocess, sys, time
-from autofit.probing import supervisor
-environment = dict(os.environ)
-life, read, write = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--life", "--read", "--write"))
-supervisor.keep(life, read, write)
-requests = os.fdopen(read)
+import json, os, signal, socket, subprocess, sys, threading, time
+from autofit.probing import nursery, supervisor
 
-def say(kind, **content):
-    os.write(write, (json.dumps(dict(kind=kind, **content)) + "\\n").encode())
+def work(read, write):
+    environment, requests = dict(os.environ), os.fdopen(read)
 
-for line in requests:
-    request = json.loads(line)
+    def say(kind, **content):
+        os.write(write, (json.dumps(dict(kind=kind, **content)) + "\\n").encode())
+
+    for line in requests:
+        request = json.loads(line)
 {behaviour}
+
+given = dict(zip(sys.argv[3::2], map(int, sys.argv[4::2])))
+if "--nursery" in given:
+    nursery.end_with(given["--life"])
+{nursery}
+    nursery.Nursery(socket.socket(fileno=given["--nursery"]), given["--life"], work, {{}}).serve()
+else:
+    supervisor.keep(given["--life"], given["--read"], given["--write"])
+    work(given["--read"], given["--write"])
 """
 
 
-def install(folder: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every `Child` started from now on run `behaviour` for each `request`; it may call `say(kind, ...)`."""
+def install(folder: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch, nursery: str = "") -> None:
+    """Makes every `Child` started from now on run `behaviour` for each `request`; it may call `say(kind, ...)`.
+
+    A nursery runs the code `nursery` when it starts.
+    """
     path = folder / "fake_worker"
-    path.write_text(_SCRIPT.format(python=PYTHON, behaviour=indent(dedent(behaviour), "    ")))
+    behaviour, nursery = indent(dedent(behaviour), " " * 8), indent(dedent(nursery), " " * 4)
+    path.write_text(_SCRIPT.format(python=PYTHON, behaviour=behaviour, nursery=nursery))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(path))
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from autofit.core.outcome import Outcome, Status
 from autofit.probing.remote import child as child_module
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
+from autofit.probing.remote.nursery import ForkedProcess, Nursery
 from autofit.probing.remote.output import OutputLog
 from tests.fakes import FakeTime
 from tests.probing.remote.fake_worker import PYTHON, install, is_alive, open_descriptors, session
@@ -26,19 +28,27 @@ IMPATIENT = replace(QUICK, grace_s=0.3)
 Start = Callable[..., Child]
 
 
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    started: list[Child] = []
+@pytest.fixture(params=["fresh", "forked"])
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Starts children as fresh interpreters, and by a nursery: they behave alike."""
+    started, nurseries = list[Child](), list[Nursery]()
     log = OutputLog(tmp_path / "printed.log")
 
     def start_child(behaviour: str, deadlines: Deadlines = QUICK, **environment: str) -> Child:
         install(tmp_path, behaviour, monkeypatch)
-        started.append(Child(deadlines, environment, log))
+        if request.param == "fresh":
+            started.append(Child(deadlines, environment, log))
+        else:
+            nurseries.append(Nursery(environment))
+            started.append(Child(deadlines, {}, log, nurseries[-1]))
+            assert isinstance(started[-1].process, ForkedProcess), nurseries[-1].reason
         return started[-1]
 
     yield start_child
     for made in started:
         made.kill()
+    for nursery in nurseries:
+        nursery.close()
     log.close()
 
 
@@ -216,13 +226,13 @@ def test_a_polite_signal_comes_first(start: Start) -> None:
 
 
 def test_no_descriptor_is_left_open(start: Start) -> None:
-    start("say('outcome')").kill()
+    children = [start("say('outcome')") for _ in range(3)]
     before = open_descriptors()
-    for _ in range(3):
-        child = start("say('outcome')")
+    for child in children:
         child.ask({})
         child.kill()
-    assert open_descriptors() == before
+    fresh = isinstance(children[0].process, subprocess.Popen)
+    assert before - open_descriptors() == 3 * (5 if fresh else 6)  # with its selector; a forked one has a status too
 
 
 def test_a_child_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,250 @@
+"""Nursery: the parent's side of the process from which workers are forked (autofit/probing/nursery.py)."""
+
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from autofit.probing.forked_state import can_set
+from autofit.probing.linux_process import IS_LINUX
+
+SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"
+ANSWER_S = 20.0
+"""Maximum wait for a nursery that has forked before. It may have to finish an import first."""
+_NAMES = 500  # names in a message; the names of modules are far shorter than 100 characters
+
+
+class ForkedProcess:
+    """A supervisor that the nursery forked, with the part of `subprocess.Popen` that `Child` uses.
+
+    Args:
+        pid: its process id.
+        status: descriptor on which it writes its wait status; it closes when the process ends.
+        ended: called once when the process has ended.
+
+    Attributes:
+        returncode: as of `subprocess.Popen`.
+    """
+
+    def __init__(self, pid: int, status: int, ended: Callable[[int], None]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status, self._ended, self._said = status, ended, b""
+
+    def poll(self) -> int | None:
+        """Returns the return code, or None while the process is alive."""
+        return self._found(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the process to end and returns its return code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+        """
+        code = self._found(math.inf if timeout is None else timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the process has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the process."""
+        self.send_signal(signal.SIGKILL)
+
+    def _found(self, wait_s: float) -> int | None:
+        until = monotonic() + wait_s
+        while self.returncode is None:
+            left_s = None if wait_s == math.inf else max(until - monotonic(), 0.0)
+            if not select.select([self._status], [], [], left_s)[0]:
+                return None
+            said = os.read(self._status, 4096)
+            self._said += said
+            if not said:
+                self._end()
+        return self.returncode
+
+    def _end(self) -> None:
+        """Takes the return code from what was said. A supervisor that said nothing was killed itself."""
+        word, _, status = self._said.decode().partition(" ")
+        self.returncode = os.waitstatus_to_exitcode(int(status)) if word == "ended" else -signal.SIGKILL
+        os.close(self._status)
+        self._ended(self.pid)
+
+
+class Nursery:
+    """Starts the nursery at the first fork, starts it once more if it dies, and gives up where forking is unsafe.
+
+    Not thread-safe.
+
+    Args:
+        environment: variables of the forked processes, in addition to those of this process.
+
+    Attributes:
+        environment: those variables.
+        reason: why the last process was not forked; "" if it was.
+        libraries: the modules that the nursery imports.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._life = -1
+        self._variables = dict[str, str]()
+        self._served = self._restarted = False
+        self._given_up = "" if IS_LINUX else "processes are forked on Linux only"
+        self.reason = self._given_up
+        self.libraries: list[str] = []
+
+    def fork(self, given: Sequence[int], variables: Mapping[str, str], patience_s: float) -> ForkedProcess | None:
+        """Returns a forked process; None if none can be forked, for the `reason`.
+
+        Args:
+            given: descriptors that it gets: life, requests, replies and output of a `Child`.
+            variables: environment variables for it alone.
+            patience_s: maximum wait.
+
+        Raises:
+            TimeoutError: the nursery did not answer in that time. It was ended.
+        """
+        while not self._refusal(variables):
+            try:
+                found = self._asked([*given], variables, patience_s)
+            except OSError as error:
+                if isinstance(error, TimeoutError):
+                    raise
+                found = str(error)
+            if isinstance(found, ForkedProcess):
+                self._served = True
+                return found
+            self._lost(found)
+        return None
+
+    def learn(self, libraries: Sequence[str]) -> None:
+        """Has the nursery import modules while it has nothing else to do."""
+        self.libraries = list(libraries)
+        self._send_libraries()
+
+    def close(self) -> None:
+        """Ends the nursery. Processes that it forked live on."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        os.close(self._life)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _refusal(self, variables: Mapping[str, str]) -> str:
+        self.reason = self._given_up
+        if not self.reason and not can_set(variables):
+            self.reason = f"{', '.join(variables)} must be set before a process starts"
+        if not self.reason and self._process is not None and self._variables != self._present():
+            self.reason = "the environment variables have changed since the nursery started"
+        return self.reason
+
+    def _lost(self, why: str) -> None:
+        """Ends a nursery that forked nothing. Gives up, unless it has died, has forked before and may start again."""
+        self.close()
+        if why or self._restarted or not self._served:
+            self._given_up = why or "the nursery died"
+        self._restarted = True
+
+    def _asked(self, given: list[int], variables: Mapping[str, str], patience_s: float) -> ForkedProcess | str:
+        """Asks for a fork. Returns the process, why it was refused, or "" if the nursery died or does not answer."""
+        if self._process is None:
+            self._start()
+        assert self._connection is not None, "it was started"
+        limit_s = min(patience_s, ANSWER_S) if self._served and not self._restarted else patience_s
+        read, write = os.pipe()
+        try:
+            try:
+                message = json.dumps({"do": "fork", "variables": dict(variables)}).encode()
+                socket.send_fds(self._connection, [message], [*given, write])
+            finally:
+                os.close(write)
+            word, _, content = self._answer(read, limit_s, limit_s == patience_s).partition(" ")
+            if word != "started":
+                os.close(read)
+                return content
+            return ForkedProcess(int(content), read, self._reap)
+        except BaseException as error:
+            with suppress(OSError):
+                os.close(read)
+            if not isinstance(error, OSError) or isinstance(error, TimeoutError):
+                self.close()  # what was asked for may still be queued
+                raise
+            return ""
+
+    def _answer(self, status: int, limit_s: float, is_last: bool) -> str:
+        """Returns the first line of an answer; "" if the nursery died, or may be replaced and does not answer.
+
+        Raises:
+            TimeoutError: it does not answer, and there is no more time.
+        """
+        said, until = b"", monotonic() + limit_s
+        while not said.endswith(b"\n"):
+            left_s = None if limit_s == math.inf else max(until - monotonic(), 0.0)
+            if not select.select([status], [], [], left_s)[0]:
+                if is_last:
+                    raise TimeoutError
+                return ""
+            byte = os.read(status, 1)  # the rest is for ForkedProcess
+            if not byte:
+                return ""
+            said += byte
+        return said.decode(errors="replace").strip()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        life, self._life = os.pipe()
+        self._variables = self._present()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(SUPERVISOR), "--nursery", str(theirs.fileno()), "--life", str(life)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=self._variables,
+                pass_fds=(theirs.fileno(), life),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            os.close(self._life)
+            raise
+        finally:
+            theirs.close()
+            os.close(life)
+        self._connection = ours
+        self._send_libraries()
+
+    def _present(self) -> dict[str, str]:
+        return {**os.environ, **self.environment, "PYTHONUNBUFFERED": "1"}
+
+    def _send_libraries(self) -> None:
+        for at in range(0, len(self.libraries), _NAMES):
+            self._send({"do": "import", "names": self.libraries[at : at + _NAMES]})
+
+    def _reap(self, pid: int) -> None:
+        self._send({"do": "reap", "pid": pid})
+
+    def _send(self, message: Mapping[str, object]) -> None:
+        """Sends a message that has no answer. A nursery that is gone or does not read misses it."""
+        if self._process is not None and self._connection is not None:
+            with suppress(OSError):
+                self._connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)

@@ -1,0 +1,58 @@
+"""The parts of the nursery's process; what it does as a whole is tested from the parent's side (remote/)."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from autofit.probing import nursery
+from autofit.probing.nursery import Imports, unsafe
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+def test_forking_is_unsafe_with_threads_or_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "_VANISH_S", 0.01)
+    monkeypatch.setattr(nursery, "thread_count", lambda: 1)
+    assert unsafe() == ""
+    monkeypatch.setattr(nursery, "device_files", lambda: ["/dev/kfd"])
+    assert unsafe() == "it has opened a device (/dev/kfd)"
+    monkeypatch.setattr(nursery, "thread_count", lambda: 3)
+    assert unsafe() == "it has 3 threads, which a library started"
+
+
+def test_forking_is_unsafe_once_torch_used_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "thread_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    assert unsafe() == "it has used a CUDA device"
+
+
+def test_a_thread_that_just_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([2, 2, 1, 1])
+    monkeypatch.setattr(nursery, "thread_count", lambda: next(counts))
+    assert unsafe() == ""
+
+
+def test_imports_halt_between_two_modules_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, finish = threading.Event(), threading.Event()
+    monkeypatch.setattr(nursery, "_events", (began, finish), raising=False)
+    monkeypatch.setattr(nursery, "_NICE", 0)
+    (tmp_path / "halting_one.py").write_text(
+        "from autofit.probing import nursery\nnursery._events[0].set()\nnursery._events[1].wait(60)"
+    )
+    (tmp_path / "halting_two.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    imports = Imports()
+    imports.add(["halting_one", "halting_two"])
+    assert began.wait(60)
+    threading.Timer(0.2, finish.set).start()
+    imports.pause()
+    assert "halting_one" in sys.modules
+    assert "halting_two" not in sys.modules
+    imports.go_on()
+    thread = imports._thread
+    assert thread is not None
+    thread.join(60)
+    assert sys.modules.pop("halting_one")
+    assert sys.modules.pop("halting_two")
