@@ -1,6 +1,6 @@
 """A realistic search without a device: a recorded table answers its runs, and small synthetic traces its estimates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
