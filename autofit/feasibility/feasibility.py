@@ -98,8 +98,9 @@ class Feasibility:
             self._model.tell(place, trial.outcome)
 
     def begin(self) -> None:
-        """Has the baseline's combination estimated at all sizes, when first called: before a search or, with `light`,
-        by the first look.
+        """Has the baseline's combination estimated at all sizes, when first called.
+
+        That is before a search or, with `light`, at the first look.
 
         Raises:
             DevicePoisoned: a short run that was to show its memory left the device in an error state.
