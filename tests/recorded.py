@@ -1,6 +1,6 @@
 """A realistic search without a device: a recorded table answers its runs, and small synthetic traces its estimates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
@@ -70,13 +71,16 @@ class RecordedBench:
             budget=self.found.budget,
             enforced=not self.found.environment.is_host,
             account=Account(allocator="host") if self.traces else None,
-            gates=GATES,
             caveats=("the loss was inferred: cross-entropy",),
         )
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs a plan."""
         return self.device.evaluate(plan, purpose)
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Returns that the plan keeps the gradient, with the verdicts of `GATES`."""
+        return Checked(verdicts={each.name: GateVerdict(passed=each.passed, reason=each.reason) for each in GATES})
 
     def trace(self, plan: Plan) -> Trace:
         """Returns two steps whose peak is on the line through the recorded peaks of the combination."""

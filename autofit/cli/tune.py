@@ -27,7 +27,6 @@ from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
-from autofit.search.kept_gates import kept_gates
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.study.reference import dereferenced
@@ -43,7 +42,7 @@ def execute(given: argparse.Namespace) -> int:
     request = _request(given, target)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
-    recommendation = _tuned(replace(target, gates=kept_gates(request.study)), request, clock, given)
+    recommendation = _tuned(target, request, clock, given)
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))

@@ -38,8 +38,6 @@ SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
 """Maximum share of the remaining time that one run may take. A longer probe would leave no time to prove its plan."""
 TRACE_SHARE = 0.25
 """Maximum share of the remaining time that one trace may take."""
-GATES_SHARE = 0.15
-"""Maximum share of the remaining time that all gates together may take, so that most of the time is left for probes."""
 LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
 """Least time of a run: `LEAST_PATIENCE_S`, or `MOST_SHARE` of the time left if that is less, but at least `FLOOR_S`."""
 

@@ -4,6 +4,9 @@ from pydantic import BaseModel, ConfigDict
 
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
+WEIGHING = "weighing"
+"""Setting of a recommendation's environment that holds how micro batches are weighted. Absent if by their samples. It
+changes neither speed nor memory, so that it makes no other environment."""
 
 
 class Environment(BaseModel):
@@ -52,4 +55,4 @@ class Environment(BaseModel):
         # The memory of a virtual machine may be reported with a small difference after a reboot.
         facts["capacity"] = f"{self.capacity_bytes / 2**30:.0f} GiB"
         facts["threads"] = str(self.threads)
-        return facts | self.versions | self.settings
+        return facts | self.versions | {name: value for name, value in self.settings.items() if name != WEIGHING}

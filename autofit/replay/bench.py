@@ -2,9 +2,11 @@
 
 import math
 import random
+from collections.abc import Mapping
 from statistics import fmean
 
 from autofit.core.errors import UsageError
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -107,6 +109,10 @@ class TableBench:
             self.time.advance(entry.outcome.duration_s)
             return entry.outcome
         return self._block(entry) if purpose is Purpose.BLOCK else self._probe(entry, purpose)
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Returns that a plan keeps the gradient: a table holds no plan that does not."""
+        return Checked()
 
     def _probe(self, entry: Entry, purpose: Purpose) -> Outcome:
         measurement = entry.outcome.measurement

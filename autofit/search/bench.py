@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from autofit.core.briefing import Briefing
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -31,6 +32,17 @@ class Bench(Protocol):
         """Runs a plan.
 
         Expected events are outcomes. Only `KeyboardInterrupt` or an `AutofitError` is raised.
+        """
+        ...
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Returns whether a plan keeps the baseline's gradient, in inference its output.
+
+        Values with a known verdict are not compared again: those that passed pass, and one that failed fails the plan.
+
+        Args:
+            plan: the plan that is to become the answer.
+            known: earlier verdicts on values of this workload, by value (`Checked.verdicts`).
         """
         ...
 

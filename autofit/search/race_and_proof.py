@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 
 from autofit.core.estimate import Estimate
+from autofit.core.gate_verdict import Checked, at_fault, values_to_check
 from autofit.core.measurement import Measurement
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
@@ -241,16 +242,38 @@ class Final:
             outcome = trial.outcome
             self._runner.say_finished("proof", trial)
             if outcome.measured and outcome.measurement is not None:
-                proof = self._charged(chosen.plan, outcome.measurement)
-                return self._scale.proven(chosen, proof), proof
+                checked = self._checked(chosen.plan)
+                if checked.passed:
+                    proof = self._charged(chosen.plan, outcome.measurement)
+                    return self._scale.proven(chosen, proof), proof
+                outcome = Outcome(status=Status.NUMERIC, reason=checked.reason, phase="proof")
+                trial = trial.model_copy(update={"outcome": outcome})
             self._failed.append(trial)
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
             self._caveats.append(
                 f"{self._runner.named(chosen.plan)} was the choice, but its proof failed ({outcome.reason})"
             )
-            left = [t for t in left if t is not chosen]
+            left = [t for t in left if t is not chosen and not self._refused(t.plan)]
             self._race(left)  # without the fastest, plans that it kept out of the final may win
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+
+    def _checked(self, plan: Plan) -> Checked:
+        """Returns whether a proven plan keeps the baseline's gradient, and keeps what the check found."""
+        seen = self._tuning.seen
+        self._runner.say("stage", f"checking the gradient of {self._runner.named(plan)}")
+        checked = self._tuning.check(plan, seen.verdicts)
+        seen.verdicts.update(checked.verdicts)
+        known = {each.name for each in seen.refused}
+        seen.refused += [each for each in checked.refused if each.name not in known]
+        self._caveats += checked.caveats if checked.passed else ()
+        return checked
+
+    def _refused(self, plan: Plan) -> bool:
+        """Returns whether a plan has a value that a check found at fault."""
+        free = self._tuning.space.facts.global_batch_size is None
+        seen = self._tuning.seen
+        refused = {each.name: seen.verdicts[each.name] for each in seen.refused}
+        return bool(at_fault(values_to_check(plan, self._runner.baseline, free=free), refused))
 
     def _pinned_trials(self) -> list[Trial]:
         return [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]

@@ -4,7 +4,7 @@ Never loads torch: the command line runs it in a process that does not import th
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from autofit import estimators, locks
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
+from autofit.core.environment import WEIGHING
 from autofit.core.errors import AutofitError
+from autofit.core.gate_verdict import ACCUMULATION
 from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.core.recommendation import Candidate, Recommendation
@@ -24,10 +26,9 @@ from autofit.search.allocator_advice import advised
 from autofit.search.bench import Bench, RestartableBench
 from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
-from autofit.search.evidence import BATCH_CHANGED
+from autofit.search.evidence import BATCH_CHANGED, Seen
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.fleet_workers import workers_of
-from autofit.search.kept_gates import keep_gates
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
@@ -84,7 +85,6 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
             memory_bytes=briefing.budget.memory_bytes,
         )
         opened.callback(study.close)
-        keep_gates(study, briefing)
         workers = opened.enter_context(workers_of(study, location, request.target, briefing, request.objective))
         return _search(bench, request, study, clock, tell_all, workers)
 
@@ -114,6 +114,7 @@ def _search(
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
         workers=workers,
+        check=bench.check,
         fresh=bench if isinstance(bench, RestartableBench) else None,
     )
     try:
@@ -126,6 +127,7 @@ def _search(
         raise
     recorder.show(findings.plan)
     found = _recommendation(advised(findings, tuning, bench, recorder.say), briefing, budget, request, study, clock)
+    found = _with_checks(found, recorder.seen)
     if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
         found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
     recorder.found(found)
@@ -255,18 +257,39 @@ def _changes_of_result(findings: Findings, briefing: Briefing) -> list[str]:
 def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord, ...]:
     """Returns the strategies whose values differ between the plan and the baseline.
 
-    Those that a gate found to change this model's gradient, and another global batch, change the result.
+    Another global batch changes the result.
     """
     changed = findings.plan.changes_from(briefing.space.baseline)
-    failed = {gate.name for gate in briefing.gates if not gate.passed}
-    changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
-    changing |= {ACCUMULATION_STEPS} & changed.keys() if "accumulation" in failed else set()
-    changing |= {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()
+    changing = {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()
     found = [each for each in briefing.space.strategies if not changed.keys().isdisjoint(each.knobs)]
-    found = [
-        each if changing.isdisjoint(each.knobs) else each.model_copy(update={"effect": _CHANGES}) for each in found
-    ]
-    return tuple(_switched_off(each) if _is_off(each, changed) else each for each in found)
+    return _marked(tuple(_switched_off(each) if _is_off(each, changed) else each for each in found), changing)
+
+
+def _marked(strategies: Iterable[StrategyRecord], changing: Collection[str]) -> tuple[StrategyRecord, ...]:
+    """Returns the strategies, those that own one of the knobs `changing` as ones that change the result."""
+    return tuple(
+        each if each.effect == _CHANGES or not set(changing) & set(each.knobs)
+        else each.model_copy(update={"effect": _CHANGES})
+        for each in strategies
+    )  # fmt: skip
+
+
+def _with_checks(found: Recommendation, seen: Seen) -> Recommendation:
+    """Returns a recommendation with what the checks of its search found: values at fault, and how to weight."""
+    failed = {name for name, verdict in seen.verdicts.items() if not verdict.passed}
+    changed = found.plan.changes_from(found.baseline.plan)
+    changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
+    changing |= {ACCUMULATION_STEPS} & changed.keys() if ACCUMULATION in failed else set()
+    accumulation = seen.verdicts.get(ACCUMULATION)
+    weighing = {WEIGHING: accumulation.weighing} if accumulation is not None and accumulation.weighing else {}
+    settings = found.environment.settings | weighing
+    return found.model_copy(
+        update={
+            "refused": (*seen.refused, *found.refused),
+            "strategies": _marked(found.strategies, changing),
+            "environment": found.environment.model_copy(update={"settings": settings}),
+        }
+    )
 
 
 def _is_off(strategy: StrategyRecord, changed: Mapping[str, KnobValue]) -> bool:

@@ -1,11 +1,12 @@
 """Tuning and Findings: the arguments of a search, and its result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
@@ -22,6 +23,9 @@ from autofit.searchers.base import Problem, Searcher
 
 Evaluate = Callable[[Plan, Purpose], Outcome]
 """Runs a plan. Expected events are outcomes; raises only KeyboardInterrupt or an `AutofitError`."""
+
+Check = Callable[[Plan, Mapping[str, GateVerdict]], Checked]
+"""Returns whether a plan keeps the baseline's gradient, given the known verdicts: see `Bench.check`."""
 
 
 class TrialLog(Protocol):
@@ -71,6 +75,7 @@ class Tuning:
         seen: what the search sees as it runs, for its evidence.
         workers: other processes that run plans of this search.
         fresh: proves a plan in a fresh process; None if the bench cannot start one.
+        check: checks a plan that is proven. By default all plans pass.
     """
 
     space: SearchSpace
@@ -89,6 +94,7 @@ class Tuning:
     seen: Seen = field(default_factory=Seen)
     workers: Workers = field(default_factory=NoWorkers)
     fresh: RestartableBench | None = None
+    check: Check = lambda plan, known: Checked()
 
 
 @dataclass(frozen=True, slots=True)

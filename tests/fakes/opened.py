@@ -1,12 +1,13 @@
 """A `Bench` that answers with a function, and the briefing of a fake bench."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -35,10 +36,15 @@ class OpenedBench:
     briefing: Briefing
     run: Callable[[Plan, Purpose], Outcome]
     proof_start_s: float = 0.0
+    judge: Callable[[Plan], Checked] = lambda plan: Checked()
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs a plan."""
         return self.run(plan, purpose)
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Returns what `judge` says of the plan."""
+        return self.judge(plan)
 
     def trace(self, plan: Plan) -> Trace:
         """Is not asked: its briefing has no account."""

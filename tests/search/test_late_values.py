@@ -9,6 +9,7 @@ import pytest
 
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -54,6 +55,9 @@ class Fresh:
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         return self.bench.evaluate(plan, purpose)
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        return Checked()
 
     def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome] | None:
         assert not variables
