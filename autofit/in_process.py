@@ -8,7 +8,6 @@ from autofit import locks
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent
-from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.recommendation import Recommendation
 from autofit.devices.base import Device
 from autofit.probing.compile_cache import private_cache
@@ -17,7 +16,6 @@ from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
-from autofit.search.kept_gates import kept_gates
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
 from autofit.trackers.heartbeat import heartbeat, waiting
@@ -59,7 +57,7 @@ def search_in_process(
             clock.waited_s += clock.elapsed_s - asked_s
             held.enter_context(watch)
             with watch.telling(lambda text: listen(Event("waiting", text))):
-                bench = _opened(workload, chosen, options, watch, kept_gates(request.study))
+                bench = _opened(workload, chosen, options, watch)
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
@@ -105,16 +103,14 @@ def search_with_evaluation(
     return found, None if result is None else replace(result, recommendation=found)
 
 
-def _opened(
-    workload: Workload, device: Device, options: Options, watch: Watchdog, gates: Sequence[GateVerdicts]
-) -> LocalBench:
+def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
     """Opens a bench within the time budget.
 
     Raises:
         BudgetSpent: opening the bench used up the time budget.
     """
     try:
-        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch, gates=gates))
+        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
     except Overdue as error:
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
 

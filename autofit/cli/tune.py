@@ -29,7 +29,6 @@ from autofit.reports.summary import summarize
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
 from autofit.search.interrupted import SearchInterrupted
-from autofit.search.kept_gates import kept_gates
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.study.reference import dereferenced
@@ -47,7 +46,7 @@ def execute(given: argparse.Namespace) -> int:
     _check_output(Path(given.output), force=given.force)
     interrupted = False
     try:
-        recommendation = _tuned(replace(target, gates=kept_gates(request.study)), request, clock, given)
+        recommendation = _tuned(target, request, clock, given)
     except SearchInterrupted as stopped:
         recommendation, interrupted = stopped.recommendation, True
     unsaved = save_plan(recommendation, given.output, force=given.force)

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
-from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.plan import KnobValue
 from autofit.core.space import SpaceFacts
 from autofit.core.work import Ceilings
@@ -39,9 +38,7 @@ class Briefing(BaseModel):
         enforced: whether the device itself refuses allocations beyond the budget.
         account: the allocator that an estimate of memory imitates; None if memory can only be measured.
         ceilings: peak speed of the device; None if unknown, or if plans are probed.
-        caveats: notes for the user: an inferred loss, an incomplete scan, a gate that failed.
-        gates: results of the gates, in the order in which they ran.
-        verdicts: the same for later searches of the workload; None if no gate had to run, or if none may be kept.
+        caveats: notes for the user: an inferred loss, an incomplete scan.
         evaluates: whether the workload has an `eval_loader`, for which a plan can be searched too.
     """
 
@@ -54,8 +51,6 @@ class Briefing(BaseModel):
     account: Account | None = None
     ceilings: Ceilings | None = None
     caveats: tuple[str, ...] = ()
-    gates: tuple[GateRecord, ...] = ()
-    verdicts: GateVerdicts | None = None
     evaluates: bool = False
 
 
@@ -70,7 +65,7 @@ class Options(BaseModel):
         pinned: value by knob; only plans with these values are searched. The baseline runs as it is, for comparison.
         without: names of strategies not to search.
         strategies: names of the strategies to search; None for all.
-        seed: selects samples and seeds the gates and the searcher.
+        seed: selects samples and seeds the checks and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.
         cold: whether each probe starts cold, with compiled code discarded, so that its warm-up can be measured.
         own_process: whether the process was started for the search: nobody else holds the model, which may be moved.

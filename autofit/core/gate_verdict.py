@@ -85,10 +85,3 @@ def at_fault(values: Collection[str], known: Mapping[str, GateVerdict]) -> str:
     """Returns the known value, or several as one, that a plan with these values has and that failed; "" if none."""
     failed = (name for name, verdict in known.items() if not verdict.passed)
     return next((name for name in failed if name in values or set(name.split(_TOGETHER)).issubset(values)), "")
-
-
-class GateVerdicts(BaseModel):
-    """Temporary."""
-
-    environment: str
-    found: dict[str, GateVerdict]

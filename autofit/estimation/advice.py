@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from autofit.core.briefing import GateRecord
 from autofit.core.errors import UserCodeError
+from autofit.core.plan import same_value
+from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
 from autofit.estimation.records import EstimatedPlan, Row
 from autofit.estimation.text import plural
@@ -53,15 +54,16 @@ def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_
     )
 
 
-def unchecked(rows: Sequence[Row], gates: Sequence[GateRecord]) -> list[str]:
-    """Returns the caveat that no gate has run for the choices of these rows; [] if they need none.
+def unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
+    """Returns the caveat that the choices of these rows were not checked; [] if they keep the arithmetic.
 
     Args:
         rows: what fits, by choice.
-        gates: the gates that would have run on the device.
+        space: the knobs, the strategies that own them, and the baseline.
     """
-    gated = {gate.name for gate in gates}
-    names = [row.name for row in rows if f"{row.knob}={row.value}" in gated]
+    inexact = {knob for each in space.strategies if each.effect != "exact" for knob in each.knobs}
+    own = space.baseline.values
+    names = [row.name for row in rows if row.knob in inexact and not same_value(row.value, own.get(row.knob))]
     if not names:
         return []
     return [

@@ -117,7 +117,7 @@ def estimate(
         traded=_traded(briefing),
         rows=rows,
         shortfall=shortfall,
-        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.gates)])),
+        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.space)])),
         refused=tuple(r for r in briefing.space.refused if r.name != MICRO_BATCH_SIZE),
         duration_s=round(clock.elapsed_s, 2),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -10,7 +10,6 @@ from autofit.devices.base import Device
 from autofit.identity.identity import Reached, autofit_version, settings, signature
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
-from autofit.workloads.micro_batch_weights import WEIGHING, Weighing
 from autofit.workloads.workload import Workload
 
 
@@ -21,7 +20,6 @@ def environment_of(
     loss: LossRule,
     optimizer: torch.optim.Optimizer | None,
     looks: Sequence[Reached] = (),
-    weighing: Weighing | None = None,
     *,
     present: bool = True,
 ) -> Environment:
@@ -34,11 +32,9 @@ def environment_of(
         loss: the rule that computes its loss.
         optimizer: the optimizer of a step.
         looks: the facts reached from the workload before any step and after some steps.
-        weighing: the weighing of micro batches, or None if they are weighted by samples.
         present: whether the device is on this machine. Threads and driver versions are then included.
     """
     found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}
-    weights = {} if weighing is None else {WEIGHING: str(weighing)}
     return Environment(
         workload=signature(workload.model, source.structure(), loss.name),
         device_type=device.type,
@@ -46,5 +42,5 @@ def environment_of(
         capacity_bytes=device.capacity_bytes(),
         threads=torch.get_num_threads() if present else None,
         versions=found | device.versions() if present else found,
-        settings=settings(workload, optimizer, device.type, source, looks) | weights,
+        settings=settings(workload, optimizer, device.type, source, looks),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -46,6 +47,10 @@ class CountedBench:
         """Runs a plan."""
         self.runs += 1
         return self._bench.evaluate(plan, purpose)
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Returns whether a plan keeps the baseline's gradient."""
+        return self._bench.check(plan, known)
 
     def trace(self, plan: Plan) -> Trace:
         """Returns the allocations of a plan's training steps, without running them."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
-from autofit.core.gate_verdict import GateVerdicts
 
 HOST_LIMIT_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Variables for a process with a real memory limit, set before it starts. Freed tensors then return to the system at
@@ -32,7 +31,6 @@ class Target:
         overrides: fields of the workload that override what the function returned.
         device: the device to use; None lets the child choose.
         options: options of the search.
-        gates: verdicts of gates that the study keeps.
         evaluation: whether to open the evaluation of the workload, on its `eval_loader`, instead of its training.
         stand_in: the device to stand in for: the child only traces, and sees no accelerator. None: the child probes.
     """
@@ -42,7 +40,6 @@ class Target:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     device: str | None = None
     options: Options = field(default_factory=Options)
-    gates: tuple[GateVerdicts, ...] = ()
     stand_in: StandIn | None = None
     evaluation: bool = False
 
@@ -76,11 +73,10 @@ class Target:
             "options": options.model_dump(mode="json", exclude_unset=True),  # the function may set the rest
             "stand_in": None if self.stand_in is None else self.stand_in.model_dump(mode="json"),
             "known": None if known is None else _brief(known).model_dump(mode="json"),
-            "gates": [verdicts.model_dump(mode="json") for verdicts in self.gates] if known is None else [],
         }
 
 
 def _brief(known: Briefing) -> Briefing:
     """Returns a briefing without the parts that only the search needs, which may be long."""
     space = known.space.model_copy(update={"forbidden": (), "refused": ()})
-    return known.model_copy(update={"space": space, "caveats": (), "gates": (), "verdicts": None})
+    return known.model_copy(update={"space": space, "caveats": ()})

@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -13,11 +14,11 @@ import torch
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.errors import DevicePoisoned, Untraceable
-from autofit.core.gate_verdict import GateVerdicts
+from autofit.core.gate_verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.space import SearchSpace, SpaceFacts
+from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.guard import Backstop, Guard, leave_surely
@@ -31,15 +32,14 @@ from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
-from autofit.probing.passed_proof import PassedProof, note_rate
+from autofit.probing.loading import LoaderTrials
 from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
-from autofit.probing.proof_gate import ProofGate
 from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
-from autofit.probing.survey.earlier_gates import EarlierGates
 from autofit.probing.survey.gradients import State
+from autofit.probing.survey.plan_check import PlanCheck
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -65,7 +65,6 @@ class LocalBench:
         beat: called at the start of each phase of a probe, as a sign of life.
         watch: also receives each phase, and stops code that exceeds its share of the time budget.
         known: what an earlier bench of this workload found, so that the survey is skipped. None runs the survey.
-        gates: verdicts that the study keeps. The gates of a workload that has not changed since do not run.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -90,7 +89,6 @@ class LocalBench:
         *,
         watch: Watchdog | None = None,
         known: Briefing | None = None,
-        gates: Sequence[GateVerdicts] = (),
     ) -> None:
         self.workload, self.device, self._options = workload, device, options
         self._watch, self._report_phase = watch or Watchdog(), beat
@@ -101,41 +99,39 @@ class LocalBench:
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, as_users_errors(device):
             modes = workload.set_mode()
-            self._reached = [Reached.of(workload)]  # before any of the workload's code runs
+            looks = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._batches, self._loss = PlanBatches(self._source), loss_of(workload, self._source, device.torch_device)
+            looks.append(self._after_a_pass())
             budget = budget_of(workload, device, options, varies=self._source.varies)
-            facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
-            looked_at = self._source, self._loss, facts.optimizer, self._reached
+            self._facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
             state = State(self._reset, self._guard.differences)
-            survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
-            survey.pinned, verdicts = options.pinned, None
-            if known is not None:
-                space, self._weighing = known.space, Weighing.of(known.environment.settings)
-            else:
-                before = environment_of(workload, device, *looked_at)
-                space, verdicts = self._surveyed(survey, EarlierGates(gates, before))
+            survey = Survey(self._facts, strategies, self._build, self._source, options.seed, state, self._watch)
+            survey.pinned = options.pinned
+            self._beat(SURVEY)
+            space = survey.run() if known is None else known.space
+            self._beat("open")
             guarded = () if options.own_process else self._guard.caveats  # else the objects end with this process
             notes = bench_notes(workload, device, self._loss, modes, guarded, self._source)
             self.briefing = Briefing(
                 space=space,
-                environment=environment_of(workload, device, *looked_at, self._weighing),
+                environment=environment_of(workload, device, self._source, self._loss, self._facts.optimizer, looks),
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
                 caveats=(*notes, *survey.caveats),
-                gates=tuple(survey.gate_records) if known is None else known.gates,
-                verdicts=verdicts,
                 evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s, self._rates = FrozenHeap(on_host=device.is_host), math.inf, dict[str, float]()
 
-    def _surveyed(self, survey: Survey, earlier: EarlierGates) -> tuple[SpaceFacts, GateVerdicts | None]:
-        survey.earlier = earlier.found
-        self._beat(SURVEY)
-        space, self._weighing = survey.run(), survey.weighing
-        self._beat("open")
-        return space, earlier.to_keep(survey.verdicts, self._reached)
+    def _after_a_pass(self) -> Reached:
+        """Returns what the workload reaches after a forward pass, which shows the attributes that steps change."""
+        if self.workload.step_fn is not None:  # else the loss was computed to find out how
+            with suppress(Exception), torch.no_grad():  # raised by the user's code; a probe will report it
+                self._loss.compute(self.workload.model, self._source.typical(self._source.small_size, 1)[0])
+        found = Reached.of(self.workload)
+        self._guard.restore()
+        return found
 
     def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs `plan` on the given terms and returns the outcome. Everything is restored afterwards.
@@ -171,12 +167,40 @@ class LocalBench:
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         outcome = outcome.model_copy(update={"leaked": leaked})
-        note_rate(self._rates, plan, outcome)
+        if outcome.measurement is not None:
+            self._rates[plan.key] = max(self._rates.get(plan.key, 0.0), outcome.measurement.samples_per_s)
         if purpose is not Purpose.PROOF or not outcome.measured or (self._options.enforce and self.device.is_host):
-            return outcome  # on a host, times under a real limit mean nothing, and a gate may not fit
-        gate = ProofGate(members(), self._build, self._source, State(self._reset, self._guard.differences), self._watch)
-        passed = PassedProof(gate, self._source, self.device, self._watch, self._beat, self._put_back, self._rates)
-        return passed.judged(plan, outcome, self.briefing.space.baseline)
+            return outcome  # on a host, times under a real limit mean nothing
+        trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
+        return trials.added(outcome, plan.micro_batch_size, self._rates[plan.key], self._put_back)
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Checks whether a plan keeps the baseline's gradient. Everything is restored afterwards.
+
+        Micro batches of later runs are weighted as the verdict on accumulation says.
+
+        Raises:
+            DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
+        """
+        self._beat("check")
+        state = State(self._reset, self._guard.differences)
+        check = PlanCheck(
+            facts=self._facts,
+            strategies=members(),
+            build=self._build,
+            source=self._source,
+            seed=self._options.seed,
+            state=state,
+            watch=self._watch,
+            put_back=self._put_back,
+        )
+        with as_users_errors(self.device), shapes_of_a_training(vary=self._source.varies):
+            self._make_ready()
+            checked = check.run(plan, self.briefing.space.baseline, known)
+            self._put_back()
+        if (verdict := {**known, **checked.verdicts}.get(ACCUMULATION)) is not None:
+            self._weighing = Weighing.parse(verdict.weighing)
+        return checked
 
     def _run(self, probe: Probe) -> Outcome:
         try:
@@ -264,8 +288,6 @@ class LocalBench:
         return Backstop(self._leave)
 
     def _reset(self) -> None:
-        if len(self._reached) == 1:  # the first steps have run, and their changes are about to be restored
-            self._reached.append(Reached.of(self.workload))
         self._guard.restore()
         self._make_ready()
 

@@ -32,7 +32,6 @@ from autofit.probing.bench_notes import training_notes
 from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.short_run import ShortRun
-from autofit.probing.survey import gates
 from autofit.probing.survey.block_profile import profiled_on_copy
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
@@ -46,7 +45,7 @@ from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.self_contained import check_self_contained
 from autofit.tracing.static_memory import find_fixed_parts
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted_batches import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
@@ -75,7 +74,7 @@ class StandInBench:
         beat: called at the start of each phase, as a sign of life.
 
     Attributes:
-        briefing: what is known about the workload. Its space includes techniques that gates have not checked.
+        briefing: what is known about the workload. Its techniques are not checked.
 
     Raises:
         WorkloadError: the workload cannot be used as given, or the device's memory cannot be accounted for.
@@ -110,7 +109,7 @@ class StandInBench:
             facts = facts_of(workload, self._source, device, options, budget, self._loss)
             facts = replace(facts, dataset_size=None, profile=self._profile)
             strategies = chosen(options.strategies, options.without)
-            survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
+            survey = Survey(facts, strategies, _nothing_runs, self._source, options.seed)
             space = _of_memory(survey.run(), strategies)
             self.briefing = Briefing(
                 space=space,
@@ -120,7 +119,6 @@ class StandInBench:
                 account=account,
                 ceilings=device.ceilings(),
                 caveats=(*self._notes(), *survey.caveats),
-                gates=tuple(survey.gate_records),
             )
 
     @classmethod
@@ -260,13 +258,6 @@ class _Absent(Device):
         """Returns the caching allocator with the options of this process, and a typical context."""
         options = next((os.environ[name] for name in OPTIONS if name in os.environ), "")
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
-
-
-class _Ungated(Survey):
-    """A survey for a device on which nothing can run: every gate passes unchecked."""
-
-    def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False) -> gates.GateResult:
-        return gates.GateResult(True, "not checked: nothing runs on a device that is not present")
 
 
 def _of_memory(space: SpaceFacts, strategies: Sequence[Strategy]) -> SpaceFacts:

@@ -33,6 +33,7 @@ class Checks:
         kept = _Kept.of(tuning)
         self.known: dict[str, GateVerdict] = dict(kept.found)
         self.refused: list[Refusal] = list(kept.refused)
+        tuning.seen.verdicts, tuning.seen.refused = self.known, self.refused
         self._caveats: dict[str, tuple[str, ...]] = {}
         self._results: dict[str, Checked] = {}
 
@@ -64,7 +65,7 @@ class Checks:
             self._ledger.checked(self._tuning.clock.elapsed_s - began_s)
         if found.checked:
             self._results[plan.key] = found
-        self.known |= found.verdicts
+        self.known.update(found.verdicts)
         self.refused += [each for each in found.refused if each not in self.refused]
         for value in self._values(plan):
             self._caveats.setdefault(value, found.caveats)

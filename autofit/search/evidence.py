@@ -15,6 +15,7 @@ from autofit.core.briefing import GateRecord
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
+from autofit.core.gate_verdict import GateVerdict
 from autofit.core.objective import Objective
 from autofit.core.omission import Omission
 from autofit.core.plan import Plan
@@ -161,6 +162,8 @@ class Seen:
         race: the race; None if there was none.
         answers: each answer so far.
         stopped: why the search phase ended; "" while it is running.
+        verdicts: verdicts of checks, by value.
+        refused: values that checks found at fault.
     """
 
     trials: Sequence[Trial] = ()
@@ -169,6 +172,8 @@ class Seen:
     race: Race | None = None
     answers: Sequence[Answered] = ()
     stopped: str = ""
+    verdicts: dict[str, GateVerdict] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
 
     def race_logs(self) -> Iterator[RaceLog]:
         """Yields the blocks of each plan that raced, those that began the race first."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
@@ -108,6 +108,11 @@ class EvidenceRecorder:
         return asked.model_copy(
             update={
                 "stopped": seen.stopped,
+                "gates": tuple(
+                    GateRecord(name=name, passed=each.passed, reason=each.reason)
+                    for name, each in seen.verdicts.items()
+                ),
+                "refused": (*seen.refused, *asked.refused),
                 "recommendation": None if r is None else r.model_copy(update={"alternatives": ()}),
                 "standings": standings,
                 "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
@@ -156,7 +161,6 @@ def asked(
         budget=budget,
         objective=objective,
         environment=briefing.environment,
-        gates=briefing.gates,
         refused=briefing.space.refused,
         caveats=(*briefing.caveats, *notes),
     )

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from autofit.core.environment import WEIGHING
 from autofit.core.errors import PlanFileError
-
-WEIGHING = "weighing"
-"""Setting of an `Environment` that holds the weighing. Absent if micro batches are weighted by samples."""
 
 SAMPLES, COLLATED = "samples", "collated"
 """Name and value of the setting for batches whose number of samples is counted when they are collated. Absent if shapes

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -27,6 +27,7 @@ from autofit.search.fleet_workers import POLL_S
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -73,6 +74,9 @@ class Sleeping:
             file.write(f"{plan.key}\n")
         time.sleep(PLAN_S)
         return Outcome(status=Status.NUMERIC, reason="a sleep has no loss")
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        return Checked()
 
     def trace(self, plan: Plan) -> Trace:
         raise AssertionError("a bench without an account was asked for a trace")

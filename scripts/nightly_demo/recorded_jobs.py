@@ -1,7 +1,7 @@
 """Jobs whose workloads are recorded tables, and what is planted in their nights."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from autofit import planfile
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
@@ -123,6 +124,10 @@ class NightBench:
             "memory": memory.model_copy(update={"judged_bytes": peak_bytes}),
         }
         return outcome.model_copy(update={"measurement": found.model_copy(update=changes)})
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Returns that the plan keeps the gradient."""
+        return Checked()
 
     def trace(self, plan: Plan) -> Trace:
         """Raises Untraceable: a recorded table has no step to trace."""

@@ -10,6 +10,7 @@ import pytest
 from autofit import cli
 from autofit.cli import tune as tune_command
 from autofit.core.briefing import Briefing
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -42,6 +43,9 @@ class FakeRemote:
         if kind.interrupt_after is not None and len(kind.bench.runs) >= kind.interrupt_after:
             raise KeyboardInterrupt
         return kind.bench.evaluate(plan, purpose)
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        return Checked()
 
     def trace(self, plan: Plan) -> Trace:
         raise AssertionError("this device's memory is not estimated")

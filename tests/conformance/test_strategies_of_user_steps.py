@@ -8,8 +8,9 @@ from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.guard import Guard
 from autofit.prepare import prepare
+from autofit.probing.survey.conditioning import Compared
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.update_gate import same_update
+from autofit.probing.survey.update_gate import update
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.counted_batches import Counted
@@ -74,7 +75,7 @@ def test_a_strategy_that_fits_keeps_the_gradients_and_is_undone(member: Strategy
         def build(plan: Plan, workload: Workload = workload) -> TrainStep:
             return prepare(plan, draft(workload), members())
 
-        found = same_update(build, plan, Plan(), BATCH, State(guard.restore, guard.differences))
+        found = update(build, Compared(plan), BATCH, 0, State(guard.restore, guard.differences))
         assert found.passed, f"{plan}: {found.reason}"
         assert guard.digest == before
         forwards = [vars(module).get("forward") for module in workload.model.modules()]

@@ -21,7 +21,6 @@ from autofit.core.errors import SpaceError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.prepare import prepare
-from autofit.probing.survey import gates
 from autofit.strategies import members
 from autofit.strategies.base import Offer, Phase, Strategy
 from autofit.workloads.batch_algebra import split
@@ -36,6 +35,7 @@ from tests.conformance.test_strategies import (
     same_bits,
     values_of,
 )
+from tests.probing.survey.comparing import accumulated
 
 pytestmark = pytest.mark.usefixtures("no_kernels")
 
@@ -90,7 +90,7 @@ def values_by_member(workload: str, numerics: Any) -> dict[str, list[Plan]]:
 def accumulates(workload: str) -> bool:
     """Returns whether micro batches keep the gradient of this workload, as the gate of a search finds."""
     case = CASES[workload]()
-    return gates.accumulation(lambda plan: prepare(plan, case.draft, members()), case.batch, 0).passed
+    return accumulated(lambda plan: prepare(plan, case.draft, members()), case.batch, 0).passed
 
 
 @cache

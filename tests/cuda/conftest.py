@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from autofit import devices
+from autofit.core.gate_verdict import Checked
 from autofit.devices.base import Device
-from autofit.probing.survey import gates
+from autofit.probing.survey.plan_check import PlanCheck
 from tests.phantom.phantom import Phantom, present
 
 HERE = Path(__file__).parent
@@ -122,8 +123,6 @@ def cap() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture
 def trusted_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes both gradient gates pass on a phantom, whose kernels compute nothing; a real GPU has to pass them."""
+    """Makes checks pass on a phantom, whose kernels compute nothing; a real GPU has to pass them."""
     if present():
-        passed = gates.GateResult(True, "not asked of a phantom GPU, which computes nothing")
-        monkeypatch.setattr(gates, "accumulation", lambda *_: passed)
-        monkeypatch.setattr(gates, "precision", lambda *_: passed)
+        monkeypatch.setattr(PlanCheck, "run", lambda *_: Checked())

@@ -14,13 +14,14 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.survey import gates, rounding_limits
-from autofit.probing.survey.gradients import VECTORS, Gradients, has_room
+from autofit.probing.survey import rounding_limits
+from autofit.probing.survey.gradients import VECTORS, Build, Gradients, has_room
 from autofit.probing.survey.two_sample_statistic import sketch
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
+from tests.probing.survey.comparing import accumulated, rounded
 
 SAMPLES = 8
 
@@ -36,7 +37,7 @@ def noisy(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return (output * path).float().square().mean()
 
 
-def build(model: nn.Module, loss: Any) -> gates.Build:
+def build(model: nn.Module, loss: Any) -> Build:
     def make(plan: Plan) -> TrainStep:
         rule = LossRule("loss", loss, inferred=False, about="")
         return prepare(plan, Draft(model, rule, torch.optim.SGD(model.parameters()), torch.device("cuda")), members())
@@ -80,13 +81,13 @@ def test_draws_in_16_bits_are_the_same_draws() -> None:
 @pytest.mark.real_gpu
 def test_gates_pass_where_only_chance_differs() -> None:
     made = build(mlp(), noisy)
-    assert gates.accumulation(made, batch(), 0).passed
-    assert gates.precision(made, Plan(values={"precision": "bf16"}), batch(), 0).passed
+    assert accumulated(made, batch(), 0).passed
+    assert rounded(made, Plan(values={"precision": "bf16"}), batch(), 0).passed
 
 
 @pytest.mark.real_gpu
 def test_batch_norm_is_refused_in_noise_too() -> None:
-    assert not gates.accumulation(build(mlp(nn.BatchNorm1d(32)), noisy), batch(), 0).passed
+    assert not accumulated(build(mlp(nn.BatchNorm1d(32)), noisy), batch(), 0).passed
 
 
 def test_gradients_are_compared_on_a_device_with_room() -> None:

@@ -38,7 +38,7 @@ def test_a_workload_that_cannot_be_traced_is_an_error_with_its_place() -> None:
     assert caught.value.exit_code == 2
 
 
-def test_what_no_gate_has_checked_is_said() -> None:
+def test_what_was_not_checked_is_said() -> None:
     (note,) = [note for note in estimate(briefing(1000 * MIB), trace_of).caveats if "gradient" in note]
     assert "tf32, bf16" in note
     assert "fp32," not in note.replace("tf32,", "")

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 from autofit.core.account import Account
-from autofit.core.briefing import Briefing, GateRecord
+from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
+from autofit.core.strategy_record import StrategyRecord
 from autofit.core.work import Ceilings, StepWork, Work
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 
@@ -32,7 +33,14 @@ PRECISION = Knob(name="precision", values=("fp32", "tf32", "bf16"), default="fp3
 def briefing(budget: int, **changes: object) -> Briefing:
     knobs = changes.pop("knobs", (PRECISION, CHECKPOINTED))
     own = {"micro_batch_size": 8, "accumulation_steps": 1, **{knob.name: knob.default for knob in knobs}}  # type: ignore[attr-defined]  # a tuple of knobs
-    facts = {"knobs": knobs, "sizes": (1, 2, 4, 8, 16), "global_batch_size": None, "baseline": Plan(values=own)}
+    precision = StrategyRecord(name="precision", knobs=("precision",), about="", cost="", effect="rounding")
+    facts = {
+        "strategies": (precision,),
+        "knobs": knobs,
+        "sizes": (1, 2, 4, 8, 16),
+        "global_batch_size": None,
+        "baseline": Plan(values=own),
+    }
     return Briefing(
         space=SpaceFacts.model_validate(facts | changes),
         environment=Environment(workload="a-b", device_type="cpu", device_name="Test", capacity_bytes=2**40),
@@ -41,7 +49,6 @@ def briefing(budget: int, **changes: object) -> Briefing:
         account=Account(allocator="host"),
         ceilings=Ceilings(flops_per_s={"fp32": 1e13, "tf32": 8e13}, bytes_per_s=1e12, operator_s=1e-6, ahead=True),
         caveats=("a caveat of the bench",),
-        gates=tuple(GateRecord(name=f"precision={v}", passed=True, reason="not checked") for v in ("tf32", "bf16")),
     )
 
 

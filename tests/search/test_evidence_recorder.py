@@ -40,7 +40,7 @@ def test_the_first_event_carries_what_was_asked() -> None:
     assert (first.kind, [event.kind for event in events].count("start")) == ("start", 1)
     assert first.asked is not None
     assert first.asked.recommendation is None
-    names = ("began", "title", "command", "baseline", "budget", "objective", "environment", "gates", "refused")
+    names = ("began", "title", "command", "baseline", "budget", "objective", "environment")
     assert all(getattr(first.asked, name) == getattr(result.evidence, name) for name in names)
 
 

@@ -10,9 +10,10 @@ from typing import ClassVar
 import pytest
 
 from autofit.core.account import Account
-from autofit.core.briefing import Briefing, GateRecord
+from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
@@ -234,10 +235,15 @@ def effects(mode: str = "train", gates: Mapping[str, bool] = MappingProxyType({}
         strategy("elsewhere", "of_nobody"),
     )
     facts = bench.space.facts.model_copy(update={"strategies": every})
-    records = tuple(GateRecord(name=name, passed=passed, reason="") for name, passed in gates.items())
-    briefing = briefing_of(bench, space=facts, gates=records)
+    briefing = briefing_of(bench, space=facts)
     environment = briefing.environment.model_copy(update={"settings": {"mode": mode}})
-    result = found_in(briefing.model_copy(update={"environment": environment}), bench)
+    verdicts = {name: GateVerdict(passed=passed, reason="") for name, passed in gates.items()}
+    judged = OpenedBench(
+        briefing.model_copy(update={"environment": environment}),
+        bench.evaluate,
+        judge=lambda plan: Checked(verdicts=verdicts),
+    )
+    result = search(judged, MEMORY, (), Clock(bench.time))
     changed = result.plan.changes_from(result.baseline.plan).keys()
     assert all(not changed.isdisjoint(each.knobs) for each in result.strategies)
     return {each.name: each.effect for each in result.strategies}
@@ -259,6 +265,35 @@ def test_a_strategy_whose_gate_failed_changes_the_result() -> None:
     value = f"{knob}={plan.values[knob]}"
     assert effects(gates={value: True})[f"of {knob}"] == "exact"
     assert effects(gates={value: False})[f"of {knob}"] == "changes the result"
+
+
+def test_a_plan_whose_check_fails_is_never_the_answer_and_no_plan_with_its_value_is_proven() -> None:
+    bench = small_bench()
+    best = found(small_bench()).plan
+    knob, value = next(iter(best.combination.changes_from(bench.space.baseline).items()))
+    name = f"{knob}={value}"
+    verdict, refusal = GateVerdict(passed=False, reason="far"), Refusal(name=name, reason="far", origin="gate")
+
+    def judge(plan: Plan) -> Checked:
+        if plan.values.get(knob) != value:
+            return Checked()
+        return Checked(passed=False, reason=f"{name}: far", verdicts={name: verdict}, refused=(refusal,))
+
+    result = search(OpenedBench(briefing_of(bench), bench.evaluate, judge=judge), MEMORY, (), Clock(bench.time))
+    assert result.plan.values[knob] != value
+    assert [plan.values[knob] for plan, why in bench.runs if why is Purpose.PROOF].count(value) == 1
+    assert refusal in result.refused
+    assert any(f"its proof failed ({name}: far)" in caveat for caveat in result.caveats)
+
+
+def test_the_answer_says_how_micro_batches_are_weighted_and_what_its_check_noted() -> None:
+    bench, verdict = small_bench(), GateVerdict(passed=True, reason="alike", weighing="1")
+    checked = Checked(verdicts={"accumulation": verdict}, caveats=("the loss is a sum",))
+    judged = OpenedBench(briefing_of(bench), bench.evaluate, judge=lambda plan: checked)
+    result = search(judged, MEMORY, (), Clock(bench.time))
+    assert result.environment.settings["weighing"] == "1"
+    assert result.environment.comparable(judged.briefing.environment)
+    assert "the loss is a sum" in result.caveats
 
 
 def test_a_strategy_that_changes_the_result_is_named_in_the_caveats() -> None:

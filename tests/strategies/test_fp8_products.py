@@ -25,12 +25,12 @@ from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.prepare import prepare
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.survey import gates
 from autofit.strategies import fp8_products, members
 from autofit.strategies.fp8_products import Fp8Products
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Workload
 from tests.conformance.test_strategies import WORKLOADS, Case, everything_but_values, offered, same_bits, values_of
+from tests.probing.survey.comparing import rounded
 
 STRATEGY = Fp8Products()
 CAST = Plan(values={"precision": "bf16"})
@@ -234,7 +234,7 @@ def test_what_torchao_changes_in_the_compiler_is_put_back() -> None:
 @installed
 def test_the_gate_finds_how_much_float8_changes() -> None:
     case = wide()
-    found = gates.precision(lambda plan: prepare(plan, case.draft, members()), ALONE, case.batch, 0)
+    found = rounded(lambda plan: prepare(plan, case.draft, members()), ALONE, case.batch, 0)
     assert found.checked
     assert "cosine of the gradient 0.99" in found.reason
 
@@ -253,8 +253,11 @@ def test_a_search_offers_float8_with_its_gate_and_proves_a_plan_with_it() -> Non
         space = SearchSpace(briefing.space)
         assert space.violation(plan) is None
         assert "bf16 autocast" in str(space.violation(plan.replace(precision="fp32")))
-        (gate,) = (gate for gate in briefing.gates if gate.name == "fp8_products=True")
-        assert gate.passed or any("fp8_products=True: cosine" in caveat for caveat in briefing.caveats)
+        checked = bench.check(plan, {})
+        assert checked.passed
+        gate = checked.verdicts.get("fp8_products=True")
+        assert gate is not None
+        assert gate.passed or any("fp8_products=True: cosine" in caveat for caveat in checked.caveats)
         outcome = bench.evaluate(plan, Purpose.PROOF)
     assert outcome.measured, outcome.reason
 

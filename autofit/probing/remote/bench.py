@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from autofit.core import errors
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
@@ -25,7 +26,7 @@ from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.nursery import Nursery
 from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.phases import Phases
-from autofit.probing.remote.replies import asked, evaluated, trace_of
+from autofit.probing.remote.replies import asked, checked, evaluated, trace_of
 
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 
@@ -82,7 +83,7 @@ class RemoteBench:
         self._log, self._cache = OutputLog(log), new_cache()
         self._nursery = Nursery({VARIABLE: self._cache.name, **target.environment})
         self._most, self._count, self._leaks, self._proof_s = probes_per_child, 0, 0, 0.0
-        # The first child's findings are reused for all: available memory fluctuates, and the gates take time.
+        # The first child's findings are reused for all: available memory fluctuates, and the survey takes time.
         self._memory_bytes: int | None = None
         self._known: Briefing | None = None
         self._child: Child | None = None
@@ -143,6 +144,23 @@ class RemoteBench:
             return self._prove_afresh(plan, variables, enforce=False)
         except errors.AutofitError:  # the variables may be at fault
             return None
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Checks in the warm child whether a plan keeps the baseline's gradient.
+
+        A child that ends, or the end of the time, leaves the plan unchecked. A new child serves the next call.
+        """
+        patience_s = self._clock.patience_s()
+        try:
+            if patience_s <= 0:
+                raise errors.BudgetSpent(f"{self._over()} before it began")
+            return checked(self._warm_for(plan), plan, known, patience_s, self._beat)
+        except ChildEnded as ended:
+            self._retire()
+            reason = ended.outcome.reason
+        except (errors.BudgetSpent, errors.DevicePoisoned) as error:  # of that process only, which has ended
+            reason = str(error)
+        return Checked(passed=False, checked=False, reason=f"could not be checked: {reason}")
 
     def trace(self, plan: Plan) -> Trace:
         """Returns the allocations of the plan's training steps, traced in the warm child. Raises as `record`."""

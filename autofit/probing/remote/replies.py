@@ -1,11 +1,12 @@
 """Replies: what a child answers, as the record that was asked for. Never loads torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from autofit.core import errors
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import RunTerms
@@ -56,6 +57,26 @@ def evaluated(
         child.kill()
         first = error.errors()[0]["msg"]
         return Outcome(status=Status.CRASHED, reason=f"the probe's process sent no valid outcome: {first}")
+
+
+def checked(
+    child: Child, plan: Plan, known: Mapping[str, GateVerdict], patience_s: float, beat: Callable[[str], None]
+) -> Checked:
+    """Returns the result of a check that the child makes.
+
+    Raises:
+        ChildEnded: as in `Child.ask`.
+        AutofitError: the child reported it.
+    """
+    verdicts = {name: verdict.model_dump(mode="json") for name, verdict in known.items()}
+    request = {"do": "check", "plan": plan.model_dump(mode="json"), "known": verdicts}
+    try:
+        return Checked.model_validate(asked(child, request, "checked", patience_s, beat).get("checked"))
+    except ValidationError as error:
+        child.kill()
+        first = error.errors()[0]["msg"]
+        reason = f"could not be checked: the probe's process sent no valid result: {first}"
+        return Checked(passed=False, checked=False, reason=reason)
 
 
 def trace_of(reply: dict[str, Any]) -> Trace:

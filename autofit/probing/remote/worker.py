@@ -4,14 +4,15 @@ Only this process imports the user's code. Requests and replies are JSON objects
 descriptors, so that output of the user's code cannot disturb them. Nothing is unpickled on either side.
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ..., "terms": ...}`,
-`{"do": "trace", "plan": ...}`, `{"do": "record", "plan": ...}`, `{"do": "fixed_parts"}`, `{"do": "close"}`.
+`{"do": "trace", "plan": ...}`, `{"do": "record", "plan": ...}`, `{"do": "check", "plan": ..., "known": ...}`,
+`{"do": "fixed_parts"}`, `{"do": "close"}`.
 
-Replies, in the same order: `briefing`, `outcome`, `trace`, `trace`, `fixed_parts`, `closed`; or `error`. At every phase
-the worker sends `beat`, as a sign of life.
+Replies, in the same order: `briefing`, `outcome`, `trace`, `trace`, `checked`, `fixed_parts`, `closed`; or `error`. At
+every phase the worker sends `beat`, as a sign of life.
 
 * If `open` has `"claims": true`, the worker first replies `device`. It sends `briefing` after the next request,
   `{"do": "go"}`, which the parent sends once no other process uses that device.
-* If `open` has a `"time_budget"` (`limit_s` and `elapsed_s`), gates and compilations end when their share is used up.
+* If `open` has a `"time_budget"` (`limit_s` and `elapsed_s`), checks and compilations end when their time is used up.
 * If `open` has a `"stand_in"`, the worker only traces, for the device described there. For the host it also records.
 """
 
@@ -19,7 +20,7 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
@@ -34,7 +35,7 @@ from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
-from autofit.core.gate_verdict import GateVerdicts
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.redaction import redacted
@@ -86,6 +87,11 @@ class Worker:
             plan, purpose = Plan.model_validate(request["plan"]), Purpose(request["purpose"])
             outcome = self._evaluated(self._bench, plan, purpose, terms)
             self._say("outcome", outcome=outcome.model_dump(mode="json"))
+        elif request["do"] == "check":
+            assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
+            known = {name: GateVerdict.model_validate(each) for name, each in request["known"].items()}
+            checked = self._checked(self._bench, Plan.model_validate(request["plan"]), known)
+            self._say("checked", checked=checked.model_dump(mode="json"))
         elif request["do"] == "trace":
             assert self._bench is not None, "open comes first"
             limit = {} if request.get("limit_s") is None else {"limit_s": request["limit_s"]}
@@ -109,6 +115,13 @@ class Worker:
                 return bench.evaluate(plan, purpose, terms)
         except UserCodeError as error:
             return Outcome(status=Status.USER_ERROR, reason=str(error), traceback_text=error.traceback_text)
+
+    def _checked(self, bench: LocalBench, plan: Plan, known: dict[str, GateVerdict]) -> Checked:
+        try:
+            with _exits_as_errors(f"in the check of {plan}"):
+                return bench.check(plan, known)
+        except UserCodeError as error:
+            return Checked(passed=False, checked=False, reason=str(error))
 
     def _trace(self, tracer: Callable[[Plan], Trace], plan: Plan) -> None:
         """Replies with the trace of a plan, or with the reason why there is none. This process keeps running."""
@@ -135,9 +148,9 @@ class Worker:
         described = request.get("stand_in")
         if described is None:
             wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
-            known, gates = _known(request)
+            known = _known(request)
             watch = self._held.enter_context(Watchdog(_clock(request.get("time_budget"))))
-            briefing = self._open_bench(workload, wanted, options, claims, known, gates, watch)
+            briefing = self._open_bench(workload, wanted, options, claims, known, watch)
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
             briefing = self._bench.briefing
@@ -155,7 +168,6 @@ class Worker:
         options: Options,
         claims: bool,
         known: Briefing | None,
-        gates: Sequence[GateVerdicts],
         watch: Watchdog,
     ) -> Briefing:
         device = devices.choose(device_name)
@@ -165,7 +177,7 @@ class Worker:
                 raise BrokenPipeError
         if not device.is_host:  # the parent cannot know this; only a host's limit needs a separate process
             options = options.model_copy(update={"enforce": True})
-        self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known, gates=gates)
+        self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known)
         bench.__enter__()
         return bench.briefing
 
@@ -177,16 +189,15 @@ class Worker:
         self._replies.flush()
 
 
-def _known(request: dict[str, Any]) -> tuple[Briefing | None, list[GateVerdicts]]:
-    """Returns the briefing of an earlier process of this search, and the verdicts of gates that the study keeps.
+def _known(request: dict[str, Any]) -> Briefing | None:
+    """Returns the briefing of an earlier process of this search.
 
     Raises:
-        AutofitError: they were made by another version of autofit.
+        AutofitError: it was made by another version of autofit.
     """
     known = request.get("known")
     try:
-        gates = [GateVerdicts.model_validate(each) for each in request.get("gates", ())]
-        return None if known is None else Briefing.model_validate(known), gates
+        return None if known is None else Briefing.model_validate(known)
     except ValidationError as error:
         raise AutofitError(OTHER_VERSION) from error
 

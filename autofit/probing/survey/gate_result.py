@@ -43,11 +43,6 @@ class GateResult:
             evaluated=self.evaluated,
         )
 
-    @classmethod
-    def of(cls, verdict: GateVerdict) -> "GateResult":
-        """Returns the result that a study has kept."""
-        return cls(verdict.passed, verdict.reason, Weighing.parse(verdict.weighing), verdict.moves, verdict.evaluated)
-
 
 ZERO = GateResult(False, "could not be checked: the gradient is zero on this batch", checked=False)
 

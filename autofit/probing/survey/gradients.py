@@ -94,15 +94,27 @@ class Gradients:
     first: Batch | Counted | None = None
     ledger: Ledger = field(default_factory=Ledger)
     on_device: bool | None = None
+    _others: tuple[torch.Tensor, ...] | None = None
 
     def rehearse(self, part: Batch | Counted, seed: int) -> Gradient:
         """Returns the gradient of one micro batch, and records what a step draws and changes. Call it once, first."""
         before = set(self.state.differences())
         found = self.of([part], seed)
         self.ledger.learning = False
-        moves = (name for name in self.state.differences() if name not in before)
+        moves = (name for name in self.state.differences() if name not in before and not name.endswith(".grad"))
         self.moves = tuple(name for name in moves if not any(part in name for part in OF_TORCH))
         return found
+
+    @property
+    def others(self) -> tuple[torch.Tensor, ...]:
+        """Parameters that the user's optimizer trains and the model does not hold, such as those of a criterion."""
+        if self._others is None:
+            with self.build(Plan()) as step:
+                own = {id(parameter) for parameter in step.draft.model.parameters()}
+                groups = () if step.draft.optimizer is None else step.draft.optimizer.param_groups
+                held = [parameter for group in groups for parameter in group["params"]]
+            self._others = tuple(p for p in held if p.requires_grad and id(p) not in own)
+        return self._others
 
     @property
     def moves_tensors_alone(self) -> bool:
@@ -187,13 +199,13 @@ class _GradientRun:
                 scale = 1.0 if scaler is None else scaler.get_scale()
                 found = self._vector(model).div_(scale)
                 if scaler is None or scale <= 1 or bool(torch.isfinite(found).all()):
-                    model.zero_grad(set_to_none=True)
+                    self._clear(model)
                     return Gradient(found, most_l2(step), losses)
                 scaler.update(scale / BACKOFF)
 
     def _vector(self, model: nn.Module) -> torch.Tensor:
         """Returns the gradient of all parameters that are trained, on the device if it has room."""
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = [*(p for p in model.parameters() if p.requires_grad), *self.owner.others]
         if self.owner.on_device is None:
             self.owner.on_device = has_room(trained)
         return torch.cat([flat(p, on_host=not self.owner.on_device) for p in trained])
@@ -214,7 +226,7 @@ class _GradientRun:
             losses.append(float(loss.detach()))
             return loss
 
-        step.draft.model.zero_grad(set_to_none=True)
+        self._clear(step.draft.model)
         step.draft.loss = replace(rule, compute=compute)
         try:
             with generators_restored(step.draft.device), shared or nullcontext():
@@ -223,6 +235,11 @@ class _GradientRun:
             step.draft.loss = rule
             ledger.rewind()
         return tuple(losses)
+
+    def _clear(self, model: nn.Module) -> None:
+        model.zero_grad(set_to_none=True)
+        for parameter in self.owner.others:
+            parameter.grad = None
 
     def _seed(self, number: int) -> None:
         seed = self.seed if self.others is None else self.others + number
@@ -276,9 +293,15 @@ def has_room(trained: Sequence[torch.Tensor]) -> bool:
 
 
 def flat(parameter: torch.Tensor, *, on_host: bool = True) -> torch.Tensor:
-    """Returns a parameter's gradient as a float32 vector on the host or its device; zeros if it has none."""
+    """Returns a parameter's gradient as a float32 vector on the host or its device; zeros if it has none.
+
+    A complex number counts as two.
+    """
     target = torch.device("cpu") if on_host else parameter.device
     if parameter.grad is None:
-        return torch.zeros(parameter.numel(), device=target)
+        return torch.zeros(parameter.numel() * (2 if parameter.is_complex() else 1), device=target)
     gradient = parameter.grad.detach()
-    return (gradient if gradient.layout is torch.strided else gradient.to_dense()).float().flatten().to(target)
+    gradient = gradient if gradient.layout is torch.strided else gradient.to_dense()
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient.resolve_conj())
+    return gradient.float().flatten().to(target)

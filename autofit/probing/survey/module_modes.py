@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
@@ -63,20 +63,6 @@ def evaluating(model: nn.Module, keep: tuple[type[nn.Module], ...] = (_NormBase,
 def all_evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Sets every module to evaluation mode, also batch normalisation."""
     return evaluating(model, keep=())
-
-
-@contextmanager
-def norms_evaluating(model: nn.Module) -> Iterator[None]:
-    """Sets batch normalisation to evaluation mode and turns off dropout. Nothing else changes its mode."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
-    with dropout_off(model):
-        try:
-            for module in norms:
-                module.training = False
-            yield
-        finally:
-            for module in norms:
-                module.training = True
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from autofit.core.plan import Plan
+from autofit.probing.survey.conditioning import Compared
 from autofit.probing.survey.gate_result import GateResult, judged_as_precision
 from autofit.probing.survey.gradients import STATELESS, Build, State, cosine_of, difference, generators_restored
 from autofit.workloads.batch_store import fresh
@@ -23,26 +24,26 @@ _NO_OUTPUT = GateResult(
 )
 
 
-def output(build: Build, plan: Plan, batch: Counted, seed: int, state: State = STATELESS) -> GateResult:
-    """Compares the output under `plan` with that of the baseline, on the same batch and random numbers.
+def output(build: Build, compared: Compared, batch: Counted, seed: int, state: State = STATELESS) -> GateResult:
+    """Compares the output under a plan with that of a reference, on the same batch and random numbers.
 
     Each floating-point tensor of the output is compared, and the worst one decides. Entries that are infinite or NaN
     in both outputs, such as masked logits, are left out.
 
     Args:
         build: makes a step of inference.
-        plan: the plan to check.
+        compared: the plan and the reference.
         batch: a batch of the workload.
         seed: seed of torch's random numbers, for a model that draws them in evaluation mode too.
         state: restores what the model changes itself.
     """
     before = set(state.differences())
-    reference = _outputs(build, Plan(), batch.batch, seed)
+    reference = _outputs(build, compared.reference, batch.batch, seed)
     moves = not before.issuperset(state.differences())
     if moves:  # so that both sides start from the same state
         state.restore()
     try:
-        found = _outputs(build, plan, batch.batch, seed)
+        found = _outputs(build, compared.plan, batch.batch, seed)
     finally:
         if moves:
             state.restore()

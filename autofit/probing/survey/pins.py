@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, KnobValue, Plan
 from autofit.core.space import Refusal, SearchSpace, SpaceFacts
 
 
@@ -60,25 +60,6 @@ def check_names(pinned: Mapping[str, KnobValue], knobs: Mapping[str, Knob], refu
             raise SpaceError(
                 f"{name!r} is not a knob in play here{why}. The knobs in play are {playing}. Pin one of these."
             )
-
-
-def check_size(pinned: Mapping[str, KnobValue], kept: int, reason: str) -> None:
-    """Checks that a pinned micro batch size is the baseline's, where accumulation is refused.
-
-    Args:
-        pinned: value by knob.
-        kept: micro batch size of the baseline.
-        reason: why accumulation is refused.
-
-    Raises:
-        SpaceError: it is another size, which needs accumulation.
-    """
-    size = pinned.get(MICRO_BATCH_SIZE, kept)
-    if size != kept:
-        raise SpaceError(
-            f"{MICRO_BATCH_SIZE}={size} cannot be pinned, because it needs another number of accumulation steps than "
-            f"the baseline: {reason}. Pin {kept}."
-        )
 
 
 def check_conflict(facts: SpaceFacts) -> None:

@@ -8,12 +8,17 @@ any known change of the objective, and differ if the lower bound is above zero. 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.probing.survey.gradients import Gradients, difference
+from autofit.workloads.counted_batches import Counted
+from autofit.workloads.tree import Batch
 
 MOST_L2 = 0.2
 """Relative L2 difference below which gradients count as equal. The mildest known change of an objective, batch
@@ -29,7 +34,12 @@ comparisons with the smaller differences stay undecided."""
 _WIDTH, _ROWS = 2**16, 64
 """Length of a sketch, and the number of such pieces of a vector that are folded at once."""
 
+SEED_STRIDE = 1000
+"""Distance between the seeds of two draws, greater than the number of micro batches."""
+
 Draw = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+Side = tuple[Sequence[Batch | Counted], Plan]
+"""The micro batches of a step, and its plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,24 @@ def compare(draw: Draw) -> Comparison:
         if length > 0 and high <= MOST_L2**2:
             return Comparison(True, True, numbers)
     return Comparison(False, False, f"{numbers}: the noise of the step's random numbers is too large to decide")
+
+
+def by_chance(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
+    """Returns whether two gradients of the same batch differ by chance; if so, compared sides do too."""
+    shared = gradients.ledger.drawn and not gradients.ledger.unshared
+    afresh = bool(gradients.moves) and gradients.moves_tensors_alone
+    again = gradients.of([batch], seed if shared else seed + 1, others=SEED_STRIDE, afresh=afresh)
+    return difference(again.vector, found) > most
+
+
+def in_means(gradients: Gradients, seed: int, one: Side, other: Side) -> Comparison:
+    """Compares the means of the gradients of two sides over many draws of the step's own random numbers."""
+
+    def vector(side: Side, draw: int) -> torch.Tensor:
+        parts, plan = side
+        return gradients.of(parts, seed + draw, plan=plan, others=SEED_STRIDE * draw).vector
+
+    return compare(lambda draw: (vector(one, draw), vector(other, draw)))
 
 
 def _pairs(rows: torch.Tensor) -> tuple[float, float]:

@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from autofit.core.plan import Plan
+from autofit.probing.survey.conditioning import Compared
 from autofit.probing.survey.gate_result import ZERO, GateResult, judged_as_precision
 from autofit.probing.survey.gradients import (
     STATELESS,
@@ -28,52 +29,32 @@ from autofit.probing.survey.gradients import (
     generators_restored,
 )
 from autofit.probing.survey.module_modes import dropout_off
-from autofit.probing.survey.rounding_limits import ACCUMULATION_L2, REDUCED_L2
+from autofit.probing.survey.rounding_limits import ACCUMULATION_L2
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.optimizer_set import each_of
 from autofit.workloads.step import TrainStep
 
-_SEED = 0
 _COMPARED = "gradients that the optimizers use"
 
 
-def update(build: Build, plan: Plan, batch: Counted, seed: int, state: State = STATELESS) -> GateResult:
-    """Compares the gradients of one step under `plan` with those of the baseline, within the rounding of 16 bits.
+def update(build: Build, compared: Compared, batch: Counted, seed: int, state: State = STATELESS) -> GateResult:
+    """Compares the gradients of one step under a plan with those of a reference.
 
     Args:
         build: makes a step whose update is the user's.
-        plan: the plan to check.
-        batch: a batch of the workload.
+        compared: the plan, the reference, and whether the plan computes in reduced precision.
+        batch: a batch that both can run.
         seed: seed of all random numbers. torch's own dropout is off.
         state: restores everything that a step changes; the weights too.
     """
-    found = _difference(build, plan, Plan(), batch, seed, state)
+    found = _difference(build, compared.plan, compared.reference, batch, seed, state)
     if isinstance(found, GateResult):
         return found
-    return judged_as_precision(_COMPARED, *found)
-
-
-def same_update(
-    build: Build, plan: Plan, reference: Plan, batch: Counted, state: State = STATELESS, *, rounded: bool = False
-) -> GateResult:
-    """Compares the gradients of one step under two plans that should differ by the order of operations alone.
-
-    Args:
-        build: makes a step whose update is the user's.
-        plan: the plan to check.
-        reference: the same plan without its techniques.
-        batch: a batch that both can run.
-        state: restores everything that a step changes; the weights too.
-        rounded: whether the plan computes in reduced precision.
-    """
-    found = _difference(build, plan, reference, batch, _SEED, state)
-    if found is ZERO:
-        return GateResult(True, "the gradients are zero on this batch")
-    if isinstance(found, GateResult):
-        return found
-    most = REDUCED_L2 if rounded else ACCUMULATION_L2
-    return GateResult(found[1] <= most, f"relative L2 of the {_COMPARED} {found[1]:.1e} (at most {most:.2g})")
+    if compared.rounded:
+        return judged_as_precision(_COMPARED, *found)
+    numbers = f"relative L2 of the {_COMPARED} {found[1]:.1e} (at most {ACCUMULATION_L2:g})"
+    return GateResult(found[1] <= ACCUMULATION_L2, numbers)
 
 
 def uneven_steps(build: Build, batch: Counted, state: State = STATELESS) -> list[str]:

@@ -7,9 +7,10 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.probing.survey import gates
+from autofit.probing.survey.conditioning import Compared
 from autofit.probing.survey.gate_result import PRECISION_L2
-from autofit.probing.survey.same_arithmetic import same_arithmetic
 from autofit.workloads.counted_batches import Counted
+from tests.probing.survey.comparing import rounded
 from tests.probing.survey.test_gates import build, mean
 
 FP32, BF16 = Plan(values={"precision": "fp32"}), Plan(values={"precision": "bf16"})
@@ -41,7 +42,7 @@ def with_large_outputs(depth: int) -> nn.Module:
 
 
 def test_a_gradient_that_rounding_changes_is_compared_with_fixed_statistics() -> None:
-    found = gates.precision(build(normalised(depth=24), mean), BF16, samples(), 0)
+    found = rounded(build(normalised(depth=24), mean), BF16, samples(), 0)
     assert found.passed, found.reason
     assert found.evaluated
     assert "in float32 too when the weights are rounded" in found.reason
@@ -52,14 +53,14 @@ def test_the_verdict_depends_on_no_earlier_batch() -> None:
     for number in range(100):
         warm(torch.randn(8, 16, generator=torch.Generator().manual_seed(number)))
     assert not torch.equal(fresh.get_buffer("3.1.running_mean"), warm.get_buffer("3.1.running_mean"))
-    found = [gates.precision(build(model, mean), BF16, samples(), 0) for model in (fresh, warm)]
+    found = [rounded(build(model, mean), BF16, samples(), 0) for model in (fresh, warm)]
     assert found[0] == found[1]
 
 
 def test_the_statistics_are_put_back() -> None:
     model = normalised(depth=24)
     before = dict(model.named_buffers())
-    gates.precision(build(model, mean), BF16, samples(), 0)
+    rounded(build(model, mean), BF16, samples(), 0)
     assert all(buffer is before[name] for name, buffer in model.named_buffers())
     assert float(model.get_buffer("3.1.running_mean").abs().max()) > 0  # moved by the steps: the guard puts it back
 
@@ -67,26 +68,26 @@ def test_the_statistics_are_put_back() -> None:
 def test_the_weights_are_put_back() -> None:
     model = normalised(depth=24)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    gates.precision(build(model, mean), BF16, samples(), 0)
+    rounded(build(model, mean), BF16, samples(), 0)
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
     assert all(module.training for module in model.modules())
 
 
 def test_a_loss_that_loses_its_digits_is_refused_although_the_gradient_is_chaotic() -> None:
-    found = gates.precision(build(with_large_outputs(depth=24), cancelling), BF16, samples(), 0)
+    found = rounded(build(with_large_outputs(depth=24), cancelling), BF16, samples(), 0)
     assert not found.passed
     assert not found.evaluated
 
 
 def test_a_gradient_that_rounding_keeps_decides_by_itself() -> None:
     """One layer: the float32 gradient stays when the weights are rounded, so the loss is what loses the digits."""
-    found = gates.precision(build(with_large_outputs(depth=1), cancelling), BF16, samples(), 0)
+    found = rounded(build(with_large_outputs(depth=1), cancelling), BF16, samples(), 0)
     assert not found.passed
     assert f"(at most {PRECISION_L2})" in found.reason
 
 
 def test_an_ordinary_model_is_compared_as_it_trains() -> None:
-    found = gates.precision(build(normalised(depth=1), mean), BF16, samples(), 0)
+    found = rounded(build(normalised(depth=1), mean), BF16, samples(), 0)
     assert found.passed, found.reason
     assert not found.evaluated
 
@@ -95,28 +96,19 @@ def test_two_orders_of_one_arithmetic_are_compared_with_fixed_statistics_too() -
     """Compiled code rounds elsewhere. The plan below stands for it: it rounds, and the reference does not."""
     make = build(normalised(depth=24), mean)
     batch = Counted(samples(), 8)
-    found = same_arithmetic(make, BF16, FP32, batch, rounded=True, plain=FP32)
+    found = gates.compare(make, Compared(BF16, FP32, FP32, rounded=True), batch, 0)
     assert found.passed, found.reason
     assert "in float32 too when the weights are rounded" in found.reason
     assert "or 2 times the second" in found.reason
 
 
 def test_fixed_statistics_allow_no_rounding_where_both_compute_in_float32() -> None:
-    found = same_arithmetic(build(normalised(depth=24), mean), BF16, FP32, Counted(samples(), 8))
+    found = gates.compare(build(normalised(depth=24), mean), Compared(BF16, FP32), Counted(samples(), 8), 0)
     assert not found.passed
     assert "(at most 0.001)" in found.reason
 
 
 def test_another_order_that_loses_the_digits_of_the_loss_is_refused() -> None:
     make = build(with_large_outputs(depth=24), cancelling)
-    found = same_arithmetic(make, BF16, FP32, Counted(samples(), 8), rounded=True, plain=FP32)
+    found = gates.compare(make, Compared(BF16, FP32, FP32, rounded=True), Counted(samples(), 8), 0)
     assert not found.passed
-
-
-def test_accumulation_names_batch_normalisation_although_rounding_changes_the_gradient_in_evaluation_mode() -> None:
-    model = normalised(depth=24)
-    for number in range(20):
-        model(torch.randn(8, 16, generator=torch.Generator().manual_seed(number)))
-    found = gates.accumulation(build(model, mean), samples(), 0)
-    assert not found.passed
-    assert "interact in batch normalisation (24 layers: 0.1, 1.1 and 22 more)" in found.reason

@@ -1,4 +1,4 @@
-"""The verdict of a gate survives a study, and precision has two limits."""
+"""Precision has two limits, and a verdict holds all of a result."""
 
 import pytest
 
@@ -15,6 +15,6 @@ def test_both_limits_count(cosine: float, error: float, passed: bool) -> None:  
     assert f"cosine of the gradient {cosine:.5f}" in found.reason
 
 
-def test_a_study_keeps_all_of_it() -> None:
-    found = GateResult(True, "the same", SUM, ("model.ema",), evaluated=True)
-    assert GateResult.of(found.verdict) == found
+def test_a_verdict_has_the_weighing_as_text() -> None:
+    found = GateResult(True, "the same", SUM, ("model.ema",), evaluated=True).verdict
+    assert (found.weighing, found.moves, found.evaluated) == ("1", ("model.ema",), True)

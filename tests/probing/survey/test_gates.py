@@ -11,17 +11,21 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.survey import gates
+from autofit.probing.survey.gate_result import GateResult
+from autofit.probing.survey.gates import in_either_mode
+from autofit.probing.survey.gradients import STATELESS, Build, Gradients
 from autofit.strategies import members
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.step import Draft, TrainStep
 from tests.probing import targets
+from tests.probing.survey.comparing import accumulated, rounded
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
-def build(model: nn.Module, loss: Loss, max_grad_norm: float | None = None) -> gates.Build:
+def build(model: nn.Module, loss: Loss, max_grad_norm: float | None = None) -> Build:
     torch.optim.SGD(model.parameters())  # the first optimizer loads torch's compiler, which sets environment variables
 
     def make(plan: Plan) -> TrainStep:
@@ -103,7 +107,7 @@ def vectors(size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["none", "layer", "group", "dropout", "frozen"])
 @pytest.mark.parametrize("size", [2, 8])
 def test_accumulation_passes_where_samples_are_independent(kind: str, size: int) -> None:
-    verdict = gates.accumulation(build(norm(kind), mean), vectors(size), seed=0)
+    verdict = accumulated(build(norm(kind), mean), vectors(size), seed=0)
     assert verdict.passed, verdict.reason
     assert "accumulation gives the same gradient" in verdict.reason
 
@@ -122,7 +126,7 @@ def test_accumulation_passes_where_samples_are_independent(kind: str, size: int)
 )
 @pytest.mark.parametrize("size", [4, 8])
 def test_accumulation_is_refused_where_samples_meet(kind: str, loss: Loss, size: int) -> None:
-    verdict = gates.accumulation(build(norm(kind), loss), vectors(size), seed=0)
+    verdict = accumulated(build(norm(kind), loss), vectors(size), seed=0)
     assert not verdict.passed
     assert "accumulation changes the gradient of this model: relative L2" in verdict.reason
     assert "at most 0.001" in verdict.reason
@@ -138,7 +142,7 @@ def standardised(model: nn.Module, batch: Any) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:std")
 def test_a_deviation_over_the_batch_is_asked_about_with_halves_not_with_single_samples() -> None:
     torch.manual_seed(0)
-    verdict = gates.accumulation(build(norm("group"), standardised), vectors(), seed=0)
+    verdict = accumulated(build(norm("group"), standardised), vectors(), seed=0)
     assert not verdict.passed
     assert "nan" not in verdict.reason
     assert "accumulation changes the gradient of this model: relative L2" in verdict.reason
@@ -148,10 +152,10 @@ def test_a_sum_is_recognised_by_the_norm_alone() -> None:
     """All samples alike: the direction is right, only the length is not."""
     inputs, labels = vectors(1)
     alike = inputs.expand(4, -1).clone(), labels.expand(4).clone()
-    found = gates.accumulation(build(norm("none"), mean), alike, seed=0)
+    found = accumulated(build(norm("none"), mean), alike, seed=0)
     assert found.passed
     assert found.weighing is None
-    verdict = gates.accumulation(build(norm("none"), total), alike, seed=0)
+    verdict = accumulated(build(norm("none"), total), alike, seed=0)
     assert verdict.weighing == SUM
     assert "norm ratio 0.2500" in verdict.reason
 
@@ -166,31 +170,31 @@ UNEVEN = [(3, 24), (3, 24, 24, 3), (24, 3, 3, 24, 3, 24, 24, 3)]
 @pytest.mark.parametrize("lengths", UNEVEN)
 def test_a_mean_over_tokens_of_uneven_samples_is_kept_by_weighing_tokens(lengths: tuple[int, ...]) -> None:
     """D10, also where both halves of the batch have as many tokens; weights by samples are off by more than half."""
-    verdict = gates.accumulation(build(targets.Transformer(), targets.token_mean), tokens(lengths), seed=0)
+    verdict = accumulated(build(targets.Transformer(), targets.token_mean), tokens(lengths), seed=0)
     assert verdict.passed, verdict.reason
     assert verdict.weighing == Weighing("['labels']", ignored=-100)
     assert "micro batches weighted by batch['labels'] != -100: relative L2" in verdict.reason
-    found = gates.accumulation(build(targets.Transformer(), targets.sample_mean), tokens(lengths), seed=0)
+    found = accumulated(build(targets.Transformer(), targets.sample_mean), tokens(lengths), seed=0)
     assert found.passed
     assert found.weighing is None
 
 
 def test_a_mean_over_tokens_of_even_samples_passes() -> None:
-    assert gates.accumulation(build(targets.Transformer(), targets.token_mean), tokens((6, 6, 6, 6)), seed=0).passed
+    assert accumulated(build(targets.Transformer(), targets.token_mean), tokens((6, 6, 6, 6)), seed=0).passed
 
 
 def test_a_model_in_16_bits_is_allowed_its_own_rounding_and_nothing_else() -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         return mean(model, (batch[0].bfloat16(), batch[1])).float()
 
-    verdict = gates.accumulation(build(norm("none").bfloat16(), step), vectors(), seed=0)
+    verdict = accumulated(build(norm("none").bfloat16(), step), vectors(), seed=0)
     assert verdict.passed, verdict.reason
     assert "at most 0.05" in verdict.reason
-    assert not gates.accumulation(build(norm("batch").bfloat16(), step), vectors(), seed=0).passed
+    assert not accumulated(build(norm("batch").bfloat16(), step), vectors(), seed=0).passed
 
 
 def test_a_zero_gradient_shows_nothing() -> None:
-    verdict = gates.accumulation(build(norm("none"), lambda model, batch: 0.0 * mean(model, batch)), vectors(), seed=0)
+    verdict = accumulated(build(norm("none"), lambda model, batch: 0.0 * mean(model, batch)), vectors(), seed=0)
     assert not verdict.passed
     assert "the gradient is zero" in verdict.reason
 
@@ -210,7 +214,7 @@ def test_parameters_that_only_some_samples_reach_count_as_zero() -> None:
                 output[~flags] = self.two(x[~flags])
             return output
 
-    verdict = gates.accumulation(build(Routed(), mean), vectors(), seed=0)
+    verdict = accumulated(build(Routed(), mean), vectors(), seed=0)
     assert verdict.passed, verdict.reason
 
 
@@ -218,14 +222,14 @@ BF16, FP16 = Plan(values={"precision": "bf16"}), Plan(values={"precision": "fp16
 
 
 def test_bf16_passes_on_a_transformer() -> None:
-    verdict = gates.precision(build(targets.Transformer(), targets.token_mean), BF16, tokens((6,) * 8), seed=0)
+    verdict = rounded(build(targets.Transformer(), targets.token_mean), BF16, tokens((6,) * 8), seed=0)
     assert verdict.passed, verdict.reason
     assert "cosine of the gradient 0.999" in verdict.reason
 
 
 def test_a_cosine_that_rounding_takes_beyond_1_is_shown_as_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.functional, "cosine_similarity", lambda *_, dim: torch.tensor(1.00001))
-    verdict = gates.precision(build(targets.Transformer(), targets.token_mean), BF16, tokens((6,) * 8), seed=0)
+    verdict = rounded(build(targets.Transformer(), targets.token_mean), BF16, tokens((6,) * 8), seed=0)
     assert "cosine of the gradient 1.00000 " in verdict.reason
 
 
@@ -242,16 +246,16 @@ class Overflowing(nn.Module):
 
 
 def test_a_model_that_overflows_in_fp16_is_refused() -> None:
-    verdict = gates.precision(build(Overflowing(), mean), FP16, vectors(), seed=0)
+    verdict = rounded(build(Overflowing(), mean), FP16, vectors(), seed=0)
     assert not verdict.passed
     assert verdict.reason == "the gradient is not finite"
-    assert gates.precision(build(Overflowing(), mean), BF16, vectors(), seed=0).passed
+    assert rounded(build(Overflowing(), mean), BF16, vectors(), seed=0).passed
 
 
 def test_the_scalers_first_scale_is_lowered_as_training_would() -> None:
     """Gradients of this loss are large: times 2**16 they overflow in fp16, times 1 they do not."""
     model = norm("none")
-    verdict = gates.precision(build(model, lambda model, batch: 5000 * mean(model, batch)), FP16, vectors(), seed=0)
+    verdict = rounded(build(model, lambda model, batch: 5000 * mean(model, batch)), FP16, vectors(), seed=0)
     assert verdict.passed, verdict.reason
     with build(model, mean)(FP16) as step:
         assert step.draft.scaler is not None
@@ -266,7 +270,7 @@ def test_a_defect_that_only_reduced_precision_shows_is_refused() -> None:
         loss: torch.Tensor = ((output + 300.0).to(output.dtype) - 300.0).square().mean()
         return loss
 
-    verdict = gates.precision(build(norm("none"), cancelling), BF16, vectors(), seed=0)
+    verdict = rounded(build(norm("none"), cancelling), BF16, vectors(), seed=0)
     assert not verdict.passed
     assert "at least 0.999" in verdict.reason
 
@@ -290,9 +294,9 @@ def test_modes_weights_random_numbers_and_gradients_are_as_before() -> None:
         return mean(model, (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]))
 
     with unchanged(model):
-        gates.accumulation(build(model, noisy, max_grad_norm=1.0), vectors(), seed=0)
+        accumulated(build(model, noisy, max_grad_norm=1.0), vectors(), seed=0)
     with unchanged(model):
-        gates.precision(build(model, noisy), BF16, vectors(), seed=0)
+        rounded(build(model, noisy), BF16, vectors(), seed=0)
 
 
 def test_modes_are_back_after_a_failure() -> None:
@@ -302,7 +306,7 @@ def test_modes_are_back_after_a_failure() -> None:
         raise KeyError("labels")
 
     with pytest.raises(KeyError):
-        gates.accumulation(build(model, broken), vectors(), seed=0)
+        accumulated(build(model, broken), vectors(), seed=0)
     assert all(module.training for module in model.modules())
 
 
@@ -312,11 +316,11 @@ def test_the_same_random_numbers_are_drawn_on_both_sides() -> None:
     def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
         return mean(model, (batch[0] + torch.randn_like(batch[0]), batch[1]))
 
-    verdict = gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=0)
+    verdict = rounded(build(norm("none"), noisy), BF16, vectors(), seed=0)
     assert verdict.passed
     torch.manual_seed(99)  # whatever the user drew before
-    assert gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=0) == verdict
-    assert gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=1) != verdict
+    assert rounded(build(norm("none"), noisy), BF16, vectors(), seed=0) == verdict
+    assert rounded(build(norm("none"), noisy), BF16, vectors(), seed=1) != verdict
 
 
 def test_a_step_that_empties_its_batch_can_be_asked_twice() -> None:
@@ -324,6 +328,57 @@ def test_a_step_that_empties_its_batch_can_be_asked_twice() -> None:
         return F.cross_entropy(model(batch.pop("x")), batch.pop("y"))
 
     batch = dict(zip(("x", "y"), vectors(), strict=True))
-    assert gates.accumulation(build(norm("none"), pops), batch, seed=0).passed
-    assert gates.precision(build(norm("none"), pops), BF16, batch, seed=0).passed
+    assert accumulated(build(norm("none"), pops), batch, seed=0).passed
+    assert rounded(build(norm("none"), pops), BF16, batch, seed=0).passed
     assert batch.keys() == {"x", "y"}
+
+
+ONES = Counted(torch.ones(2, 3), 2)
+
+
+class Moody(nn.Module):
+    """Fails in some modes; notes the mode of each call."""
+
+    def __init__(self, *failing: bool) -> None:
+        super().__init__()
+        self.layer, self.failing, self.seen = nn.Linear(3, 1), failing, list[bool]()
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.training)
+        if self.training in self.failing:
+            raise RuntimeError(f"no loss with training={self.training}")
+        output: torch.Tensor = self.layer(batch).sum()
+        return output
+
+
+def compared(model: nn.Module) -> GateResult:
+    rule = LossRule("step_fn", lambda model, batch: model(batch), False, "")
+
+    def build(plan: Plan) -> TrainStep:
+        return prepare(plan, Draft(model, rule, torch.optim.SGD(model.parameters()), torch.device("cpu")), [])
+
+    def compare(gradients: Gradients) -> GateResult:
+        with gradients:
+            norm = float(gradients.rehearse(ONES, 0).vector.norm())
+        return GateResult(norm > 0, f"norm {norm:.1f}")
+
+    return in_either_mode(build, STATELESS, compare)
+
+
+def test_evaluation_mode_comes_first_and_is_enough() -> None:
+    model = Moody()
+    assert compared(model).reason == "norm 4.0"
+    assert model.seen == [False]
+
+
+def test_a_step_that_fails_in_it_is_compared_in_training_mode() -> None:
+    model = Moody(False)
+    found = compared(model)
+    assert found.passed
+    assert "compared in training mode, as evaluation mode fails: RuntimeError: no loss" in found.reason
+    assert model.seen == [False, True]
+
+
+def test_a_step_that_fails_in_both_raises() -> None:
+    with pytest.raises(RuntimeError, match="no loss with training=True"):
+        compared(Moody(False, True))

@@ -15,7 +15,6 @@ from autofit.probing.survey.module_modes import (
     dropout_off,
     evaluating,
     mode_notes,
-    norms_evaluating,
 )
 
 
@@ -34,7 +33,6 @@ def modes(net: nn.Module) -> list[bool]:
     [
         (evaluating, [False, False, True, False, True]),
         (all_evaluating, [False, False, False, False, True]),
-        (norms_evaluating, [True, False, False, False, True]),
     ],
 )
 def test_modes_of_a_comparison_are_put_back(used: Modes, expected: list[bool]) -> None:

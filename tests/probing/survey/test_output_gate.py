@@ -10,6 +10,7 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
+from autofit.probing.survey.conditioning import Compared
 from autofit.probing.survey.gate_result import GateResult
 from autofit.probing.survey.gradients import STATELESS, State
 from autofit.probing.survey.output_gate import output
@@ -55,7 +56,7 @@ def asked(
         return prepare(plan, Draft(model, rule, None, torch.device("cpu")), members())
 
     torch.manual_seed(0)
-    return output(build, BF16, Counted(torch.randn(4, 8), 4), seed=0, state=state)
+    return output(build, Compared(BF16), Counted(torch.randn(4, 8), 4), seed=0, state=state)
 
 
 def test_a_rounded_output_passes_with_its_numbers() -> None:

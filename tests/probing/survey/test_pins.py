@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-import torch.nn.functional as F
-from torch import nn
 
 from autofit.core.briefing import Options
 from autofit.core.errors import SpaceError
@@ -12,7 +10,6 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.devices import choose
 from autofit.probing.local_bench import LocalBench
-from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.probing.survey.test_survey import Offering, survey_of
 
@@ -65,14 +62,6 @@ def test_pins_that_conflict_are_explained() -> None:
     with pytest.raises(SpaceError, match=r"a=1, b=1 cannot be pinned together: b does not go with a\. Pin fewer"):
         space({"a": 1, "b": 1}, *strategies)
     assert space({"a": 1}, *strategies).pinned == {"a": 1}
-
-
-def test_a_size_that_needs_refused_accumulation_is_explained() -> None:
-    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
-    workload = Workload(model, targets.vectors(), loss_fn=F.cross_entropy, global_batch_size=32)
-    options = Options(pinned={"micro_batch_size": 4}, strategies=("batching",))
-    with pytest.raises(SpaceError, match=r"micro_batch_size=4 cannot be pinned, .*changes the gradient.* Pin 8\."):
-        LocalBench(workload, choose("cpu"), options)
 
 
 def test_a_real_workload_is_searched_at_one_precision_and_micro_batch() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autofit.probing.survey import gates
+from tests.probing.survey.comparing import accumulated, rounded
 from tests.probing.survey.test_gates import BF16, build, mean, vectors
 
 
@@ -82,7 +82,7 @@ CHANCE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 @pytest.mark.parametrize("name", CHANCE)
 def test_chance_in_training_is_shared_or_left_out_and_then_said(name: str) -> None:
     make, evaluated = CHANCE[name]
-    verdict = gates.accumulation(build(make(), mean), vectors(), seed=0)
+    verdict = accumulated(build(make(), mean), vectors(), seed=0)
     assert verdict.passed, verdict.reason
     assert verdict.evaluated is evaluated
 
@@ -112,16 +112,16 @@ class Detector(nn.Module):
 
 
 def test_a_detector_that_has_losses_in_training_alone_is_checked() -> None:
-    verdict = gates.accumulation(build(Detector(), detected), vectors(), seed=0)
+    verdict = accumulated(build(Detector(), detected), vectors(), seed=0)
     assert verdict.passed, verdict.reason
     assert not verdict.evaluated
-    assert not gates.accumulation(build(Detector(nn.BatchNorm1d(16)), detected), vectors(), seed=0).passed
-    verdict = gates.precision(build(Detector(nn.Dropout()), detected), BF16, vectors(), seed=0)
+    assert not accumulated(build(Detector(nn.BatchNorm1d(16)), detected), vectors(), seed=0).passed
+    verdict = rounded(build(Detector(nn.Dropout()), detected), BF16, vectors(), seed=0)
     assert verdict.passed, verdict.reason
 
 
 def test_a_detector_that_draws_among_all_candidates_is_compared_by_chance() -> None:
-    verdict = gates.accumulation(build(Detector(picked=True), detected), vectors(), seed=0)
+    verdict = accumulated(build(Detector(picked=True), detected), vectors(), seed=0)
     assert verdict.passed, verdict.reason
     assert "draws of the step's own random numbers" in verdict.reason
     assert not verdict.evaluated
@@ -155,15 +155,15 @@ def _no_backward(gradient: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("by_hand", [False, True], ids=["layer", "by hand"])
 def test_recurrent_layers_of_cudnn_are_compared_in_training_mode(by_hand: bool) -> None:
     model = Recurrent(by_hand)
-    verdict = gates.precision(build(model, mean), BF16, vectors(), seed=0)
+    verdict = rounded(build(model, mean), BF16, vectors(), seed=0)
     assert verdict.passed, verdict.reason
     assert verdict.reason.startswith("cosine of the gradient ")
     fallback = (
         "compared in training mode, as evaluation mode fails: RuntimeError: cudnn RNN backward can only be called in"
     )
     assert (fallback in verdict.reason) is by_hand
-    accumulated = gates.accumulation(build(model, mean), vectors(), seed=0)
-    assert accumulated.passed, accumulated.reason
+    verdict = accumulated(build(model, mean), vectors(), seed=0)
+    assert verdict.passed, verdict.reason
     assert all(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -174,7 +174,7 @@ def test_precision_that_recurrent_layers_do_not_survive_is_refused_in_training_m
         loss: torch.Tensor = ((output + 300.0).to(output.dtype) - 300.0).square().mean()
         return loss
 
-    verdict = gates.precision(build(Recurrent(by_hand=True), cancelling), BF16, vectors(), seed=0)
+    verdict = rounded(build(Recurrent(by_hand=True), cancelling), BF16, vectors(), seed=0)
     assert not verdict.passed
     assert verdict.reason.endswith("cudnn RNN backward can only be called in training mode")
     assert "(at least 0.999)" in verdict.reason
