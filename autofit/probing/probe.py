@@ -195,6 +195,14 @@ class Probe:
         """Returns the timed steps. Slow steps on the worst batch count if all batches have its shape."""
         if peak is None:
             return self._time(step, typical, PACES[self.purpose])
+        if self._proves:
+            try:
+                return self._lap_beside(step, typical, peak)
+            except Overdue:
+                return peak.timed
+        return self._lap_beside(step, typical, peak)
+
+    def _lap_beside(self, step: TrainStep, typical: Typical, peak: WorstBatchResult) -> Lap:
         whole = self._proves and len(peak.steps_s) > 1 and not self.store.source.varies
         if self._really_limited or (whole and not self.device.is_host and min(peak.steps_s[1:]) > SLOW_S):
             return peak.lap if self._really_limited else peak.timed
@@ -258,7 +266,13 @@ class Probe:
         )
         with self._metered(step) as reading, observed(step, reading.drain):
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
-                ran = self._run_step(step, [worst] * parts)
+                try:
+                    ran = self._run_step(step, [worst] * parts)
+                except Overdue:
+                    if not self._proves or not peak.steps_s:
+                        raise
+                    peak.cut_off = True
+                    break
                 peak.loss = ran.loss
                 if ran.ruined and peak.ruined is None:
                     peak.ruined = len(peak.steps_s) + peak.skipped + 1
@@ -339,6 +353,11 @@ class Probe:
         """
         if (outcome := objection(peak, self.budget_bytes)) is not None:
             return outcome
+        if peak.cut_off:
+            ran = f"{len(peak.steps_s)} of {peak.wanted} steps"
+            return untimed(
+                peak, f"the time ended after {ran} on the worst batch: it is neither timed further nor proven"
+            )
         if self.purpose is Purpose.PROOF and self.watch.clock.left_s <= 0 and peak.is_sound and not self._grows:
             return as_proven(untimed(peak, "not timed: the time budget ran out"))
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s

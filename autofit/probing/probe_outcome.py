@@ -76,7 +76,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: 
 
 def objection(worst: WorstBatchResult, budget_bytes: int) -> Outcome | None:
     """Returns why a plan is not timed after its steps on the worst batch (no update, peak over the budget), or None."""
-    if len(worst.steps_s) < worst.wanted:
+    if len(worst.steps_s) < worst.wanted and not worst.cut_off:
         return overflows(worst.skipped)
     memory = worst.memory
     assert memory is not None, "the meter has filled its reading"

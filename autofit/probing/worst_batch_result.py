@@ -22,6 +22,7 @@ class WorstBatchResult:
         loss: loss of the last step.
         ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
         memory: peak over all steps.
+        cut_off: whether the time ended before all of them ran.
         compile_s: duration of the steps before them that compiled, in seconds; None if the plan does not compile.
         before_s: warm-up cost of other steps that ran before, which is then the whole.
     """
@@ -35,6 +36,7 @@ class WorstBatchResult:
     loss: float | None = None
     ruined: int | None = None
     memory: Memory | None = None
+    cut_off: bool = False
     compile_s: float | None = None
     before_s: float = 0.0
 
@@ -53,7 +55,9 @@ class WorstBatchResult:
     @property
     def timed(self) -> Lap:
         """These steps as timed ones, the first of them as their warm-up."""
-        return Lap(warmup_s=self.steps_s[:1], steps_s=self.steps_s[1:], loss=self.loss, ruined=self.ruined)
+        return Lap(
+            warmup_s=self.steps_s[:1], steps_s=self.steps_s[1:] or self.steps_s, loss=self.loss, ruined=self.ruined
+        )
 
     def joined(self, before: Self) -> Self:
         """Returns these steps with the peak and the warm-up of others that ran before on the same batch."""
@@ -89,7 +93,7 @@ class WorstBatchResult:
             memory=memory,
             startup_s=self.startup_s,
             compile_s=self.compile_s,
-            worst_steps=self.wanted,
+            worst_steps=len(self.steps_s),
             skipped_steps=self.skipped,
             warnings=warnings,
         )

@@ -77,6 +77,12 @@ class Answers:
         """Returns the proven trial of a plan that was an answer; None if it was none."""
         return next((trial for trial in reversed(self.taken) if trial.plan == plan), None)
 
+    def fall_back(self) -> None:
+        """Takes the baseline, which ran at least one whole step before the time ended, if there is no answer."""
+        baseline = self._runner.record.get(self._space.baseline.key)
+        if not self.taken and baseline is not None and baseline.outcome.measured and self._recommendable(baseline.plan):
+            self._take(baseline)
+
     def settle(self, trials: Iterable[Trial]) -> None:
         """Takes the fastest of other trials that are proven and pass by known verdicts, if there is no answer."""
         if not self.taken:

@@ -48,6 +48,7 @@ def run(tuning: Tuning) -> Findings:
 
 def _is_answered(loop: Loop, error: BaseException) -> bool:
     """Returns whether the search has an answer that an error does not make invalid."""
+    loop.answers.fall_back()
     return loop.answers.best is not None and not isinstance(error, RestoreError)
 
 

@@ -96,6 +96,8 @@ class Final:
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven)
         self._caveats += explanations.caveats(winner, self._end)
         self._caveats += self._checks.caveats(winner.plan)
+        if not is_proven(answer):
+            self._caveats.insert(0, "; ".join(("the baseline is not proven", *proof.warnings)))
         if doubt := self._scale.doubt_of_proof(winner, proof):
             self._caveats.insert(0, doubt)
         keys = self._front(winner, proof)
@@ -279,6 +281,8 @@ class Final:
                 return
             left = [t for t in left if t is not chosen and not self._checks.refusal(t.plan)]
             self._race(left)  # without the fastest, plans that it kept out of the final may win
+        if not any(t.plan == self._runner.baseline and t.outcome.status not in _CUT_OFF for t in self._failed):
+            self._answers.fall_back()
         if self._answers.best is None:
             raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
 
