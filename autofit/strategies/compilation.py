@@ -107,6 +107,7 @@ class Compilation(Strategy):
             expected=tuple(EXPECTED[v] if accelerated or v == OFF else HOST_EXPECTED for v in values),
             warm_up_s=tuple(LEAST_WARM_UP_S[v] for v in values),
             ceiling=tuple(CEILING[v] if accelerated or v == OFF else HOST_CEILING for v in values),
+            usual=next((value for value in (BLOCKS, MODEL) if value in values and accelerated), None),
         )
         if why := activation_budget.refusal(facts):
             return Offer((knob,), (*refused, Refusal(name=BUDGET, reason=why)))
