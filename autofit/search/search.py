@@ -127,9 +127,7 @@ def _search(
         raise
     recorder.show(findings.plan)
     found = _recommendation(advised(findings, tuning, bench, recorder.say), briefing, budget, request, study, clock)
-    found = _with_checks(found, recorder.seen)
-    if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
-        found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
+    found = _with_checks(found, recorder.seen, [estimator.caveat for estimator in made if estimator.caveat])
     recorder.found(found)
     if findings.complete:
         study.note(ANSWER, answer_note(question, recorder.began))
@@ -274,8 +272,8 @@ def _marked(strategies: Iterable[StrategyRecord], changing: Collection[str]) -> 
     )  # fmt: skip
 
 
-def _with_checks(found: Recommendation, seen: Seen) -> Recommendation:
-    """Returns a recommendation with what the checks of its search found: values at fault, and how to weight."""
+def _with_checks(found: Recommendation, seen: Seen, caveats: Sequence[str]) -> Recommendation:
+    """Returns a recommendation with more caveats, and what checks found: values at fault, and how to weight."""
     failed = {name for name, verdict in seen.verdicts.items() if not verdict.passed}
     changed = found.plan.changes_from(found.baseline.plan)
     changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
@@ -286,6 +284,7 @@ def _with_checks(found: Recommendation, seen: Seen) -> Recommendation:
     return found.model_copy(
         update={
             "refused": (*seen.refused, *found.refused),
+            "caveats": (*found.caveats, *caveats),
             "strategies": _marked(found.strategies, changing),
             "environment": found.environment.model_copy(update={"settings": settings}),
         }

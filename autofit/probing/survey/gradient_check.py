@@ -50,7 +50,7 @@ class _Unchecked(Exception):
 
 
 @dataclass(slots=True)
-class PlanCheck:
+class GradientCheck:
     """Checks plans of one workload.
 
     Attributes:
@@ -91,7 +91,7 @@ class PlanCheck:
 class _Check:
     """The check of one plan. `found` are the new verdicts by value."""
 
-    owner: PlanCheck
+    owner: GradientCheck
     plan: Plan
     baseline: Plan
     values: Sequence[str]
@@ -104,7 +104,7 @@ class _Check:
         Raises:
             _Unchecked: a value could not be checked.
         """
-        for stage in (self._those_with_their_own_batch, self._all_together, self._batch):
+        for stage in (self._with_special_batches, self._all_together, self._batch):
             if self._fault() and not self._any:
                 return
             stage()
@@ -117,10 +117,10 @@ class _Check:
             return Checked(passed=False, reason=reason, verdicts=self.found, refused=tuple(self._refused()))
         if unchecked:
             return Checked(passed=False, checked=False, reason=unchecked, verdicts=self.found)
-        own = {value: verdicts[value] for value in self.values if value in verdicts}
-        if fault and fault not in own:
-            own[fault] = verdicts[fault]
-        return Checked(verdicts=self.found, caveats=tuple(notes(own, self.baseline.accumulation_steps)))
+        decided = {value: verdicts[value] for value in self.values if value in verdicts}
+        if fault and fault not in decided:
+            decided[fault] = verdicts[fault]
+        return Checked(verdicts=self.found, caveats=tuple(notes(decided, self.baseline.accumulation_steps)))
 
     def _refused(self) -> Iterator[Refusal]:
         for name, verdict in (self.known | self.found).items():
@@ -144,13 +144,13 @@ class _Check:
         changed = self.plan.combination.changes_from(self.baseline)
         return {f"{name}={value}": owners[name] for name, value in changed.items()}
 
-    def _those_with_their_own_batch(self) -> None:
+    def _with_special_batches(self) -> None:
         for value, strategy in self._techniques.items():
-            if _has_own_batch(strategy) and self._unknown([value]):
-                gate = partial(self._on_its_own_batch, strategy, self._only([value]))
+            if _has_special_batch(strategy) and self._unknown([value]):
+                gate = partial(self._on_special_batch, strategy, self._only([value]))
                 self._decide([value], self._tried(gate, self._sizes(loaders=True)))
 
-    def _on_its_own_batch(self, strategy: Strategy, plan: Plan, batches: Sequence[Cuttable]) -> GateResult:
+    def _on_special_batch(self, strategy: Strategy, plan: Plan, batches: Sequence[Cuttable]) -> GateResult:
         owner = self.owner
         changed = batches_of(plan, owner.source, owner.strategies)
         if (batch := strategy.gate_batch(owner.facts)) is not None:
@@ -173,7 +173,7 @@ class _Check:
     def _all_together(self) -> None:
         """Compares the whole plan with the baseline; looks for the value at fault if it does not hold."""
         techniques = self._techniques
-        values = self._unknown([value for value in techniques if not _has_own_batch(techniques[value])])
+        values = self._unknown([value for value in techniques if not _has_special_batch(techniques[value])])
         if not values:
             return
         late = [value for value in values if techniques[value].gated_in_proof]
@@ -310,7 +310,7 @@ class _Check:
         return GateResult(False, f"could not be checked: {reason}", checked=False)
 
 
-def _has_own_batch(strategy: Strategy) -> bool:
+def _has_special_batch(strategy: Strategy) -> bool:
     """Returns whether a strategy that must be checked changes what a batch of its own shows alone."""
     kind = type(strategy)
     return strategy.gated and (kind.gate_batch is not Strategy.gate_batch or kind.batches is not Strategy.batches)
@@ -318,4 +318,4 @@ def _has_own_batch(strategy: Strategy) -> bool:
 
 def _rounds(strategy: Strategy) -> bool:
     """Returns whether a strategy computes in reduced precision."""
-    return strategy.gated and not _has_own_batch(strategy)
+    return strategy.gated and not _has_special_batch(strategy)
