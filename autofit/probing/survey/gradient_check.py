@@ -24,14 +24,16 @@ from autofit.core.space import Refusal
 from autofit.prepare import batches_of
 from autofit.probing.survey import gates
 from autofit.probing.survey.accumulation_gate import accumulation
+from autofit.probing.survey.carried_state import carried
 from autofit.probing.survey.conditioning import Compared
 from autofit.probing.survey.gate_notes import notes
 from autofit.probing.survey.gate_result import ZERO, GateResult
 from autofit.probing.survey.gradients import Build, State
 from autofit.probing.survey.output_gate import output
 from autofit.probing.survey.padding_gate import padded
-from autofit.probing.survey.uneven_batches import uneven
+from autofit.probing.survey.uneven_batches import uneven, unevenly_weighted
 from autofit.probing.survey.update_gate import update
+from autofit.probing.survey.weighted_means import weighted_mean
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
@@ -216,8 +218,8 @@ class _Check:
             _Unchecked: one that does not was not compared.
         """
         if not found.checked:
-            techniques = self._techniques
-            must = [value for value in values if value not in techniques or techniques[value].gated]
+            needed = {ACCUMULATION, *(value for value, strategy in self._techniques.items() if strategy.gated)}
+            must = [value for value in values if value in needed]
             if must:
                 raise _Unchecked(f"{', '.join(must)} {found.reason}")
         passed = found.passed or not found.checked
@@ -265,10 +267,26 @@ class _Check:
         """Checks another batch size: accumulation, or a batch whose size is free."""
         values = self._unknown([value for value in self.values if value in (ACCUMULATION, OTHER_BATCH)])
         if values and self.owner.facts.training and not self.owner.facts.update_fn:
-            self._decide(values, self._tried(self._accumulated, self._sizes()))
+            gate = self._accumulated if ACCUMULATION in values else self._carried
+            self._decide(values, self._tried(gate, self._sizes()))
+
+    def _carried(self, batches: Sequence[Cuttable]) -> GateResult:
+        (batch,) = batches
+        smaller = batch.cut([batch.samples // 2, batch.samples - batch.samples // 2])[0]
+        whole = Counted(batch.batch, batch.samples)
+        return carried(self._build, whole, smaller, self.owner.seed, self.owner.state)
 
     def _accumulated(self, batches: Sequence[Cuttable]) -> GateResult:
-        found = accumulation(self._build, batches, self.owner.seed, self.owner.state)
+        owner, (batch,) = self.owner, batches
+        if not (found := self._carried(batches)).passed:
+            return found
+        mean = weighted_mean(self._build, Counted(batch.batch, batch.samples), owner.state)
+        if mean is not None:
+            batches = unevenly_weighted(owner.source, batch.samples, mean) or batches
+            if mean.by_class and not mean.unevenness(batches[0].batch, batches[0].samples):
+                reason = "could not be checked: the loss weights classes, and the samples that were read are all of one"
+                return GateResult(False, reason, checked=False)
+        found = accumulation(self._build, batches, owner.seed, owner.state)
         if found.passed or self.baseline.accumulation_steps == 1:
             return found
         size, steps = self.baseline.micro_batch_size, self.baseline.accumulation_steps
