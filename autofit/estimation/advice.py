@@ -62,8 +62,8 @@ def unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
         space: the knobs, the strategies that own them, and the baseline.
     """
     inexact = {knob for each in space.strategies if each.effect != "exact" for knob in each.knobs}
-    own = space.baseline.values
-    names = [row.name for row in rows if row.knob in inexact and not same_value(row.value, own.get(row.knob))]
+    baseline = space.baseline.values
+    names = [row.name for row in rows if row.knob in inexact and not same_value(row.value, baseline.get(row.knob))]
     if not names:
         return []
     return [

@@ -38,8 +38,8 @@ from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
 from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
+from autofit.probing.survey.gradient_check import GradientCheck
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.plan_check import PlanCheck
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -184,7 +184,7 @@ class LocalBench:
         """
         self._beat("check")
         state = State(self._reset, self._guard.differences)
-        check = PlanCheck(
+        check = GradientCheck(
             facts=self._facts,
             strategies=members(),
             build=self._build,

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from autofit.core.gate_verdict import Checked, GateVerdict, at_fault, values_to_check
+from autofit.core.gate_verdict import ACCUMULATION, Checked, GateVerdict, at_fault, values_to_check
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.search.ledger import Ledger
@@ -84,10 +84,11 @@ class Checks:
         refused = {refusal.name for refusal in self.refused}
         return tuple(name for name, verdict in self.known.items() if not verdict.passed and name not in refused)
 
-    def weighing(self, plan: Plan) -> str:
-        """Returns the quantity by which micro batches are weighted under a plan; "" for their number of samples."""
-        found = (self.known[value].weighing for value in self._values(plan) if value in self.known)
-        return next((text for text in found if text), "")
+    @property
+    def weighing(self) -> str:
+        """The quantity by which micro batches are weighted; "" for their number of samples, or if none was compared."""
+        found = self.known.get(ACCUMULATION)
+        return "" if found is None else found.weighing
 
     def _values(self, plan: Plan) -> list[str]:
         return values_to_check(plan, self._baseline, free=self._free)

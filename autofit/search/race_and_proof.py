@@ -120,7 +120,7 @@ class Final:
             estimate=self._estimates.get(winner.plan.key),
             complete=not self._end.early,
             interrupted=self._end.interrupted,
-            weighing=self._checks.weighing(winner.plan),
+            weighing=self._checks.weighing,
             refused=tuple(self._checks.refused),
             allowed=self._checks.allowed,
             answers=tuple(self._answers.log),

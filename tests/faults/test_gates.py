@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import autofit
 from autofit import devices
 from autofit.core.briefing import Options
+from autofit.core.gate_verdict import Checked
 from autofit.core.plan import Plan
 from autofit.fit import Fit
 from autofit.probing.local_bench import LocalBench
@@ -37,8 +38,13 @@ def opened(model: nn.Module, loader: Any, *strategies: str, **more: Any) -> Loca
     return LocalBench(workload, devices.choose("cpu"), Options(strategies=strategies or ("batching",)))
 
 
-def refused(bench: LocalBench) -> dict[str, str]:
-    return {refusal.name: refusal.reason for refusal in bench.briefing.space.refused}
+def checked(bench: LocalBench, **values: Any) -> Checked:
+    """Returns the check of a plan with smaller micro batches than the baseline's 8, and with other values."""
+    with bench:
+        assert bench.briefing.space.sizes == ALL_SIZES
+        return bench.check(
+            bench.briefing.space.baseline.replace(micro_batch_size=4, accumulation_steps=4, **values), {}
+        )
 
 
 # Row D3. Chance and state.
@@ -135,19 +141,18 @@ def distil(model: Distilled, batch: torch.Tensor) -> torch.Tensor:
 )
 def test_d3_chance_and_state_in_a_step_lock_neither_batch_nor_precision(model: type[nn.Module], step: Step) -> None:
     bench = opened(model(), images(), "batching", "precision", step_fn=step)
-    left_out = refused(bench)
-    assert "accumulation" not in left_out
-    assert "precision=bf16" not in left_out
-    assert bench.briefing.space.sizes == ALL_SIZES
+    found = checked(bench, precision="bf16")
+    assert found.passed, found.reason
+    assert found.verdicts.keys() == {"accumulation", "precision=bf16"}
 
 
 def test_d3_state_that_a_step_changes_is_put_back_and_said() -> None:
     """The gradient is the same; that the teacher moves once per micro batch is for the user to judge."""
     model = Distilled()
     before = copy.deepcopy(model.state_dict())
-    bench = opened(model, images(), step_fn=distil)
+    found = checked(opened(model, images(), step_fn=distil))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    (caveat,) = (caveat for caveat in bench.briefing.caveats if "once for each micro batch" in caveat)
+    (caveat,) = (caveat for caveat in found.caveats if "once for each micro batch" in caveat)
     assert "the step changes model." in caveat
     assert "change it after the optimizer's step instead" in caveat
 
@@ -180,10 +185,10 @@ def flow(normalised: bool) -> nn.Module:
 def test_d3_what_the_first_batch_sets_is_no_chance_and_hides_no_change(normalised: bool) -> None:
     samples: Any = list(torch.randn(48, 8, generator=torch.Generator().manual_seed(0)))
     loader: DataLoader[Any] = DataLoader(samples, batch_size=8)
-    with opened(flow(normalised), loader, step_fn=lambda model, x: model(x).square().mean()) as bench:
-        reasons, caveats = refused(bench), " ".join(bench.briefing.caveats)
-    assert ("accumulation" in reasons) == normalised
-    assert "changes the gradient" in reasons.get("accumulation", "changes the gradient")
+    found = checked(opened(flow(normalised), loader, step_fn=lambda model, x: model(x).square().mean()))
+    caveats = " ".join(found.caveats)
+    assert found.passed is not normalised
+    assert not normalised or "changes the gradient" in found.reason
     assert "evaluation mode" not in caveats
     assert normalised or "the step changes model.1.scale" in caveats
 
@@ -216,11 +221,9 @@ def quantise(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def test_d3_state_that_a_micro_batch_changes_before_it_is_used_is_a_change_and_no_chance() -> None:
-    with opened(Quantised(), images(), step_fn=quantise) as bench:
-        reason = refused(bench)["accumulation"]
-        assert "accumulation changes the gradient of this model" in reason
-        assert "The step changes model.codes by itself, once for each micro batch" in reason
-        assert not any("random numbers" in caveat for caveat in bench.briefing.caveats)
+    reason = checked(opened(Quantised(), images(), step_fn=quantise)).reason
+    assert "accumulation changes the gradient of this model" in reason
+    assert "The step changes model.codes by itself, once for each micro batch" in reason
 
 
 def contrast(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -247,16 +250,15 @@ def normalised() -> nn.Module:
     ids=["batch norm", "contrastive", "mixup"],
 )
 def test_d3_a_change_of_the_objective_is_found_in_noise_too(model: Callable[[], nn.Module], step: Step) -> None:
-    bench = opened(model(), images(), step_fn=step)
-    assert bench.briefing.space.sizes == (8,)
-    assert "accumulation changes the gradient of this model" in refused(bench)["accumulation"]
+    found = checked(opened(model(), images(), step_fn=step))
+    assert [refusal.name for refusal in found.refused] == ["accumulation"]
+    assert "accumulation changes the gradient of this model" in found.reason
 
 
 def test_d3_a_sum_is_added_up_in_noise_too() -> None:
-    bench = opened(UNet(), images(), step_fn=denoise_summed)
-    assert bench.briefing.space.sizes == ALL_SIZES
-    assert bench.briefing.environment.settings["weighing"] == "1"
-    (caveat,) = (caveat for caveat in bench.briefing.caveats if "a sum over samples" in caveat)
+    found = checked(opened(UNet(), images(), step_fn=denoise_summed))
+    assert found.verdicts["accumulation"].weighing == "1"
+    (caveat,) = (caveat for caveat in found.caveats if "a sum over samples" in caveat)
     assert "micro batches are added up, and so are the 2 micro batches of the baseline" in caveat
 
 
@@ -301,19 +303,17 @@ def holding(kind: str) -> Step:
 @pytest.mark.parametrize("kind", ["method", "closure"])
 def test_d3_a_teacher_that_the_step_function_holds_locks_nothing(kind: str) -> None:
     bench = opened(Distilled(), images(), "batching", "precision", step_fn=holding(kind))
-    assert "accumulation" not in refused(bench)
-    assert "precision=bf16" not in refused(bench)
-    assert any("the step changes step_fn" in caveat for caveat in bench.briefing.caveats)
+    found = checked(bench, precision="bf16")
+    assert found.passed, found.reason
+    assert any("the step changes step_fn" in caveat for caveat in found.caveats)
 
 
 @pytest.mark.parametrize("summed", [False, True], ids=["mean", "sum"])
 def test_d3_where_numbers_cannot_be_shared_means_of_many_draws_are_compared(summed: bool) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    bench = opened(model, images(), step_fn=in_numpy(0.1, summed))
-    if summed:
-        assert "over 8 draws of the step's own random numbers" in refused(bench)["accumulation"]
-    else:
-        assert bench.briefing.space.sizes == ALL_SIZES
+    found = checked(opened(model, images(), step_fn=in_numpy(0.1, summed)))
+    assert found.passed is not summed
+    assert "draws of the step's own random numbers" in found.verdicts["accumulation"].reason
 
 
 def test_d3_it_is_said_where_what_a_model_does_in_training_alone_was_not_compared() -> None:
@@ -322,9 +322,9 @@ def test_d3_it_is_said_where_what_a_model_does_in_training_alone_was_not_compare
             x = x.flatten(1)
             return super().forward(0.7 * x + 0.3 * x[torch.randperm(len(x))] if self.training else x)
 
-    bench = opened(Mixed(64, 10), images(), step_fn=classify)
-    assert bench.briefing.space.sizes == ALL_SIZES
-    assert any("behaviour that is specific to training was not compared" in said for said in bench.briefing.caveats)
+    found = checked(opened(Mixed(64, 10), images(), step_fn=classify))
+    assert found.passed
+    assert any("behaviour that is specific to training was not compared" in said for said in found.caveats)
 
 
 # Row D10. Token means.
@@ -435,11 +435,10 @@ def test_d10_token_means_are_weighted_by_what_they_are_a_mean_over(make: Callabl
     torch.manual_seed(0)
     model, collate, more = make()
     loader: DataLoader[Any] = DataLoader(rows(), batch_size=8, collate_fn=collate)  # type: ignore[arg-type]  # a list is a data set
-    bench = opened(model, loader, **more)
-    assert refused(bench) == {}
-    assert bench.briefing.space.sizes == ALL_SIZES
-    assert bench.briefing.environment.settings["weighing"] == weighing
-    (caveat,) = (caveat for caveat in bench.briefing.caveats if "is a mean over" in caveat)
+    found = checked(opened(model, loader, **more))
+    assert found.passed, found.reason
+    assert found.verdicts["accumulation"].weighing == weighing
+    (caveat,) = (caveat for caveat in found.caveats if "is a mean over" in caveat)
     assert weighing in caveat
 
 

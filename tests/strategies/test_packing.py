@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import SpaceError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.survey.survey import Survey
+from autofit.probing.survey.gradient_check import GradientCheck
+from autofit.probing.survey.gradients import STATELESS
+from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.packing import Packing
@@ -112,7 +114,7 @@ def test_all_texts_of_a_sample_count(short_first: bool) -> None:
 
 
 @pytest.mark.parametrize("leaks", [False, True])
-def test_a_survey_leaves_out_a_decoder_that_mixes_the_samples_of_a_row(leaks: bool) -> None:
+def test_a_check_refuses_a_decoder_that_mixes_the_samples_of_a_row(leaks: bool) -> None:
     torch.manual_seed(0)
     model = Classifier(100, leaks)
     optimizer = torch.optim.SGD(model.parameters())
@@ -122,10 +124,10 @@ def test_a_survey_leaves_out_a_decoder_that_mixes_the_samples_of_a_row(leaks: bo
 
     given = facts(texts(), model=model, optimizer=optimizer)
     assert given.source is not None
-    survey = Survey(given, [Packing()], build, given.source, seed=0)
-    space = survey.run()
-    assert [knob.name for knob in space.knobs] == ["packing"] * (not leaks)
-    (gate,) = survey.gate_records
-    assert (gate.name, gate.passed) == ("packing=True", not leaks)
+    check = GradientCheck(given, members(), build, given.source, 0, STATELESS, Watchdog(), lambda: None)
+    baseline = Plan(values={"micro_batch_size": given.micro_batch_size, "accumulation_steps": 1, "packing": False})
+    found = check.run(baseline.replace(packing=True), baseline, {})
+    assert found.passed is not leaks
+    gate = found.verdicts["packing=True"]
     assert ("does not keep the samples of a row apart" if leaks else "relative L2 of the gradient") in gate.reason
     assert all(parameter.grad is None for parameter in model.parameters())

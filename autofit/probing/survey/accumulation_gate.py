@@ -49,15 +49,15 @@ def accumulation(build: Build, batches: Sequence[Cuttable], seed: int, state: St
         found.append(_of_one(build, batch, seed, state, None))
         if not found[-1].passed:
             return found[-1]
-    weighed = next((each for each in found if each.weighing is not None), None)
-    if weighed is None or weighed.weighing is None:
+    weighted = next((each for each in found if each.weighing is not None), None)
+    if weighted is None or weighted.weighing is None:
         return found[0]
     for batch, each in zip(batches, found, strict=True):
-        if each.weighing != weighed.weighing:
-            again = _of_one(build, batch, seed, state, weighed.weighing)
+        if each.weighing != weighted.weighing:
+            again = _of_one(build, batch, seed, state, weighted.weighing)
             if not again.passed:
                 return again
-    return weighed
+    return weighted
 
 
 def _of_one(build: Build, batch: Cuttable, seed: int, state: State, weighing: Weighing | None) -> GateResult:

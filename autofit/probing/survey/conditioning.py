@@ -41,7 +41,7 @@ class Compared:
         finer: the reference without techniques that round so coarsely that they change the result; None if it has none.
             Another order may then change as much of the gradient as they do: the last digits of an operand decide which
             way it is rounded. On 40 blocks, compiling changed 5.3e-2 of a float8 gradient, and float8 itself 7.0e-2.
-        strict: whether the first comparison decides: chance, and rounding in normalisation, are no excuse.
+        strict: whether the first comparison decides: chance, and rounding in normalisation, do not excuse a difference.
         before: the batch of the reference, if it is another one of the same samples: with less padding.
         most: largest difference of the gradients that is allowed in any case, as relative L2. Set by the comparison.
     """

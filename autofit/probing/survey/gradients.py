@@ -110,10 +110,10 @@ class Gradients:
         """Parameters that the user's optimizer trains and the model does not hold, such as those of a criterion."""
         if self._others is None:
             with self.build(Plan()) as step:
-                own = {id(parameter) for parameter in step.draft.model.parameters()}
+                known = {id(parameter) for parameter in step.draft.model.parameters()}
                 groups = () if step.draft.optimizer is None else step.draft.optimizer.param_groups
                 held = [parameter for group in groups for parameter in group["params"]]
-            self._others = tuple(p for p in held if p.requires_grad and id(p) not in own)
+            self._others = tuple(p for p in held if p.requires_grad and id(p) not in known)
         return self._others
 
     @property

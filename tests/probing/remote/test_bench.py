@@ -19,6 +19,7 @@ from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, RestoreError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
@@ -442,6 +443,33 @@ def test_what_cannot_be_traced_says_why_and_the_child_lives(opened: Open, log: L
         with pytest.raises(Untraceable, match=r"aten\.nonzero depends on data \(train\.py:7\)"):
             bench.trace(PLAN)
     assert len(log.pids) == 1
+
+
+CHECKS = """
+if request["do"] == "check":
+    verdict = {"passed": True, "reason": "alike"}
+    say("checked", checked={"verdicts": {"precision=bf16": verdict}, "caveats": list(request["known"])})
+"""
+
+
+def test_a_check_comes_back_as_the_record_it_is(opened: Open, log: Log) -> None:
+    verdict = GateVerdict(passed=True, reason="alike")
+    found = opened(CHECKS).check(PLAN, {"accumulation": verdict})
+    assert found == Checked(verdicts={"precision=bf16": verdict}, caveats=("accumulation",))
+    assert log.requests[1]["plan"] == PLAN.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["os._exit(3)", "say('error', type='DevicePoisoned', message='no answer')", "say('checked', checked={'is': 1})"],
+)
+def test_a_check_that_a_child_does_not_finish_leaves_the_plan_unchecked(opened: Open, log: Log, reply: str) -> None:
+    bench = opened(f"if request['do'] == 'check':\n    {reply}\nelse:\n    {FAILS}")
+    found = bench.check(PLAN, {})
+    assert (found.passed, found.checked) == (False, False)
+    assert found.reason.startswith("could not be checked: ")
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
+    assert len(log.pids) == 2
 
 
 def test_a_child_that_dies_over_a_trace_is_replaced(opened: Open, log: Log) -> None:

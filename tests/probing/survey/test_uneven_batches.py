@@ -3,7 +3,8 @@
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from autofit.probing.survey.uneven_batches import uneven
+from autofit.probing.survey.uneven_batches import uneven, unevenly_weighted
+from autofit.probing.survey.weighted_means import WeightedMean
 from autofit.workloads.batches import BatchSource
 from tests.probing import targets
 
@@ -21,7 +22,12 @@ def test_batches_that_cannot_be_cut_are_taken_as_they_are() -> None:
     assert found.samples == 4
 
 
-def test_several_batches_are_others_each_time() -> None:
-    data = TensorDataset(torch.arange(64.0)[:, None], torch.zeros(64, dtype=torch.long))
-    found = uneven(BatchSource.of(DataLoader(data, batch_size=8)), 8, 3)
-    assert len({tuple(each.batch[0][:, 0].tolist()) for each in found}) == 3
+def test_rare_targets_are_looked_for_in_many_batches() -> None:
+    targets = torch.zeros(512, dtype=torch.long)
+    targets[::100] = 1
+    source = BatchSource.of(DataLoader(TensorDataset(torch.arange(512.0)[:, None], targets), batch_size=8))
+    mean = WeightedMean(torch.tensor([1.0, 50.0]), -100)
+    found = unevenly_weighted(source, 8, mean)
+    assert len(found) == 3
+    assert all(set(batch.batch[1].tolist()) == {0, 1} for batch in found)
+    assert unevenly_weighted(source, 8, WeightedMean(None, -100)) == []

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.budget import Clock
 from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.plan import Plan
-from autofit.probing.survey.plan_check import PlanCheck
+from autofit.probing.survey.gradient_check import GradientCheck
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
@@ -59,7 +59,7 @@ def checked(
     """Returns the check of the baseline with these values changed."""
     survey = survey_of(*strategies, **facts)
     with Watchdog(Clock(limit_s=limit_s)) as watch:
-        check = PlanCheck(
+        check = GradientCheck(
             facts=survey.facts,
             strategies=[*members(), *strategies],
             build=survey.build,
@@ -81,7 +81,7 @@ def test_all_values_of_a_plan_are_compared_at_once_and_pass_one_by_one() -> None
     assert found.verdicts.keys() == {"one=True", "other=True"}
     assert found.verdicts["one=True"] == found.verdicts["other=True"]
     assert (one.applied, other.applied) == (1, 1)
-    assert found.caveats == found.refused == ()
+    assert (found.caveats, found.refused) == ((), ())
 
 
 def test_values_that_passed_before_are_not_compared_again() -> None:
@@ -172,7 +172,7 @@ def batch_norm() -> nn.Module:
 
 
 SMALLER = {"micro_batch_size": 4, "accumulation_steps": 6}
-UNDER_24 = {"global_batch_size": 24, "micro_batch_size": 8, "accumulation_steps": 3}
+UNDER_24: dict[str, Any] = {"global_batch_size": 24, "micro_batch_size": 8, "accumulation_steps": 3}
 
 
 def test_other_micro_batches_are_checked_where_they_differ_from_the_baselines() -> None:
@@ -276,7 +276,7 @@ class Sizes:
 def test_a_gate_that_fails_is_asked_again_with_less() -> None:
     loss = Sizes(most=4, error=torch.OutOfMemoryError)
     assert checked(SMALLER, loss=loss, **UNDER_24).passed
-    assert loss.seen == [1, 8, 1, 4, 1, 1, 1, 1]  # one sample first, to see what the step draws
+    assert loss.seen == [8, 4, 4, 4, 1, 4, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("error", [KeyError, RuntimeError, AttributeError])

@@ -24,14 +24,16 @@ from autofit.core.space import Refusal
 from autofit.prepare import batches_of
 from autofit.probing.survey import gates
 from autofit.probing.survey.accumulation_gate import accumulation
+from autofit.probing.survey.carried_state import carried
 from autofit.probing.survey.conditioning import Compared
 from autofit.probing.survey.gate_notes import notes
 from autofit.probing.survey.gate_result import ZERO, GateResult
 from autofit.probing.survey.gradients import Build, State
 from autofit.probing.survey.output_gate import output
 from autofit.probing.survey.padding_gate import padded
-from autofit.probing.survey.uneven_batches import uneven
+from autofit.probing.survey.uneven_batches import uneven, unevenly_weighted
 from autofit.probing.survey.update_gate import update
+from autofit.probing.survey.weighted_means import weighted_mean
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
@@ -50,7 +52,7 @@ class _Unchecked(Exception):
 
 
 @dataclass(slots=True)
-class PlanCheck:
+class GradientCheck:
     """Checks plans of one workload.
 
     Attributes:
@@ -91,7 +93,7 @@ class PlanCheck:
 class _Check:
     """The check of one plan. `found` are the new verdicts by value."""
 
-    owner: PlanCheck
+    owner: GradientCheck
     plan: Plan
     baseline: Plan
     values: Sequence[str]
@@ -104,7 +106,7 @@ class _Check:
         Raises:
             _Unchecked: a value could not be checked.
         """
-        for stage in (self._those_with_their_own_batch, self._all_together, self._batch):
+        for stage in (self._with_special_batches, self._all_together, self._batch):
             if self._fault() and not self._any:
                 return
             stage()
@@ -117,10 +119,10 @@ class _Check:
             return Checked(passed=False, reason=reason, verdicts=self.found, refused=tuple(self._refused()))
         if unchecked:
             return Checked(passed=False, checked=False, reason=unchecked, verdicts=self.found)
-        own = {value: verdicts[value] for value in self.values if value in verdicts}
-        if fault and fault not in own:
-            own[fault] = verdicts[fault]
-        return Checked(verdicts=self.found, caveats=tuple(notes(own, self.baseline.accumulation_steps)))
+        decided = {value: verdicts[value] for value in self.values if value in verdicts}
+        if fault and fault not in decided:
+            decided[fault] = verdicts[fault]
+        return Checked(verdicts=self.found, caveats=tuple(notes(decided, self.baseline.accumulation_steps)))
 
     def _refused(self) -> Iterator[Refusal]:
         for name, verdict in (self.known | self.found).items():
@@ -144,13 +146,13 @@ class _Check:
         changed = self.plan.combination.changes_from(self.baseline)
         return {f"{name}={value}": owners[name] for name, value in changed.items()}
 
-    def _those_with_their_own_batch(self) -> None:
+    def _with_special_batches(self) -> None:
         for value, strategy in self._techniques.items():
-            if _has_own_batch(strategy) and self._unknown([value]):
-                gate = partial(self._on_its_own_batch, strategy, self._only([value]))
+            if _has_special_batch(strategy) and self._unknown([value]):
+                gate = partial(self._on_special_batch, strategy, self._only([value]))
                 self._decide([value], self._tried(gate, self._sizes(loaders=True)))
 
-    def _on_its_own_batch(self, strategy: Strategy, plan: Plan, batches: Sequence[Cuttable]) -> GateResult:
+    def _on_special_batch(self, strategy: Strategy, plan: Plan, batches: Sequence[Cuttable]) -> GateResult:
         owner = self.owner
         changed = batches_of(plan, owner.source, owner.strategies)
         if (batch := strategy.gate_batch(owner.facts)) is not None:
@@ -173,7 +175,7 @@ class _Check:
     def _all_together(self) -> None:
         """Compares the whole plan with the baseline; looks for the value at fault if it does not hold."""
         techniques = self._techniques
-        values = self._unknown([value for value in techniques if not _has_own_batch(techniques[value])])
+        values = self._unknown([value for value in techniques if not _has_special_batch(techniques[value])])
         if not values:
             return
         late = [value for value in values if techniques[value].gated_in_proof]
@@ -216,8 +218,8 @@ class _Check:
             _Unchecked: one that does not was not compared.
         """
         if not found.checked:
-            techniques = self._techniques
-            must = [value for value in values if value not in techniques or techniques[value].gated]
+            needed = {ACCUMULATION, *(value for value, strategy in self._techniques.items() if strategy.gated)}
+            must = [value for value in values if value in needed]
             if must:
                 raise _Unchecked(f"{', '.join(must)} {found.reason}")
         passed = found.passed or not found.checked
@@ -265,10 +267,26 @@ class _Check:
         """Checks another batch size: accumulation, or a batch whose size is free."""
         values = self._unknown([value for value in self.values if value in (ACCUMULATION, OTHER_BATCH)])
         if values and self.owner.facts.training and not self.owner.facts.update_fn:
-            self._decide(values, self._tried(self._accumulated, self._sizes()))
+            gate = self._accumulated if ACCUMULATION in values else self._carried
+            self._decide(values, self._tried(gate, self._sizes()))
+
+    def _carried(self, batches: Sequence[Cuttable]) -> GateResult:
+        (batch,) = batches
+        smaller = batch.cut([batch.samples // 2, batch.samples - batch.samples // 2])[0]
+        whole = Counted(batch.batch, batch.samples)
+        return carried(self._build, whole, smaller, self.owner.seed, self.owner.state)
 
     def _accumulated(self, batches: Sequence[Cuttable]) -> GateResult:
-        found = accumulation(self._build, batches, self.owner.seed, self.owner.state)
+        owner, (batch,) = self.owner, batches
+        if not (found := self._carried(batches)).passed:
+            return found
+        mean = weighted_mean(self._build, Counted(batch.batch, batch.samples), owner.state)
+        if mean is not None:
+            batches = unevenly_weighted(owner.source, batch.samples, mean) or batches
+            if mean.by_class and not mean.unevenness(batches[0].batch, batches[0].samples):
+                reason = "could not be checked: the loss weights classes, and the samples that were read are all of one"
+                return GateResult(False, reason, checked=False)
+        found = accumulation(self._build, batches, owner.seed, owner.state)
         if found.passed or self.baseline.accumulation_steps == 1:
             return found
         size, steps = self.baseline.micro_batch_size, self.baseline.accumulation_steps
@@ -310,7 +328,7 @@ class _Check:
         return GateResult(False, f"could not be checked: {reason}", checked=False)
 
 
-def _has_own_batch(strategy: Strategy) -> bool:
+def _has_special_batch(strategy: Strategy) -> bool:
     """Returns whether a strategy that must be checked changes what a batch of its own shows alone."""
     kind = type(strategy)
     return strategy.gated and (kind.gate_batch is not Strategy.gate_batch or kind.batches is not Strategy.batches)
@@ -318,4 +336,4 @@ def _has_own_batch(strategy: Strategy) -> bool:
 
 def _rounds(strategy: Strategy) -> bool:
     """Returns whether a strategy computes in reduced precision."""
-    return strategy.gated and not _has_own_batch(strategy)
+    return strategy.gated and not _has_special_batch(strategy)
