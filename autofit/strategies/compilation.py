@@ -1,4 +1,4 @@
-"""Compilation: torch.compile generates kernels for the whole model, or for its repeated blocks only."""
+"""Compilation: torch.compile generates kernels for the whole model, or for each block and each region around them."""
 
 import os
 import shutil
@@ -21,6 +21,7 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.checkpointing import recomputes
 from autofit.strategies.compiled_modules import is_compiled
+from autofit.strategies.compiled_regions import compile_loss, find_regions
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
@@ -63,6 +64,8 @@ _ORIGINAL, _DISABLED = "_torchdynamo_orig_callable", "_torchdynamo_disable"
 
 class Compilation(Strategy):
     """Compiles in place: the module objects, their hooks and the names in a state_dict stay the same.
+
+    Beside the repeated blocks, `blocks` compiles what is outside them and the loss as regions of their own.
 
     The code is made when the step first runs, and again for each new shape, mode or autocast state. If batches differ
     in shape, torch.compile makes the sizes dynamic that it sees change; otherwise each shape gets code of its own.
@@ -126,7 +129,7 @@ class Compilation(Strategy):
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Compiles the model, or each of its blocks, when they are next called.
+        """Compiles the model, or each of its blocks and regions, when they are next called.
 
         Raises:
             SpaceError: a value is unknown, the two do not go together, the model is compiled already, or it has no
@@ -141,11 +144,12 @@ class Compilation(Strategy):
         targets = _targets(value, draft.model)
         if budget != WHOLE and value not in BUDGETED:
             raise unknown_value(BUDGET, budget, f"{WHOLE} with {KNOB}={value}")
+        calls = _CompiledCalls(value, SHARES[str(budget)], draft.varies)
         with Undo() as undo:
-            for target, call in zip(
-                targets, _compiled_calls(targets, value, SHARES[str(budget)], draft.varies), strict=True
-            ):
-                undo.replace(vars(target), "_compiled_call_impl", partial(call, target))
+            for target in targets:
+                undo.replace(vars(target), "_compiled_call_impl", partial(calls.of_module(target), target))
+            if value == BLOCKS:
+                compile_loss(draft, calls.of_criterion, undo)
             undo.callback(setattr, draft, "compiled", draft.compiled)
             draft.compiled = True
             yield
@@ -185,7 +189,7 @@ def _targets(value: KnobValue, model: nn.Module) -> tuple[nn.Module, ...]:
     blocks = find_blocks(model)
     if not blocks:
         raise unknown_value(KNOB, value, f"another value, since {_NO_BLOCKS}")
-    return blocks
+    return (*blocks, *find_regions(model, blocks))
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -197,28 +201,52 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch has no type for it
 
 
+def _criterion_call(criterion: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a loss function. One of torch's own would not be compiled if it were given to torch.compile itself."""
+    return criterion(*args, **kwargs)
+
+
 _calls: dict[object, Callable[..., Any]] = {}
 """Copies of `_call`, by the kind of module. torch.compile keeps its code, up to a limit, with the function that it
 compiled: blocks of one kind share that code, and blocks of many kinds do not exhaust one limit. A plan that is applied
 again, as in a race, finds its code."""
 
 
-def _compiled_calls(
-    targets: tuple[nn.Module, ...], value: KnobValue, share: float, varies: bool
-) -> Iterator[Callable[..., Any]]:
-    """Yields the compiled call of each target."""
-    how: dict[str, Any] = {"mode": str(value) if value in MODES else None, "dynamic": None if varies else False}
-    if share < 1:
-        how |= {"backend": activation_budget.WithinBudget(share)}
-    made: dict[object, Callable[..., Any]] = {}
-    for target in targets:
-        kind = share, _kind(target)
-        if kind not in made:
-            call = _calls.setdefault(kind, FunctionType(_call.__code__.replace(), globals(), "_call"))
+class _CompiledCalls:
+    """Compiles the calls of one plan.
+
+    Args:
+        value: value of the knob.
+        share: share of the activations that compiled code may keep.
+        varies: whether batches differ in shape.
+    """
+
+    def __init__(self, value: KnobValue, share: float, varies: bool) -> None:
+        self.share = share
+        self.how: dict[str, Any] = {
+            "mode": str(value) if value in MODES else None,
+            "dynamic": None if varies else False,
+        }
+        if share < 1:
+            self.how |= {"backend": activation_budget.WithinBudget(share)}
+        self._made: dict[object, Callable[..., Any]] = {}
+
+    def of_module(self, module: nn.Module) -> Callable[..., Any]:
+        """Returns the compiled call of a module, of which the module is the first argument."""
+        return self._compiled(_call, _kind(module))
+
+    def of_criterion(self, criterion: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the compiled call of a loss function, of which the function is the first argument."""
+        return self._compiled(_criterion_call, getattr(criterion, "__qualname__", type(criterion)))
+
+    def _compiled(self, call: Callable[..., Any], kind: object) -> Callable[..., Any]:
+        key = self.share, call, kind
+        if key not in self._made:
+            copied = _calls.setdefault(key, FunctionType(call.__code__.replace(), globals(), call.__name__))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.13 warns of its own imports
-                made[kind] = torch.compile(call, **how)
-        yield made[kind]
+                self._made[key] = torch.compile(copied, **self.how)
+        return self._made[key]
 
 
 def _kind(module: nn.Module) -> object:

@@ -17,7 +17,8 @@ Inputs that are a mapping become keywords, a tuple or list positional arguments,
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,18 @@ from autofit.workloads.useful_targets import ignore_index_of
 
 Compute = Callable[[nn.Module, Batch], torch.Tensor]
 Update = Callable[[nn.Module, torch.optim.Optimizer, Batch], torch.Tensor]
+
+
+Criterion = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Criterion:
+    """A function of outputs and targets in a loss, with what makes the loss of it, and what that made."""
+
+    function: Criterion
+    loss_by: Callable[[Criterion], Compute]
+    made: Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,31 @@ class LossRule:
     about: str
     ignore_index: int | None = None
     update: Update | None = None
+    _criterion: _Criterion | None = None
+
+    @classmethod
+    def by(
+        cls,
+        function: Criterion,
+        loss_by: Callable[[Criterion], Compute],
+        name: str,
+        inferred: bool,
+        about: str,
+        ignore_index: int | None = None,
+    ) -> "LossRule":
+        """Returns the rule of a loss that is made of a function of outputs and targets."""
+        made = loss_by(function)
+        return cls(name, made, inferred, about, ignore_index, _criterion=_Criterion(function, loss_by, made))
+
+    def with_criterion(self, change: Callable[[Criterion], Criterion]) -> "LossRule":
+        """Returns this rule with a changed function of outputs and targets.
+
+        Returns the same rule if it has no such function, or if something else than that makes its loss by now.
+        """
+        of = self._criterion
+        if of is None or self.compute is not of.made:
+            return self
+        return replace(self, compute=of.loss_by(change(of.function)))
 
 
 def resolve_loss(
@@ -107,12 +145,15 @@ def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -
         target = _target_key(batch)
         check_keys(model, batch, without=target)
 
-        def of_mapping(model: nn.Module, batch: Any) -> Any:
-            output = model(**{key: value for key, value in batch.items() if key != target})
-            return loss_fn(_logits(output), batch[target])
+        def of_mapping(criterion: Criterion) -> Compute:
+            def compute(model: nn.Module, batch: Any) -> Any:
+                output = model(**{key: value for key, value in batch.items() if key != target})
+                return criterion(_logits(output), batch[target])
+
+            return _checked(compute, "loss_fn")
 
         about = f"loss_fn(output, batch[{target!r}]); the other entries are the model's keywords"
-        return LossRule("loss_fn", _checked(of_mapping, "loss_fn"), False, about, ignore_index_of(loss_fn))
+        return LossRule.by(loss_fn, of_mapping, "loss_fn", False, about, ignore_index_of(loss_fn))
     if not _is_pair(batch):
         raise WorkloadError(
             f"found a batch ({_shown(batch)}); expected (inputs, targets), or a mapping with a key "
@@ -120,11 +161,11 @@ def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -
         )
     call, text = call_for(model, batch[0])
 
-    def of_pair(model: nn.Module, batch: Any) -> Any:
-        return loss_fn(call(model, batch[0]), batch[1])
+    def of_pair(criterion: Criterion) -> Compute:
+        return _checked(lambda model, batch: criterion(call(model, batch[0]), batch[1]), "loss_fn")
 
     about = f"loss_fn({text}, targets)"
-    return LossRule("loss_fn", _checked(of_pair, "loss_fn"), False, about, ignore_index_of(loss_fn))
+    return LossRule.by(loss_fn, of_pair, "loss_fn", False, about, ignore_index_of(loss_fn))
 
 
 def _inferred(model: nn.Module, batch: Batch) -> LossRule:
@@ -137,7 +178,7 @@ def _inferred(model: nn.Module, batch: Batch) -> LossRule:
         size = output.shape[0]
         if _classifies(output, batch[1][:size], batch[1]):
             about = f"{text} is [N, C, ...] and y is integer [N, ...]: F.cross_entropy"
-            return LossRule("cross_entropy", _cross_entropy(call), True, about)
+            return LossRule.by(F.cross_entropy, partial(_cross_entropy, call), "cross_entropy", True, about)
         if _regresses(output, batch[1][:size]):
             about = f"{text} and y are floating-point and have the same shape: F.mse_loss"
             return LossRule("mse_loss", _mse_loss(call, output.dim() == batch[1].dim()), True, about)
@@ -190,8 +231,8 @@ def _model_loss(call: Call, output: Any) -> Compute:
     return _checked(lambda model, batch: call(model, batch)["loss"], "output.loss")
 
 
-def _cross_entropy(call: Call) -> Compute:
-    return _checked(lambda model, batch: F.cross_entropy(call(model, batch), batch[1]), "cross_entropy")
+def _cross_entropy(call: Call, criterion: Criterion) -> Compute:
+    return _checked(lambda model, batch: criterion(call(model, batch), batch[1]), "cross_entropy")
 
 
 def _mse_loss(call: Call, alike: bool) -> Compute:

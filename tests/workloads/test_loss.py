@@ -1,6 +1,7 @@
 """The loss rules: each applies where the module says so, and everything else is an error that helps."""
 
 from collections import UserDict
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -373,3 +374,26 @@ def test_the_users_batch_is_not_changed_by_the_trial() -> None:
     batch = (X.clone(), CLASSES)
     resolve_loss(InPlace(), batch)
     assert torch.equal(batch[0], X)
+
+
+# -- another criterion
+
+
+@pytest.mark.parametrize(
+    ("batch", "given"),
+    [((X, CLASSES), F.cross_entropy), ({"x": X, "y": CLASSES}, F.cross_entropy), ((X, CLASSES), None)],
+)
+def test_the_criterion_of_a_rule_can_be_changed(batch: Any, given: Any) -> None:
+    model = Plain()
+    rule = resolve_loss(model, batch, loss_fn=given)
+    twice = rule.with_criterion(lambda criterion: lambda outputs, targets: 2 * criterion(outputs, targets))
+    assert torch.allclose(twice.compute(model, batch), 2 * rule.compute(model, batch))
+    assert (twice.name, twice.about, twice.ignore_index) == (rule.name, rule.about, rule.ignore_index)
+
+
+def test_a_loss_without_a_criterion_or_changed_since_keeps_its_own() -> None:
+    model, batch = Plain(), (X, CLASSES)
+    own = resolve_loss(model, batch, step_fn=lambda model, batch: model(batch[0]).sum())
+    wrapped = replace(resolve_loss(model, batch), compute=lambda model, batch: model(batch[0]).sum())
+    for rule in (own, wrapped):
+        assert rule.with_criterion(lambda criterion: pytest.fail("it has none")) is rule
