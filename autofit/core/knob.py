@@ -43,6 +43,8 @@ class Knob(BaseModel):
         one_pass: values that do not admit accumulation: each optimizer step must be one forward and backward pass.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
             more time than the one before. An estimate finds the smallest that suffices.
+        of_process: whether a process keeps the first value that it runs with, so that another value needs a process of
+            its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,6 +61,7 @@ class Knob(BaseModel):
     same_memory: tuple[KnobValue, ...] = ()
     one_pass: tuple[KnobValue, ...] = ()
     trades_memory: Trade | None = None
+    of_process: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> "Knob":

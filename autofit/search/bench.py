@@ -1,7 +1,6 @@
 """Bench: the interface between a search and a workload on a device."""
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from autofit.core.briefing import Briefing
 from autofit.core.outcome import Outcome
@@ -49,32 +48,5 @@ class Bench(Protocol):
         Raises:
             Untraceable: a step failed, or the device keeps no record.
             SpaceError: the plan cannot be applied to this workload.
-        """
-        ...
-
-
-@runtime_checkable
-class RestartableBench(Bench, Protocol):
-    """A bench that runs plans in a process of their own, and can start one with other settings of a whole process."""
-
-    @property
-    def fresh_proof_s(self) -> float:
-        """Seconds that `prove_under` needs, by the last start of a process and the last proof, with a margin."""
-        ...
-
-    def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome] | None:
-        """Proves a plan in a fresh process, with other environment variables if any are given.
-
-        Args:
-            plan: what to prove.
-            variables: environment variables in addition to those of this process.
-            left_s: seconds that are left for it; infinity for no limit.
-
-        Returns:
-            The briefing of that process, which says what is in force there, and the outcome of the proof. None if the
-            time does not suffice, or if the process cannot be opened.
-
-        Raises:
-            RestoreError: the process that ran plans before found a difference when it ended.
         """
         ...

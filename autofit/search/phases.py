@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from autofit.search.late_values import with_late_values
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
 from autofit.search.tuning import Evaluate, Findings, TrialLog, Tuning
@@ -11,7 +10,7 @@ __all__ = ["Evaluate", "Findings", "TrialLog", "Tuning", "run"]
 
 
 def run(tuning: Tuning) -> Findings:
-    """Searches, races the finalists, proves the winner, and tries late knobs on it.
+    """Searches, races the finalists and proves the winner.
 
     Raises:
         NothingFits: no plan ran inside the memory budget, or none could be proven.
@@ -28,5 +27,4 @@ def run(tuning: Tuning) -> Findings:
     loop.search()
     loop.ensure_baseline()
     findings = Final(loop.runner, loop.end, loop.feasibility.looked_at, loop.consider).findings()
-    findings = with_late_values(findings, loop.runner)
     return replace(findings, caveats=(*loop.runner.earlier.caveats, *findings.caveats))

@@ -20,8 +20,7 @@ from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
-from autofit.search.allocator_advice import advised
-from autofit.search.bench import Bench, RestartableBench
+from autofit.search.bench import Bench
 from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
@@ -114,7 +113,6 @@ def _search(
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
         workers=workers,
-        fresh=bench if isinstance(bench, RestartableBench) else None,
     )
     try:
         question = question_of(briefing, request.objective, request.searcher)
@@ -125,7 +123,7 @@ def _search(
         recorder.failed(error)
         raise
     recorder.show(findings.plan)
-    found = _recommendation(advised(findings, tuning, bench, recorder.say), briefing, budget, request, study, clock)
+    found = _recommendation(findings, briefing, budget, request, study, clock)
     if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
         found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
     recorder.found(found)

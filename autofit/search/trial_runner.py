@@ -16,7 +16,7 @@ from autofit.search.event import Event
 from autofit.search.evidence import Placing
 from autofit.search.no_answer import for_good, users_fault
 from autofit.search.time_plan import TimePlan
-from autofit.search.tuning import Evaluate, Tuning
+from autofit.search.tuning import Tuning
 
 
 class TrialRunner:
@@ -63,7 +63,7 @@ class TrialRunner:
         self.say_finished("trial", trial)
         return trial
 
-    def attempt(self, plan: Plan, purpose: Purpose, evaluate: Evaluate | None = None) -> Trial:
+    def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
         """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
 
         An inconclusive run that took longer than the time left allows is not repeated: it would be cut off even sooner.
@@ -71,15 +71,13 @@ class TrialRunner:
         Args:
             plan: what to run.
             purpose: why.
-            evaluate: runs it; None runs it as the search does.
         """
-        evaluate = evaluate or self.tuning.evaluate
         began_s = self.tuning.clock.elapsed_s
-        trial = self._once(plan, purpose, evaluate, lambda outcome: outcome)
+        trial = self._once(plan, purpose, lambda outcome: outcome)
         hurried = self.time.hurried(purpose, self.tuning.clock.elapsed_s - began_s)
         again = trial.outcome.status.inconclusive and not hurried
         if again or trial.outcome.status is Status.AMBIGUOUS:
-            trial = self._once(plan, purpose, evaluate, lambda outcome: settled(self.record.values(), plan, outcome))
+            trial = self._once(plan, purpose, lambda outcome: settled(self.record.values(), plan, outcome))
         if purpose is Purpose.PROOF:
             self.earlier.compare(plan, purpose, trial.outcome)
         return trial
@@ -147,11 +145,11 @@ class TrialRunner:
             Event("race", text, done=done, phase=phase, plan=leader, gain=gain, standings=standings, left_s=left_s)
         )
 
-    def _once(self, plan: Plan, purpose: Purpose, evaluate: Evaluate, settle: Callable[[Outcome], Outcome]) -> Trial:
+    def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
         number = self.tuning.log.begin(plan, purpose)
         try:
-            outcome = evaluate(plan, purpose)
+            outcome = self.tuning.evaluate(plan, purpose)
             self._count_poison(outcome)
             outcome = from_cold_start(settle(outcome), plan, self.trials, self.tuning.space.facts.knobs)
         except KeyboardInterrupt:

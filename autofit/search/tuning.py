@@ -14,7 +14,6 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.search.bench import RestartableBench
 from autofit.search.event import Event
 from autofit.search.evidence import Seen
 from autofit.search.workers import NoWorkers, Workers
@@ -70,7 +69,6 @@ class Tuning:
         closing_s: seconds that a proof needs to start a fresh process; they are kept back from the time budget.
         seen: what the search sees as it runs, for its evidence.
         workers: other processes that run plans of this search.
-        fresh: proves a plan in a fresh process; None if the bench cannot start one.
     """
 
     space: SearchSpace
@@ -88,7 +86,6 @@ class Tuning:
     closing_s: float = 0.0
     seen: Seen = field(default_factory=Seen)
     workers: Workers = field(default_factory=NoWorkers)
-    fresh: RestartableBench | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,11 @@
 """One search over a fake bench: what is remembered, what is told, and what the recommendation says."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
 
 import pytest
 
-from autofit.core.account import Account
 from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
@@ -22,17 +18,13 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.trial import Purpose
-from autofit.core.units import format_bytes
-from autofit.memory.peak import memory_use
-from autofit.memory.trace import Kind, Trace
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Listen, Request
 from autofit.search.search import search
 from autofit.search.tuning import Evaluate
 from scripts.bench.search.simulated import Effect as SimulatedEffect
 from scripts.bench.search.simulated import space_of
-from tests.fakes import FakeBench, OpenedBench, always, briefing_of, opened, small_bench
-from tests.memory.traces import Script
+from tests.fakes import FakeBench, always, briefing_of, opened, small_bench
 
 MEMORY = Request(study=":memory:")
 
@@ -440,69 +432,3 @@ def test_the_objective_decides_and_has_a_study_of_its_own(tmp_path: Path) -> Non
     result = found(bench, Request(study=path, objective=Objective(unit="tokens")))
     assert result.objective.unit == "tokens"
     assert bench.space.baseline in bench.probes()
-
-
-PLAIN, EXPANDABLE = (Account(allocator="caching", settings=text) for text in ("", "expandable_segments:True"))
-
-
-class Fragmenting(OpenedBench):
-    """Its steps take temporaries of growing size; a run takes what the simulated allocator takes of them."""
-
-    def trace(self, plan: Plan) -> Trace:
-        script = Script(micro_batch_size=plan.micro_batch_size)
-        script.take(2**20, Kind.PARAMETER)
-        for mib in (16, 24, 32, 40):
-            script.moment(mib * 2**20)
-        return script.trace()
-
-    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        outcome = super().evaluate(plan, purpose)
-        if outcome.measurement is None:
-            return outcome
-        assert self.briefing.account is not None
-        use = memory_use(self.trace(plan), self.briefing.account)
-        read = {name: getattr(use, name) for name in ("allocated_bytes", "reserved_bytes", "judged_bytes")}
-        memory = outcome.measurement.memory.model_copy(update=read)
-        return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update={"memory": memory})})
-
-
-def test_what_the_allocator_would_save_in_a_new_process_is_a_caveat() -> None:
-    fake = small_bench()
-    bench = Fragmenting(briefing_of(fake, account=PLAIN), fake.evaluate)
-    result = search(bench, MEMORY, (), Clock(fake.time))
-    (advice,) = (text for text in result.caveats if "expandable segments" in text)
-    saved = memory_use(bench.trace(result.plan), EXPANDABLE).reserved_bytes
-    assert saved is not None
-    assert f"would reserve about {format_bytes(saved)}" in advice
-
-
-class Restartable(Fragmenting):
-    """Can also start a process with other variables; expandable segments are on there."""
-
-    asked: ClassVar[list[tuple[Plan, Mapping[str, str], float]]] = []
-    fresh_proof_s: ClassVar[float] = 0.0
-
-    def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome]:
-        self.asked.append((plan, variables, left_s))
-        briefing = self.briefing.model_copy(update={"account": EXPANDABLE})
-        return briefing, Fragmenting(briefing, self.run).evaluate(plan, Purpose.PROOF)
-
-
-@pytest.mark.parametrize("time_s", [None, 10_000.0])
-def test_what_the_allocator_saves_is_measured_where_a_process_can_be_started_with_it(time_s: float | None) -> None:
-    fake, events = small_bench(), list[Event]()
-    bench = Restartable(briefing_of(fake, account=PLAIN), fake.evaluate)
-    bench.asked.clear()
-    result = search(bench, replace(MEMORY, time_s=time_s), [events.append], Clock(fake.time))
-    (advice,) = (text for text in result.caveats if "expandable segments" in text)
-    saved = memory_use(bench.trace(result.plan), EXPANDABLE).reserved_bytes
-    assert saved is not None
-    assert f"reserves {format_bytes(saved)}, measured by a second proof" in advice
-    ((plan, variables, left_s),) = bench.asked
-    assert (plan, variables) == (result.plan, {"PYTORCH_ALLOC_CONF": EXPANDABLE.settings})
-    assert left_s == math.inf if time_s is None else 0 < left_s < time_s
-    assert [event.text for event in events if event.text.startswith("proving the plan once more")]
-    proofs = [event for event in events if event.kind == "proof"]
-    assert len(proofs) == 1  # the second proof is not a trial
-    assert result.proof.memory.reserved_bytes != saved
-    assert sum(result.counts.values()) == len({event.trial.number for event in events if event.trial is not None})
