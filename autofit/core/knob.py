@@ -44,6 +44,8 @@ class Knob(BaseModel):
         usual: value that an expert writes at once on this device, without trying; None for the default.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
             more time than the one before. An estimate finds the smallest that suffices.
+        of_process: whether a process keeps the first value that it runs with, so that another value needs a process of
+            its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +63,7 @@ class Knob(BaseModel):
     one_pass: tuple[KnobValue, ...] = ()
     usual: KnobValue | None = None
     trades_memory: Trade | None = None
+    of_process: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> "Knob":

@@ -57,7 +57,6 @@ class SpaceFacts(BaseModel):
         pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
         batch_limit: what limits the size of a free batch and how to raise it, in words; "" without such a limit.
         strategies: what the strategies that are searched do.
-        late: knobs that no plan of the space has; they are tried on the proven plan (`autofit.search.late_values`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,7 +70,6 @@ class SpaceFacts(BaseModel):
     pinned: dict[str, KnobValue] = {}
     batch_limit: str = ""
     strategies: tuple[StrategyRecord, ...] = ()
-    late: tuple[Knob, ...] = ()
 
     @field_validator("forbidden", mode="before")
     @classmethod

@@ -9,7 +9,6 @@ from autofit.core.account import Account
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
-from autofit.memory.peak import MemoryUse
 from autofit.memory.profile import Profile
 from autofit.memory.trace import Trace
 
@@ -86,13 +85,6 @@ class Estimator(ABC):
         """Returns what makes up the peak of a plan and its timeline, from what is known already; None if nothing is.
 
         Called when a search ends.
-        """
-        return None
-
-    def use_under(self, plan: Plan, account: Account) -> MemoryUse | None:
-        """Returns the memory use of a plan by what is known already, if the device accounted for memory in another way.
-
-        It is not corrected by plans that ran. None if nothing is known. Called when a search ends.
         """
         return None
 

@@ -139,20 +139,13 @@ class Laws:
         if known is None:
             return None
         if place not in known.uses:
-            use = self.use_under(plan, self._account)
-            if use is None:
+            size, steps = place
+            trace = known.trace_at(size)
+            if trace is None:
                 return None
-            known.uses[place] = use
+            exact = size in known.traces or (known.law is not None and known.law.exact_at(size))
+            known.uses[place] = memory_use(trace, self._account, self._limit_bytes, exact, steps)
         return known.uses[place]
-
-    def use_under(self, plan: Plan, account: Account) -> MemoryUse | None:
-        """Returns the uncorrected memory use of a plan on another account, which is not kept; None as above."""
-        known, size = self._known.get(key_of(plan)), plan.micro_batch_size
-        trace = None if known is None else known.trace_at(size)
-        if known is None or trace is None:
-            return None
-        exact = size in known.traces or (known.law is not None and known.law.exact_at(size))
-        return memory_use(trace, account, self._limit_bytes, exact, plan.accumulation_steps)
 
     def profile(self, plan: Plan) -> Profile | None:
         """Returns the profile of a plan from its trace or law; None if it was not traced."""

@@ -164,10 +164,6 @@ class Traced(Estimator):
         """Returns the profile of a plan from its trace or law, without a new trace; None if it has neither."""
         return self._laws.profile(plan)
 
-    def use_under(self, plan: Plan, account: Account) -> MemoryUse | None:
-        """Returns the memory use of a plan on another account, from its trace or law; None if it has neither."""
-        return self._laws.use_under(plan, account)
-
     def tell(self, trial: Trial) -> None:
         """Learns the peak of a probe or a proof, also of earlier runs; it counts once its plan has an estimate."""
         measurement = trial.outcome.measurement

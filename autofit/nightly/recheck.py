@@ -11,7 +11,7 @@ from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
 from autofit.nightly.plan_runner import PlanRunner, Rounds, measurement_of
 from autofit.nightly.records import Figures
-from autofit.study.current_space import completed, without_late
+from autofit.study.current_space import completed
 
 ROUNDS = 3
 """Number of rounds of blocks in a re-check. With the proof and the probe of the baseline, a re-check takes 8 runs."""
@@ -94,7 +94,7 @@ def confirm(runner: PlanRunner, plan: Plan) -> Figures | None:
 def _proof(runner: PlanRunner, plan: Plan) -> Outcome:
     """Returns the outcome of a proof; without a run if the workload no longer admits the plan."""
     space = runner.bench.briefing.space
-    violation = SearchSpace(space).violation(completed(without_late(plan, space), space))
+    violation = SearchSpace(space).violation(completed(plan, space))
     if violation is not None:
         return Outcome(status=Status.REJECTED, reason=f"this job does not admit the plan: {violation}")
     runner.say(f"proving {describe_plan(plan, runner.baseline)}")

@@ -153,8 +153,6 @@ class Offer:
         batch_limit: see `autofit.core.space.SpaceFacts`.
         constants: knobs with one value, which every plan names because it says what values of other knobs mean.
         parts: see `autofit.core.strategy_record.StrategyRecord`.
-        late: knobs whose first value in a process has an effect until its end. They are not searched, but tried on the
-            proven plan in fresh processes (`autofit.search.late_values`). Offer none unless `Facts.own_process`.
     """
 
     knobs: tuple[Knob, ...] = ()
@@ -162,7 +160,6 @@ class Offer:
     batch_limit: str = ""
     constants: tuple[Knob, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
-    late: tuple[Knob, ...] = ()
 
 
 class Strategy(ABC):

@@ -21,9 +21,10 @@ SETTINGS: Any = torch.backends.cudnn
 class CudnnBenchmark(Strategy):
     """Sets `torch.backends.cudnn.benchmark` while the step is open.
 
-    The knob is late (`Offer.late`). torch looks for the kernel of a convolution in a cache before it reads the flag.
-    The flag is not in the cache's key, and the cache lives as long as its thread. So the first value under which a
-    shape runs decides (aten/src/ATen/native/cudnn/Conv_v8.cpp: `run_single_conv`, `CacheKey`, `benchmark_cache`).
+    A process keeps the first value (`Knob.of_process`). torch looks for the kernel of a convolution in a cache before
+    it reads the flag. The flag is not in the cache's key, and the cache lives as long as its thread. So the first value
+    under which a shape runs decides (aten/src/ATen/native/cudnn/Conv_v8.cpp: `run_single_conv`, `CacheKey`,
+    `benchmark_cache`).
 
     Where the loss is inferred, a forward pass of two samples comes first. At a micro batch of two, the kernels of the
     forward pass are therefore not timed, and the gain that is measured may be too small.
@@ -38,14 +39,16 @@ class CudnnBenchmark(Strategy):
     fits_update_fn = True
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the late knob for a model with convolutions of one shape, if the user has not decided otherwise."""
+        """Returns the knob for a model with convolutions of one shape, if the user has not decided otherwise."""
         if CUDNN not in facts.capabilities:
             return self.refuse(f"this {facts.device_type} device has no cuDNN", "device")
         reason = _refusal(facts)
         if reason is not None:
             return self.refuse(reason)
         about = "whether cuDNN times its kernels for each convolution"
-        return Offer(late=(Knob(name=KNOB, values=(False, True), default=False, about=about),))
+        values = (False, True)
+        knob = Knob(name=KNOB, values=values, default=False, about=about, same_memory=(True,), of_process=True)
+        return Offer(knobs=(knob,))
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
@@ -73,7 +76,7 @@ def _refusal(facts: Facts) -> str | None:
         return "batches cannot be cut, and the pass that finds the loss may choose the kernels for their shape before"
     if not facts.own_process:
         return (
-            "a process keeps the first kernel that cuDNN chose for a convolution, so only fresh processes can compare: "
-            "the command `autofit tune` does"
+            "a process keeps the first kernel that cuDNN chose for a convolution, so each value needs a process of "
+            "its own: the command `autofit tune` gives it one"
         )
     return None

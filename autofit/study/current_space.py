@@ -14,8 +14,7 @@ def in_terms_of(facts: SpaceFacts, trials: Sequence[Trial]) -> tuple[list[Trial]
     """
     space = SearchSpace(facts)
     found = [trial.model_copy(update={"plan": completed(trial.plan, facts)}) for trial in trials]
-    searched = (without_late(trial.plan, facts) for trial in found)
-    foreign = [reason for plan in searched if (reason := space.violation(plan)) is not None]
+    foreign = [reason for trial in found if (reason := space.violation(trial.plan)) is not None]
     if not foreign:
         return found, []
     count = "1 trial" if len(foreign) == 1 else f"{len(foreign)} trials"
@@ -27,9 +26,3 @@ def completed(plan: Plan, facts: SpaceFacts) -> Plan:
     """Returns a plan with the default of each present knob for which it has no value."""
     missing = {knob.name: knob.default for knob in facts.knobs if knob.name not in plan.values}
     return plan.replace(**missing) if missing else plan
-
-
-def without_late(plan: Plan, facts: SpaceFacts) -> Plan:
-    """Returns a plan without the late knobs of a space, which no plan of the space has."""
-    late = {knob.name for knob in facts.late}
-    return Plan(values={name: value for name, value in plan.values.items() if name not in late})

@@ -150,18 +150,3 @@ def test_autofits_estimators_have_an_answer_for_each_size_of_a_combination_that_
     found = [estimator.estimate(given) for given in ALONG]
     assert all(found)
     assert all(estimate.lower_bytes for estimate in found if estimate is not None)
-
-
-@each_member
-def test_another_account_changes_no_answer_and_costs_no_trace(member: type[Estimator]) -> None:
-    tracer = Tracer()
-    estimator = learned(member, tracer)
-    before, asked = answers(estimator), len(tracer.asked)
-    uses = [estimator.use_under(given, account) for given in PLANS for account in (HOST, CACHING)]
-    assert (answers(estimator), len(tracer.asked)) == (before, asked)
-    for on_host, on_accelerator in zip(uses[::2], uses[1::2], strict=True):
-        assert (on_host is None) is (on_accelerator is None), "what is known is known on any account"
-        if on_host is not None and on_accelerator is not None:
-            assert (on_host.reserved_bytes, on_host.outside_bytes) == (None, HOST.outside_bytes)
-            assert (on_accelerator.reserved_bytes or 0) >= on_host.allocated_bytes
-            assert on_accelerator.outside_bytes == CACHING.outside_bytes

@@ -197,7 +197,7 @@ def offered(member: Strategy, facts: Facts) -> list[Plan]:
     """Returns a plan for each offered value, the batch complete where it is what the strategy owns."""
     plans = []
     offer = member.offer(facts)
-    for knob in (*offer.knobs, *offer.late):
+    for knob in offer.knobs:
         for value in knob.values:
             values: dict[str, KnobValue] = {knob.name: value}
             if knob.name in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS) and facts.training:
@@ -301,9 +301,9 @@ def test_offer_is_well_formed_and_changes_nothing(member: Strategy, workload: st
     case = Case(WORKLOADS[workload])
     before, values, random = everything_but_values(case), values_of(case), torch.get_rng_state()
     offer = member.offer(case.facts(capabilities=EVERY_CAPABILITY))
-    assert offer.knobs or offer.late or offer.refused
-    assert {knob.name for knob in (*offer.knobs, *offer.late)} <= set(member.owns)
-    for knob in (*offer.knobs, *offer.late):
+    assert offer.knobs or offer.refused
+    assert {knob.name for knob in offer.knobs} <= set(member.owns)
+    for knob in offer.knobs:
         assert knob.admits(knob.default)
         assert len(set(knob.values)) == len(knob.values)
         assert knob.about
@@ -321,8 +321,8 @@ def test_device_without_capabilities_gives_reasons_and_no_error(member: Strategy
     bare = member.offer(case.facts(capabilities=frozenset()))
     assert bare.knobs or bare.refused
     full = member.offer(case.facts(capabilities=EVERY_CAPABILITY))
-    kept = {(knob.name, value) for knob in (*bare.knobs, *bare.late) for value in knob.values}
-    lost = {(knob.name, value) for knob in (*full.knobs, *full.late) for value in knob.values} - kept
+    kept = {(knob.name, value) for knob in bare.knobs for value in knob.values}
+    lost = {(knob.name, value) for knob in full.knobs for value in knob.values} - kept
     assert bool(lost) <= bool(bare.refused)
 
 

@@ -3,10 +3,8 @@
 import pytest
 
 from autofit.core.errors import BudgetSpent, NonFiniteLoss, UserCodeError
-from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.nightly.recheck import confirm, recheck
 from tests.fakes import CHECKPOINT, FORMAT, OPTIMIZER, PRECISION, always, briefing_of, during, space_of
@@ -136,17 +134,3 @@ def test_a_confirmation_that_fails_or_has_no_time_is_none() -> None:
     assert confirm(runner_of(bench), faster(bench)) is None
     bench.faults[faster(bench).key] = during(Purpose.BLOCK, Status.SKIPPED)
     assert confirm(runner_of(bench), faster(bench)) is None
-
-
-def test_a_plan_with_a_late_value_is_admitted() -> None:
-    late = Knob(name="kept", values=(False, True), default=False)
-    bench = calm()
-    bench.space = SearchSpace(bench.space.facts.model_copy(update={"late": (late,)}))
-    plan = faster(bench).replace(kept=True)
-    found = recheck(runner_of(bench), plan)
-    assert found.failure is None
-    assert found.accepted is not None
-    assert found.accepted.plan == plan
-    other = recheck(runner_of(calm()), plan)
-    assert other.failure is not None
-    assert "does not admit the plan: no strategy in play owns kept" in other.failure.reason

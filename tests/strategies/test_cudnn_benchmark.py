@@ -39,7 +39,7 @@ def facts(model: nn.Module | None = None, **changes: Any) -> Facts:
 
 def reason(given: Facts) -> str:
     offer = CudnnBenchmark().offer(given)
-    assert (offer.knobs, offer.late) == ((), ())
+    assert offer.knobs == ()
     (refused,) = offer.refused
     assert refused.name == "cudnn_benchmark"
     assert (refused.origin == "device") is ("cudnn" not in given.capabilities)
@@ -63,11 +63,12 @@ def flags(**values: bool) -> Iterator[None]:
     [nn.Conv1d(3, 4, 3), nn.ConvTranspose3d(3, 4, 3), nn.Sequential(nn.Flatten(), nn.LazyConv2d(4, 3))],
     ids=str,
 )
-def test_it_is_tried_late_on_a_model_with_any_convolution(model: nn.Module) -> None:
+def test_each_value_has_a_process_of_its_own_for_a_model_with_any_convolution(model: nn.Module) -> None:
     offer = CudnnBenchmark().offer(facts(model))
-    assert (offer.knobs, offer.refused) == ((), ())
-    (knob,) = offer.late
+    assert offer.refused == ()
+    (knob,) = offer.knobs
     assert (knob.name, knob.values, knob.default) == ("cudnn_benchmark", (False, True), False)
+    assert knob.of_process
 
 
 def test_it_is_refused_with_the_reason() -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -22,17 +21,6 @@ def test_a_knob_that_came_into_play_later_has_its_default_in_older_trials(db: Pa
     later = reopen(db)
     assert [trial.plan for trial in later.earlier()] == [PLAN.replace(precision="fp32")]
     assert later.notes == ()
-
-
-def test_a_plan_with_a_late_value_is_kept_without_a_word_while_the_value_may_be_tried(db: Path) -> None:
-    late = space().model_copy(update={"late": (Knob(name="kept", values=(False, True), default=False),)})
-    study = reopen(db, facts=late)
-    study.finish(study.begin(PLAN.replace(kept=True), Purpose.PROOF), measured())
-    again = reopen(db, facts=late)
-    assert [trial.plan for trial in again.earlier()] == [PLAN.replace(kept=True)]
-    assert again.notes == ()
-    (note,) = reopen(db).notes
-    assert note.endswith("no strategy in play owns kept")
 
 
 def test_trials_of_plans_that_are_not_searched_now_are_said_with_what_differs(db: Path) -> None:

@@ -14,7 +14,7 @@ from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
@@ -36,8 +36,6 @@ SOFT_S = 1.0
 """Time in which a child may end a run that exceeds its limit, before it is killed."""
 ONE_CACHE = 1
 """Number of leaking runs that are tolerated: an object that is made once and kept, such as a table, leaks only once."""
-FRESH_RATIO = 1.5
-"""Time that a proof in a fresh process may need, relative to the first start of a child and the last proof."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
 
 
@@ -82,7 +80,7 @@ class RemoteBench:
             self._deadlines = replace(self._deadlines, grace_s=min(self._deadlines.grace_s, BRIEF_GRACE_S))
         self._log, self._cache = OutputLog(log), new_cache()
         self._nursery = Nursery({VARIABLE: self._cache.name, **target.environment})
-        self._most, self._count, self._leaks, self._proof_s = probes_per_child, 0, 0, 0.0
+        self._most, self._count, self._leaks = probes_per_child, 0, 0
         # The first child's findings are reused for all: available memory fluctuates, and the survey takes time.
         self._memory_bytes: int | None = None
         self._known: Briefing | None = None
@@ -94,10 +92,9 @@ class RemoteBench:
             self._tidy()
             raise
         self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
-        self._late = [knob.default for knob in self.briefing.space.late]
-        opened_s = self._clock.elapsed_s - began
-        self._start_s = max(opened_s - self._survey_s - self._waited_s, 0.0)
-        self.proof_start_s = self._start_s if self.briefing.environment.is_host else 0.0
+        self._kept: list[KnobValue] | None = None
+        start_s = max(self._clock.elapsed_s - began - self._survey_s - self._waited_s, 0.0)
+        self.proof_start_s = start_s if self.briefing.environment.is_host else 0.0
 
     def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs `plan` in the child, on the given terms.
@@ -110,40 +107,19 @@ class RemoteBench:
             return Outcome(status=Status.SKIPPED, reason=f"{self._over()} before it began")
         try:
             if purpose is Purpose.PROOF and self.briefing.environment.is_host:
-                _, limited = self._prove_afresh(plan, HOST_LIMIT_ENVIRONMENT, enforce=True)
+                limited = self._prove_limited(plan)
                 if not limited.measured:
                     return limited
             child = self._warm_for(plan)
         except errors.BudgetSpent as spent:  # while opening a fresh child
             return Outcome(status=Status.SKIPPED, reason=str(spent))
-        began_s = self._clock.elapsed_s
         outcome = self._evaluate(child, plan, purpose, terms)
-        if purpose is Purpose.PROOF:
-            self._proof_s = self._clock.elapsed_s - began_s
         self._count += 1
         self._leaks += bool(outcome.leaked)
         untrusted = outcome.status in _REPLACED_AFTER or self._leaks > ONE_CACHE
         if child.ended or untrusted or self._count >= self._most:
             self._retire()
         return outcome
-
-    @property
-    def fresh_proof_s(self) -> float:
-        """Seconds that a proof in a fresh child needs (`FRESH_RATIO`)."""
-        return FRESH_RATIO * (self._start_s + self._proof_s)
-
-    def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome] | None:
-        """Proves a plan in a fresh child, as `RestartableBench.prove_under` says.
-
-        The warm child ends first, since two children must not use the device at once. The next call gets a new one.
-        """
-        if self.fresh_proof_s > left_s:
-            return None
-        self._end()
-        try:
-            return self._prove_afresh(plan, variables, enforce=False)
-        except errors.AutofitError:  # the variables may be at fault
-            return None
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Checks in the warm child whether a plan keeps the baseline's gradient.
@@ -246,9 +222,10 @@ class RemoteBench:
         self._cache.cleanup()
 
     def _warm_for(self, plan: Plan) -> Child:
-        """Returns a warm child that has run no plan with other values of late knobs, since a process keeps them."""
-        before, self._late = self._late, [plan.values.get(k.name, k.default) for k in self.briefing.space.late]
-        if before != self._late:
+        """Returns a warm child that has run no plan with other values of the knobs of which it keeps the first."""
+        knobs = [knob for knob in self.briefing.space.knobs if knob.of_process]
+        before, self._kept = self._kept, [plan.values.get(knob.name, knob.default) for knob in knobs]
+        if before not in (None, self._kept):
             self._retire()
         return self._warm()
 
@@ -277,11 +254,11 @@ class RemoteBench:
         except ChildEnded as ended:
             if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
                 raise errors.BudgetSpent(
-                    f"{self._over()} before {self._target.name} was open: {phases.current!r} had been running for "
-                    f"{format_duration(phases.since_s)}. Give more time, or look for what hangs in this phase. "
-                    f"({ended.outcome.reason}.)"
+                    f"{self._over()} before {self._target.name} was open: {phases.cut_off()}. ({ended.outcome.reason}.)"
                 ) from None
-            raise errors.UserCodeError(f"opening {self._target.name} failed: {ended.outcome.reason}") from None
+            raise errors.UserCodeError(
+                f"opening {self._target.name} failed in the phase {phases.current!r}: {ended.outcome.reason}"
+            ) from None
         except BaseException:
             if child is not None:
                 child.kill()
@@ -318,10 +295,11 @@ class RemoteBench:
         patience_s = min(self._clock.patience_s() + SOFT_S, limit_s)
         return evaluated(child, plan, purpose, terms, patience_s, self._beat)
 
-    def _prove_afresh(self, plan: Plan, environment: Mapping[str, str], enforce: bool) -> tuple[Briefing, Outcome]:
-        child, briefing = self._start(environment, enforce)
+    def _prove_limited(self, plan: Plan) -> Outcome:
+        """Proves a plan in a child of its own, whose memory is really limited."""
+        child, _ = self._start(HOST_LIMIT_ENVIRONMENT, enforce=True)
         try:
-            return briefing, self._evaluate(child, plan, Purpose.PROOF)
+            return self._evaluate(child, plan, Purpose.PROOF)
         finally:
             child.kill()
 

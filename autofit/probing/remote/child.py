@@ -274,13 +274,15 @@ class Child:
         signal_number = -code if code is not None and code < 0 else None
         verdict = classify(Evidence(chain=(), exit_signal=signal_number, exit_code=code))
         last = last_exception(self.log)
-        reason = self._with_log(verdict.reason, f"its last line was {last!r}" if last else "")
+        reason = self._with_log(verdict.reason + self._doing(), f"its last line was {last!r}" if last else "")
         return Outcome(status=verdict.status, reason=reason)
 
     def _hung(self, why: str) -> Outcome:
         self.kill()
-        doing = f" (it was in {self._phase!r})" if self._phase else ""
-        return Outcome(status=Status.TIMED_OUT, reason=self._with_log(f"{why}{doing}; its process was killed"))
+        return Outcome(status=Status.TIMED_OUT, reason=self._with_log(f"{why}{self._doing()}; its process was killed"))
+
+    def _doing(self) -> str:
+        return f" (it was in {self._phase!r})" if self._phase else ""
 
     def _with_log(self, *parts: str) -> str:
         """Returns a reason that names the log of the child's output. The child is gone, so the log is complete."""

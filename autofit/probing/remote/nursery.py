@@ -109,6 +109,11 @@ class Nursery:
         self.reason = self._given_up
         self.libraries: list[str] = []
 
+    @property
+    def pid(self) -> int | None:
+        """The process id of the nursery; None while there is none."""
+        return None if self._process is None else self._process.pid
+
     def fork(self, given: Sequence[int], variables: Mapping[str, str], patience_s: float) -> ForkedProcess | None:
         """Returns a forked process; None if none can be forked, for the `reason`.
 

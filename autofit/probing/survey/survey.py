@@ -94,7 +94,6 @@ class Survey:
             pinned=dict(self.pinned),
             batch_limit=next((offer.batch_limit for _, offer in self._offered if offer.batch_limit), ""),
             strategies=tuple(strategy.to_record(offer) for strategy, offer in self._offered),
-            late=tuple(knob for _, offer in self._offered for knob in offer.late),
         )
         check_size(space)
         pins.check_conflict(space)

@@ -119,7 +119,7 @@ def changes(space: SpaceFacts) -> list[Plan]:
     Changes that the space does not allow are left out. What takes longest to compile comes last, so that a stage that
     is cut off has run as many plans as it could.
     """
-    searched, knobs = SearchSpace(space), (*space.knobs, *space.late)
+    searched, knobs = SearchSpace(space), space.knobs
     single = [
         {knob.name: value}
         for knob in knobs

@@ -1,7 +1,6 @@
 """A remote bench survives what its children do, and proves under a limit that is real."""
 
 import json
-import math
 import os
 import re
 import signal
@@ -16,9 +15,17 @@ import pytest
 
 from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
-from autofit.core.budget import Budget
+from autofit.core.budget import Budget, Clock
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, RestoreError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.errors import (
+    AutofitError,
+    BudgetSpent,
+    RestoreError,
+    SpaceError,
+    Untraceable,
+    UserCodeError,
+    WorkloadError,
+)
 from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.outcome import Status
@@ -29,7 +36,6 @@ from autofit.estimators import Scaling, memory_use, scaling
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Deadlines
-from autofit.search.bench import Bench, RestartableBench
 from tests.probing.remote.fake_worker import install, is_alive, open_descriptors, session
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -246,63 +252,9 @@ def test_a_proof_on_an_accelerator_needs_no_second_process(opened: Open, log: Lo
     assert len(log.pids) == 1
 
 
-APART = """
-before = [json.loads(line) for line in open(environment["REQUESTS"])] if os.path.exists(environment["REQUESTS"]) else []
-alive = [pid for pid in {each["pid"] for each in before} - {os.getsid(0)} if os.path.exists(f"/proc/{pid}")]
-seen = dict(allocator=environment.get("PYTORCH_ALLOC_CONF", ""), alive=alive)
-if request["do"] == "open" and environment.get("PYTORCH_ALLOC_CONF") == "refused":
-    say("error", type="UserCodeError", message="no such option")
-    continue
-""" + OPENS.replace("limited=limited", "limited=limited, **seen")
-ANSWERS = f"""
-if request["do"] == "close":
-    say("closed")
-    break
-{FAILS}
-"""
-OTHER = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-def test_a_proof_under_other_variables_has_the_device_for_itself(opened: Open, log: Log) -> None:
-    bench: Bench = opened(ANSWERS, prefix=APART)
-    assert isinstance(bench, RestartableBench)
-    bench.evaluate(PLAN, Purpose.PROOF)
-    proven = bench.prove_under(PLAN, OTHER, math.inf)
-    assert proven is not None
-    briefing, outcome = proven
-    assert (briefing, outcome.status) == (BRIEFING, Status.USER_ERROR)
-    bench.evaluate(PLAN, Purpose.PROBE)
-    asked = [(log.pids.index(each["pid"]), each["do"], each["allocator"]) for each in log.requests]
-    assert asked == [
-        (0, "open", ""),
-        (0, "evaluate", ""),
-        (0, "close", ""),  # it puts its workload back, as at the end of the bench
-        (1, "open", OTHER["PYTORCH_ALLOC_CONF"]),
-        (1, "evaluate", OTHER["PYTORCH_ALLOC_CONF"]),
-        (2, "open", ""),
-        (2, "evaluate", ""),
-    ]
-    assert [each["alive"] for each in log.requests] == [[]] * len(asked)
-    assert log.requests[4]["purpose"] == "proof"
-    assert log.requests[3]["options"]["memory_budget"] == 12345
-
-
-@pytest.mark.parametrize("left_s", [10.0, 60.0])
-def test_a_proof_under_other_variables_needs_the_time_of_a_start_and_a_proof(
-    opened: Open, log: Log, left_s: float
-) -> None:
-    bench = opened(ANSWERS, prefix=APART)
-    bench._start_s, bench._proof_s = 15.0, 5.0
-    assert bench.fresh_proof_s == 30.0
-    assert (bench.prove_under(PLAN, OTHER, left_s) is None) is (left_s < 30)
-    assert len(log.pids) == (1 if left_s < 30 else 2)
-    bench.evaluate(PLAN, Purpose.PROBE)
-    assert len(log.pids) == (1 if left_s < 30 else 3)  # the warm one is still there only if nothing was started
-
-
-def test_plans_with_other_late_values_run_in_processes_of_their_own(opened: Open, log: Log) -> None:
-    late = Knob(name="kept", values=(False, True), default=False)
-    space = BRIEFING.space.model_copy(update={"late": (late,)})
+def test_plans_with_other_values_that_a_process_keeps_run_in_processes_of_their_own(opened: Open, log: Log) -> None:
+    knob = Knob(name="kept", values=(False, True), default=False, of_process=True)
+    space = BRIEFING.space.model_copy(update={"knobs": (knob,)})
     bench = opened(FAILS, briefing=BRIEFING.model_copy(update={"space": space}))
     kept = PLAN.replace(kept=True)
     for plan in (PLAN, PLAN.replace(kept=False), kept, kept, PLAN):
@@ -311,26 +263,6 @@ def test_plans_with_other_late_values_run_in_processes_of_their_own(opened: Open
     assert [(number, plan["values"].get("kept", False)) for number, plan in ran] == [
         (0, False), (0, False), (1, True), (1, True), (2, False),
     ]  # fmt: skip
-
-
-def test_the_time_of_a_proof_is_that_of_the_last_one(opened: Open) -> None:
-    bench = opened("time.sleep(0.2)\n" + FAILS)
-    bench.evaluate(PLAN, Purpose.PROBE)
-    assert bench._proof_s == 0.0
-    bench.evaluate(PLAN, Purpose.PROOF)
-    assert bench._proof_s >= 0.2
-
-
-def test_a_process_that_cannot_be_opened_with_other_variables_proves_nothing(opened: Open, log: Log) -> None:
-    bench = opened(ANSWERS, prefix=APART)
-    assert bench.prove_under(PLAN, {"PYTORCH_ALLOC_CONF": "refused"}, math.inf) is None
-    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR  # in a new child
-
-
-def test_a_warm_child_that_found_a_difference_is_not_hushed_up_by_a_proof(opened: Open) -> None:
-    bench = opened("say('error', type='RestoreError', message='differs')", prefix=APART)
-    with pytest.raises(RestoreError, match="differs"):
-        bench.prove_under(PLAN, OTHER, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -362,12 +294,57 @@ def test_a_child_that_dies_while_opening_is_an_error_with_its_last_words(opened:
     prefix = "print('importing my code', flush=True)\nos.abort()\n"
     with pytest.raises(UserCodeError) as error:
         opened("", prefix=prefix)
-    assert "opening train.py:make failed: the process was terminated by SIGABRT" in str(error.value)
+    assert (
+        "opening train.py:make failed in the phase 'starting its process': the process was terminated by SIGABRT"
+        in str(error.value)
+    )
     assert error.value.traceback_text == ""
     printed = re.search(r"its output is in (\S+?)\.?$", str(error.value))
     assert printed is not None
     assert "importing my code" in Path(printed[1]).read_text()
     Path(printed[1]).unlink()
+
+
+@pytest.mark.parametrize("phase", ["import", "open", "survey", "prepare", "step"])
+def test_a_child_that_dies_in_a_phase_of_its_opening_is_an_error_that_names_it(opened: Open, phase: str) -> None:
+    prefix = f"say('beat', phase={phase!r})\nos._exit(3)\n"
+    with pytest.raises(UserCodeError, match=f"failed in the phase '{phase}': the process ended with exit code 3"):
+        opened("", prefix=prefix)
+
+
+@pytest.mark.parametrize("phase", ["prepare", "forward", "step"])
+@pytest.mark.parametrize("ends", ["os._exit(3)", "os.abort()", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_child_that_dies_in_a_phase_of_a_run_is_an_outcome_that_names_it(
+    opened: Open, log: Log, phase: str, ends: str
+) -> None:
+    bench = opened(f"say('beat', phase={phase!r})\n{ends}")
+    outcome = bench.evaluate(PLAN, Purpose.PROBE)
+    assert outcome.status is Status.CRASHED
+    assert f"(it was in '{phase}')" in outcome.reason
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.CRASHED
+    assert len(log.pids) == 2
+
+
+def test_a_budget_shorter_than_the_opening_says_what_each_phase_took_and_what_would_suffice(opened: Open) -> None:
+    prefix = "say('beat', phase='import')\ntime.sleep(0.3)\nsay('beat', phase='open')\ntime.sleep(100)\n"
+    with pytest.raises(BudgetSpent) as error:
+        opened("", prefix=prefix, clock=Clock(limit_s=0.5))
+    assert error.value.exit_code == 7
+    expected = (
+        r"budget of 500 ms ran out before train.py:make was open: 'starting its process' took \S+ m?s, "
+        r"'import' took 3\d\d ms, 'open' had been running for \S+ s. Give about 10 s, or look for what hangs"
+    )
+    assert re.search(expected, str(error.value)), str(error.value)
+
+
+def test_a_budget_that_ends_while_the_nursery_starts_is_spent_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, FAILS, monkeypatch, nursery="time.sleep(100)")
+    before = open_descriptors()
+    with pytest.raises(BudgetSpent, match=r"'starting its process' had been running .*its process was not ready"):
+        RemoteBench(Target("train.py:make"), deadlines=QUICK, clock=Clock(limit_s=0.3))
+    assert open_descriptors() == before
 
 
 def test_an_error_while_evaluating_is_raised_and_the_next_probe_has_a_new_child(opened: Open, log: Log) -> None:

@@ -55,8 +55,8 @@ def is_forked(child: Child) -> bool:
 
 
 def pid_of(nursery: Nursery) -> int:
-    assert nursery._process is not None
-    return nursery._process.pid
+    assert nursery.pid is not None
+    return nursery.pid
 
 
 def wait_for(reached: Callable[[], bool], seconds: float = 60.0) -> bool:
@@ -87,7 +87,7 @@ def test_a_nursery_that_is_killed_is_replaced_once_and_its_children_live_on(
     install(tmp_path, ANSWERS, monkeypatch)
     first = start()
     for expected in (True, False, False):
-        os.kill(pid_of(nursery), signal.SIGKILL) if nursery._process else None
+        os.kill(pid_of(nursery), signal.SIGKILL) if nursery.pid else None
         assert is_forked(start()) is expected
     assert nursery.reason == "the nursery died"
     assert is_forked(first)
@@ -138,7 +138,7 @@ def test_where_forking_is_unsafe_a_fresh_interpreter_starts(
     for _ in range(2):
         assert not is_forked(start())
         assert reason in nursery.reason
-    assert nursery._process is None
+    assert nursery.pid is None
 
 
 def test_libraries_are_imported_meanwhile_and_a_broken_one_does_no_harm(
@@ -196,7 +196,7 @@ nursery = Nursery({})
 child = Child(Deadlines(), {}, OutputLog(), nursery)
 reply = child.ask({})
 assert not nursery.reason
-print(nursery._process.pid, child.process.pid, reply["worker"], reply["helper"], flush=True)
+print(nursery.pid, child.process.pid, reply["worker"], reply["helper"], flush=True)
 time.sleep(100)
 """
 

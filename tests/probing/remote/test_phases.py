@@ -37,3 +37,17 @@ def test_a_phase_that_comes_back_adds_up() -> None:
         time.now_s += 5
     phases.enter("end")
     assert phases.spent_s == {STARTING: 0.0, "survey": 10.0, "open": 10.0}
+
+
+def test_an_opening_that_is_cut_off_says_its_phases_and_twice_the_time_that_it_had() -> None:
+    time = Time()
+    phases = Phases(Clock(limit_s=20.0, now=time), lambda phase: None)
+    time.now_s += 4
+    phases.enter("import")
+    time.now_s += 13
+    phases.enter("open")
+    time.now_s += 6
+    assert phases.cut_off() == (
+        "'starting its process' took 4 s, 'import' took 13 s, 'open' had been running for 6 s. "
+        "Give about 50 s, or look for what hangs in this phase"
+    )

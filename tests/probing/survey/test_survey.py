@@ -89,22 +89,6 @@ def test_knobs_with_a_choice_are_in_play_and_refusals_are_kept() -> None:
     assert space.sizes == (8,)  # batching was not among the strategies
 
 
-class Late(Offering):
-    """Offers its knob late."""
-
-    def offer(self, facts: Facts) -> Offer:
-        return Offer(late=super().offer(facts).knobs)
-
-
-def test_late_knobs_are_no_part_of_any_plan() -> None:
-    survey = survey_of(Offering("a", (1, 2)), Late("kept", (False, True)))
-    space = survey.run()
-    assert [knob.name for knob in space.knobs] == ["a"]
-    assert [knob.name for knob in space.late] == ["kept"]
-    assert "kept" not in space.baseline.values
-    assert [strategy.name for strategy in space.strategies] == ["a", "kept"]
-
-
 def test_conflicts_are_found_for_every_combination() -> None:
     space = survey_of(Offering("a", (0, 1)), Offering("b", (0, 1, 2), conflicts="a")).run()
     assert space.forbidden == (Conflict(values={"a": 1, "b": 2}, reason="b does not go with a"),)
