@@ -32,7 +32,7 @@ UNKNOWN = 0.5
 
 
 FREE_RATIO = 0.5
-"""Share of the budget below which the peak of the baseline leaves room for other plans at its micro batch."""
+"""Share of the budget below which the peak of the baseline, in proportion to the micro batch, leaves room for others."""
 
 
 class Feasibility:
@@ -143,16 +143,26 @@ class Feasibility:
             self._model.expect(place)
 
     def _is_light(self, plan: Plan) -> bool:
-        """Returns whether a plan runs without an estimate of its memory."""
-        baseline = self._space.baseline
+        """Returns whether a plan runs without an estimate of its memory.
+
+        A peak grows at most in proportion to the micro batch. So a plan surely has room where the same combination at a
+        smaller size left enough, and most likely where the baseline left twice as much.
+        """
+        baseline, limit = self._space.baseline, self._memory_bytes
         if not self.light:
             return False
         if plan == baseline:
             return True
-        ran = self._trials.get(baseline.key)
-        if ran is None or ran.outcome.measurement is None or plan.micro_batch_size > baseline.micro_batch_size:
-            return False
-        return ran.outcome.measurement.memory.judged_bytes < FREE_RATIO * self._memory_bytes
+        for ran in self._trials.values():
+            if ran.outcome.measurement is None:
+                continue
+            times = max(plan.micro_batch_size / ran.plan.micro_batch_size, 1.0)
+            most = times * ran.outcome.measurement.memory.judged_bytes
+            if ran.plan.combination == plan.combination and most < limit:
+                return True
+            if ran.plan == baseline and most < FREE_RATIO * limit:
+                return True
+        return False
 
     # Answers
 

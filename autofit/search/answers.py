@@ -9,12 +9,8 @@ from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.search.checks import Checks
 from autofit.search.choice import PROBE_NOISE_RATIO, keeps_batch, measurement_of, quotient
-from autofit.search.common_scale import DISTURBED_NOISE_RATIO
 from autofit.search.evidence import Answered
 from autofit.search.trial_runner import TrialRunner
-
-AHEAD_RATIO = 1 + PROBE_NOISE_RATIO
-"""A plan replaces the answer, before a race, if its probe was faster by more than the noise of two probes."""
 
 
 class Answers:
@@ -33,6 +29,8 @@ class Answers:
         self._runner, self._tuning, self._ledger = runner, runner.tuning, runner.ledger
         self._checks = checks
         self._objective, self._space = runner.tuning.objective, runner.tuning.space
+        # Before a race, a plan replaces the answer if its probe was faster by more than the noise of two probes.
+        self._ahead = 1 + min(PROBE_NOISE_RATIO, runner.tuning.noise_ratio)
         self.taken: list[Trial] = []
         self.log: list[Answered] = []
         runner.tuning.seen.answers = self.log
@@ -95,7 +93,7 @@ class Answers:
             return None
         if self.best is None:
             return 0.0
-        return self._objective.score(self._probe_of(self.best)) * AHEAD_RATIO
+        return self._objective.score(self._probe_of(self.best)) * self._ahead
 
     def _probe_of(self, trial: Trial) -> Measurement:
         """Returns the measurement of a plan's probe, which times more steps than a proof of its own."""
@@ -114,8 +112,8 @@ class Answers:
             return True
         ours, theirs = measurement_of(trial), self._probe_of(best)
         if keeps_batch(best.plan, baseline) and not keeps_batch(trial.plan, baseline):
-            return quotient(ours, theirs, self._objective, DISTURBED_NOISE_RATIO).low > 1
-        return self._objective.score(ours) > AHEAD_RATIO * self._objective.score(theirs)
+            return quotient(ours, theirs, self._objective, self._tuning.noise_ratio).low > 1
+        return self._objective.score(ours) > self._ahead * self._objective.score(theirs)
 
     def _proven(self, trial: Trial) -> Trial | None:
         """Proves a plan in a run of its own; returns the trial with the proof, at the speed of the probe, or None."""

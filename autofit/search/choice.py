@@ -17,6 +17,11 @@ MIN_FINALISTS, DISTURBED_RATIO = 3, 0.75
 machine, a probe was 31 % too fast, and the best plan was left out of the race."""
 PROBE_NOISE_RATIO = 0.04
 """Standard deviation of the ratio of two separate probes on a calm machine (reference/reliability.md 9.2)."""
+DISTURBED_NOISE_RATIO = 0.15
+"""Standard deviation of the ratio of two separate probes if the noise of the machine is unknown: on a shared machine a
+probe was 31 % too fast (scripts/bench/claims.py)."""
+DEVICE_NOISE_RATIO = 0.015
+"""The same on an accelerator, which one process uses alone: on an H100, steps of one plan differ by about 1 %."""
 TIE_LOSS = 0.75
 """Maximum average cost of a tie, as a share of the tie margin. At 1.0, 7 more of 1,550 searches of scripts/bench/search
 are off by over 3 %; at 0.5, the lighter of two equal plans is chosen in 60 % of races on recorded noise instead of 76 %

@@ -17,13 +17,9 @@ from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95, clipped, expected_gain
 from autofit.core.trial import Trial
 from autofit.core.units import short_number
-from autofit.search.choice import PROBE_NOISE_RATIO, measurement_of, quotient
+from autofit.search.choice import DISTURBED_NOISE_RATIO, PROBE_NOISE_RATIO, measurement_of, quotient
 from autofit.search.contradiction import proof_contradicts
 from autofit.search.race import MIN_ROUNDS, Pairing, Race
-
-DISTURBED_NOISE_RATIO = 0.15
-"""Standard deviation of the ratio of two separate probes if the noise of the machine is unknown: on a shared machine a
-probe was 31 % too fast (scripts/bench/claims.py)."""
 
 CLAIM_RATIO = 1.12
 """Factor on the width of the interval that is reported after a race. A race ends when it looks decided, and the best of
@@ -37,13 +33,16 @@ class CommonScale:
     Args:
         objective: the quantity to maximise.
         measured: the latest trial of each plan that was measured.
+        noise_ratio: standard deviation of the ratio of two separate probes.
 
     Attributes:
         race: the race, once it has begun.
     """
 
-    def __init__(self, objective: Objective, measured: Sequence[Trial]) -> None:
-        self._objective = objective
+    def __init__(
+        self, objective: Objective, measured: Sequence[Trial], noise_ratio: float = DISTURBED_NOISE_RATIO
+    ) -> None:
+        self._objective, self._noise_ratio = objective, noise_ratio
         self._probe_logs = {t.plan.key: math.log(objective.score(measurement_of(t))) for t in measured}
         self.race: Race | None = None
         self._scale = Scale({}, 0.0, 0.0)
@@ -72,7 +71,7 @@ class CommonScale:
         if ours.plan == theirs.plan:
             return Ratio(value=1.0, low=1.0, high=1.0, pairs=self.race.rounds if self.race is not None else 0)
         if self.race is None or not self.decided_by_race:
-            return quotient(measurement_of(ours), measurement_of(theirs), self._objective, DISTURBED_NOISE_RATIO)
+            return quotient(measurement_of(ours), measurement_of(theirs), self._objective, self._noise_ratio)
         pairing = self._pairing(self.race, ours.plan.key, theirs.plan.key)
         if pairing is not None:
             return pairing.ratio()

@@ -23,6 +23,7 @@ from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
+from autofit.search.choice import DEVICE_NOISE_RATIO, DISTURBED_NOISE_RATIO
 from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
@@ -105,6 +106,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         proof_start_s=bench.proof_start_s,
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
+        noise_ratio=DISTURBED_NOISE_RATIO if briefing.environment.is_host else DEVICE_NOISE_RATIO,
         check=bench.check,
         checked_as=_checked_as(briefing),
     )

@@ -16,6 +16,7 @@ from autofit.core.run_terms import RunTerms
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.search.choice import DISTURBED_NOISE_RATIO
 from autofit.search.event import Event
 from autofit.search.evidence import Answered, Seen
 from autofit.searchers.base import Problem, Searcher
@@ -75,6 +76,7 @@ class Tuning:
             poisoned trial.
         proof_start_s: seconds that a proof of its own needs to start a fresh process; 0 if it needs none.
         seen: what the search sees as it runs, for its evidence.
+        noise_ratio: standard deviation of the ratio of two separate probes on this device, beyond their own spread.
         check: checks the gradient of a plan that is about to become the answer; None: every plan passes.
         checked_as: digest of what verdicts hold for: workload, device and versions.
     """
@@ -93,6 +95,7 @@ class Tuning:
     isolated: bool = False
     proof_start_s: float = 0.0
     seen: Seen = field(default_factory=Seen)
+    noise_ratio: float = DISTURBED_NOISE_RATIO
     check: Check | None = None
     checked_as: str = ""
 
