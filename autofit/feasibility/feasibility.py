@@ -32,7 +32,7 @@ UNKNOWN = 0.5
 
 
 FREE_RATIO = 0.5
-"""Share of the budget below which the peak of the baseline, in proportion to the micro batch, leaves room for others."""
+"""Share of the budget below which the peak of the baseline, in proportion to the micro batch, leaves room."""
 
 
 class Feasibility:

@@ -107,11 +107,11 @@ def judged(
 ) -> tuple[str, dict[str, Any], bool]:
     """Returns the summary, the figures, and whether there is a plan that no recipe beats."""
     rates = {text: each["samples_per_s"] for text, each in by_hand.items() if "samples_per_s" in each}
-    ours = [rate for text, rate in rates.items() if text.startswith("plan")]
-    best = max((rate for text, rate in rates.items() if not text.startswith("plan")), default=0.0)
-    ratio = max(ours) / best if ours and best else None
+    ours = rates.pop("plan", 0.0)
+    best = max(rates.values(), default=0.0)
+    ratio = ours / best if ours and best else None
     figures: dict[str, Any] = {"architecture": name, "took_s": took_s, "by_hand": by_hand, "ratio": ratio}
-    figures |= {"failure": failure, "table": stage.table(["recipe", "samples/s"], list(rates.items()))}
+    figures |= {"failure": failure, "table": stage.table(["recipe", "samples/s"], [("plan", ours), *rates.items()])}
     if found is None:
         return f"anytime {name}: no answer after {format_duration(took_s)}: {failure}", figures, False
     figures |= {"recommendation": found.model_dump(mode="json", by_alias=True)}

@@ -80,6 +80,10 @@ STAGES = (
     _stage("estimates", "the estimators, and traces, against the recorded grids", "estimates"),
     *(_stage(f"peers-{model}", f"batch-size finders on {model}", "peers", model) for model in MODELS),
     *(_stage(f"gain-{name}", f"{name} against the baseline and plans by hand", "gain", name) for name in ARCHITECTURES),
+    *(
+        _stage(f"anytime-{name}", f"{name} in 120 s against recipes by hand", "anytime", name)
+        for name in ("convnext", "llama", "swin", "t5")
+    ),
     *(_stage(f"strategies-{name}", f"every strategy once on {name}", "strategies", name) for name in VARIED),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
