@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -150,6 +151,22 @@ def test_time_that_runs_out_leaves_the_plan_unchecked() -> None:
 
     found = checked({"one": True}, Scaling("one", 1.0), loss=slow, limit_s=0.2)
     assert (found.passed, found.checked, found.verdicts) == (False, False, {})
+    assert "the time budget of 200 ms ran out" in found.reason
+
+
+def test_in_another_thread_a_check_ends_between_two_gradients() -> None:
+    """No signal comes there."""
+
+    def slow(model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(2.5)
+        return cross_entropy(model, batch)
+
+    results: list[Checked] = []
+    work = Thread(target=lambda: results.append(checked({"one": True}, Scaling("one", 1.0), loss=slow, limit_s=0.2)))
+    work.start()
+    work.join()
+    (found,) = results
+    assert (found.passed, found.checked) == (False, False)
     assert "the time budget of 200 ms ran out" in found.reason
 
 
