@@ -54,4 +54,15 @@ def choose(name: str | None = None) -> Device:
     return member(int(index) if index is not None and not member.is_host else None)
 
 
-__all__ = ["BUILT_IN", "Device", "available_host_bytes", "choose", "cuda_capabilities", "host", "members"]
+__all__ = [
+    "BUILT_IN",
+    "Device",
+    "available_host_bytes",
+    "choose",
+    "cuda_capabilities",
+    "gpu_count",
+    "gpu_in_use",
+    "host",
+    "known_gpu_count",
+    "members",
+]

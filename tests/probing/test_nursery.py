@@ -39,6 +39,7 @@ def test_imports_halt_between_two_modules_and_go_on(tmp_path: Path, monkeypatch:
     began, finish = threading.Event(), threading.Event()
     monkeypatch.setattr(nursery, "_events", (began, finish), raising=False)
     monkeypatch.setattr(nursery, "_NICE", 0)
+    monkeypatch.setattr(nursery, "thread_count", lambda: 2)  # whatever else this process runs
     (tmp_path / "halting_one.py").write_text(
         "from autofit.probing import nursery\nnursery._events[0].set()\nnursery._events[1].wait(60)"
     )
@@ -61,6 +62,7 @@ def test_imports_halt_between_two_modules_and_go_on(tmp_path: Path, monkeypatch:
 
 def test_libraries_that_ask_for_gpus_get_the_known_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nursery, "_NICE", 0)
+    monkeypatch.setattr(nursery, "thread_count", lambda: 2)  # whatever else this process runs
     (tmp_path / "asking_library.py").write_text(
         "import torch\nfound = torch.cuda.is_available(), torch.cuda.device_count()"
     )
