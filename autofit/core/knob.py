@@ -44,8 +44,7 @@ class Knob(BaseModel):
         usual: value that an expert writes at once on this device, without trying; None for the default.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
             more time than the one before. An estimate finds the smallest that suffices.
-        of_process: whether a process keeps the first value that it runs with, so that another value needs a process of
-            its own.
+        of_process: whether a process keeps the first value that it runs, so that another value needs another process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

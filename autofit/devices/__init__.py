@@ -7,6 +7,7 @@ from autofit.core.errors import DeviceMissing
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
 from autofit.devices.cuda import Cuda, cuda_capabilities
+from autofit.devices.gpu_count import gpu_count, gpu_in_use, known_gpu_count
 from autofit.devices.host_memory import available as available_host_bytes
 from autofit.devices.mps import Mps
 from autofit.devices.xpu import Xpu
@@ -53,4 +54,15 @@ def choose(name: str | None = None) -> Device:
     return member(int(index) if index is not None and not member.is_host else None)
 
 
-__all__ = ["BUILT_IN", "Device", "available_host_bytes", "choose", "cuda_capabilities", "host", "members"]
+__all__ = [
+    "BUILT_IN",
+    "Device",
+    "available_host_bytes",
+    "choose",
+    "cuda_capabilities",
+    "gpu_count",
+    "gpu_in_use",
+    "host",
+    "known_gpu_count",
+    "members",
+]

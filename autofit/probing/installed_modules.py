@@ -15,13 +15,13 @@ def installed_modules(target: str) -> list[str]:
     Args:
         target: what the user asked to open, such as `package.module:function`.
     """
-    own = target.partition(":")[0].partition(".")[0]
+    package = target.partition(":")[0].partition(".")[0]
     folders = _folders()
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         top = name.partition(".")[0]
-        if isinstance(file, str) and top not in ("__main__", "__mp_main__", own) and file.startswith(folders):
+        if isinstance(file, str) and top not in ("__main__", "__mp_main__", package) and file.startswith(folders):
             found.append(name)
     return found
 

@@ -8,8 +8,10 @@ Started as `python -P supervisor.py --nursery FD --life FD`. Messages arrive as 
 
 * `{"do": "fork", "variables": {...}}`, with five descriptors: the pipes that `Child` makes. The forked process becomes
   a supervisor (supervisor.py) and forks the worker. It writes `started PID` to the last descriptor, and when the worker
-  has ended `ended STATUS`, a wait status. If forking is unsafe, the nursery writes `refused REASON` there instead.
-* `{"do": "import", "names": [...]}`: modules to import while nothing is asked. Errors are ignored.
+  has ended `ended STATUS`, a wait status. If forking is unsafe, the nursery writes `refused MODULE REASON` there
+  instead, with the module after whose import that was found, or `-`.
+* `{"do": "import", "names": [...], "gpus": N}`: modules to import while nothing is asked. Errors are ignored. Libraries
+  that ask torch meanwhile for the number of GPUs get this answer, so that none of them starts the driver.
 * `{"do": "reap", "pid": PID}`: the parent has done with a supervisor that has ended.
 """
 
@@ -22,7 +24,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from select import select
 from time import monotonic, sleep
 from typing import Any
@@ -37,9 +39,15 @@ FORKED = 5
 _NICE = 19
 """Niceness of the thread that imports, so that it takes little from what is measured meanwhile. Children fork from
 the main thread and do not inherit it."""
-_QUIET = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Variables of the nursery alone. OpenBLAS would start its threads on import. A library that asks on import whether
-there is a GPU would start the driver; with the second variable torch asks NVML, which a fork does not harm."""
+_QUIET = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""Variables of the nursery alone: OpenBLAS and the allocator of pyarrow would start threads on import, and torch the
+driver when it is asked for the number of GPUs."""
+_THREADS = 2
+"""Number of threads while modules are imported."""
 _VANISH_S = 1.0
 """Maximum time until a thread that has ended is gone from the system's list."""
 
@@ -50,10 +58,10 @@ def main(connection: int, life: int) -> None:
     before = {name: os.environ.get(name) for name in _QUIET}
     os.environ.update(_QUIET)
     worker = importlib.import_module("autofit.probing.remote.worker")  # and with it torch
-    Nursery(socket.socket(fileno=connection), life, worker.serve, before).serve()
+    ForkServer(socket.socket(fileno=connection), life, worker.serve, before).serve()
 
 
-class Nursery:
+class ForkServer:
     """Serves one parent until the parent closes its end.
 
     Args:
@@ -79,7 +87,7 @@ class Nursery:
                 os._exit(0)  # a thread may be importing
             message: dict[str, Any] = json.loads(content)
             if message["do"] == "import":
-                self._imports.add(message["names"])
+                self._imports.add(message["names"], message["gpus"])
             elif message["do"] == "reap":
                 with suppress(ChildProcessError):  # another nursery has forked it
                     os.waitpid(message["pid"], 0)
@@ -94,7 +102,7 @@ class Nursery:
         if select([life], [], [], 0)[0]:
             pass  # the parent no longer waits for this one
         elif reason := unsafe():
-            os.write(status, f"refused {reason}\n".encode())
+            os.write(status, f"refused {self._imports.culprit or '-'} {reason}\n".encode())
         else:
             gc.freeze()  # a collection in the worker would copy the pages that it shares with this process
             is_worker = os.fork() == 0
@@ -128,8 +136,8 @@ def unsafe() -> str:
         return f"it has {threads} threads, which a library started"
     if files := device_files():
         return f"it has opened a device ({', '.join(files)})"
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return "it has used a CUDA device" if cuda is not None and cuda.is_initialized() else ""
+    gpus = _gpus()
+    return "it has used a GPU" if gpus is not None and gpus.gpu_in_use() else ""
 
 
 def _become_worker(life: int, read: int, write: int, output: int, status: int) -> None:
@@ -151,16 +159,22 @@ def _say_ended(status: int, found: int) -> None:
 
 
 class Imports:
-    """Imports modules in a thread of low priority, which can be halted between two modules."""
+    """Imports modules in a thread of low priority, which can be halted between two modules.
+
+    Attributes:
+        culprit: the module after whose import another thread or an open device was found; "" if there is none.
+    """
 
     def __init__(self) -> None:
+        self.culprit, self._gpus = "", 0
         self._names: deque[str] = deque()
         self._halt = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, names: list[str]) -> None:
-        """Adds modules to import, and begins."""
+    def add(self, names: list[str], gpus: int) -> None:
+        """Adds modules to import, where there are this many GPUs, and begins."""
         self.pause()
+        self._gpus = gpus
         self._names.extend(names)
         self.go_on()
 
@@ -180,8 +194,19 @@ class Imports:
 
     def _run(self) -> None:
         os.nice(_NICE)  # on Linux, of this thread alone
-        while self._names and not self._halt.is_set():
-            name = self._names.popleft()
-            if name not in sys.modules:
+        gpus = _gpus()
+        with nullcontext() if gpus is None else gpus.known_gpu_count(self._gpus):
+            while self._names and not self._halt.is_set():
+                name = self._names.popleft()
+                if name in sys.modules:
+                    continue
                 with suppress(BaseException):  # a library may even exit; the worker that needs it imports it itself
                     importlib.import_module(name)
+                if thread_count() > _THREADS or device_files():
+                    self.culprit = name
+                    self._names.clear()
+
+
+def _gpus() -> Any:
+    """Returns the module that asks torch about GPUs; None if torch is not loaded."""
+    return importlib.import_module("autofit.devices") if "torch" in sys.modules else None

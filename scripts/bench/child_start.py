@@ -42,13 +42,17 @@ def make_decoder() -> "autofit.Workload":
     )
 
 
-def start(target: Target, log: OutputLog, nursery: Nursery | None, how: str) -> tuple[dict[str, Any], list[str]]:
-    """Starts a process that opens the target. Returns the seconds of its phases, and the modules that it ended with."""
+def start(target: Target, log: OutputLog, nursery: Nursery | None, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Starts a process that opens the target. Returns the seconds of its phases, and its reply."""
     seen_s, began_s = dict[str, float](), time.monotonic()
+
+    def beat(phase: str) -> None:
+        seen_s.setdefault(phase, time.monotonic() - began_s)
+
     child = Child(Deadlines(), {}, log, nursery)
     try:
         request = target.request(enforce=False, memory_bytes=None) | {"claims": False, "libraries": True}
-        reply = child.ask(request, lambda phase: seen_s.setdefault(phase, time.monotonic() - began_s) and None)
+        reply = child.ask(request, beat)
     finally:
         child.kill()
     if reply["kind"] != "briefing":
@@ -59,11 +63,11 @@ def start(target: Target, log: OutputLog, nursery: Nursery | None, how: str) -> 
         "started_s": round(seen_s["import"], 3),
         "imported_s": round(seen_s["open"], 3),
     }
-    return found, reply["libraries"]
+    return found, reply
 
 
 def wait_for_imports(nursery: Nursery) -> None:
-    """Waits until the nursery has imported what it was told: until its second thread has ended."""
+    """Waits until the nursery has imported its list of modules: until its second thread has ended."""
     time.sleep(0.5)
     until = time.monotonic() + IMPORTS_S
     while time.monotonic() < until and len(os.listdir(f"/proc/{nursery.pid}/task")) > 1:
@@ -74,9 +78,9 @@ def measure(target: Target, starts: int) -> list[dict[str, Any]]:
     """Returns a record of each start: the first, which the nursery forks too, then fresh and forked ones in turn."""
     log, nursery, found = OutputLog(), Nursery({}), list[dict[str, Any]]()
     try:
-        first, libraries = start(target, log, nursery, FIRST)
+        first, reply = start(target, log, nursery, FIRST)
         found.append(first)
-        nursery.learn(libraries)
+        nursery.learn(reply["libraries"], reply["gpus"])
         wait_for_imports(nursery)
         for _ in range(starts):
             found.append(start(target, log, None, FRESH)[0])

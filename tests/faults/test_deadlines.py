@@ -67,7 +67,7 @@ def test_defect_04_a_hang_ends_with_the_budget_of_the_command(tmp_path: Path, pl
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert time.monotonic() - began <= allowed_s(10.0)
     assert done.returncode == 7, done.stderr
-    assert "the time budget of 10 s ran out" in done.stderr
+    assert "the time budget of 10 s" in done.stderr  # it ran out in the opening, or is spent by a run
     assert "no sign of life" in done.stderr  # what hangs is said before
 
 

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from autofit.probing import nursery
 from autofit.probing.nursery import Imports, unsafe
@@ -25,7 +26,7 @@ def test_forking_is_unsafe_with_threads_or_a_device(monkeypatch: pytest.MonkeyPa
 def test_forking_is_unsafe_once_torch_used_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nursery, "thread_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    assert unsafe() == "it has used a CUDA device"
+    assert unsafe() == "it has used a GPU"
 
 
 def test_a_thread_that_just_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +39,14 @@ def test_imports_halt_between_two_modules_and_go_on(tmp_path: Path, monkeypatch:
     began, finish = threading.Event(), threading.Event()
     monkeypatch.setattr(nursery, "_events", (began, finish), raising=False)
     monkeypatch.setattr(nursery, "_NICE", 0)
+    monkeypatch.setattr(nursery, "thread_count", lambda: 2)  # whatever else this process runs
     (tmp_path / "halting_one.py").write_text(
         "from autofit.probing import nursery\nnursery._events[0].set()\nnursery._events[1].wait(60)"
     )
     (tmp_path / "halting_two.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     imports = Imports()
-    imports.add(["halting_one", "halting_two"])
+    imports.add(["halting_one", "halting_two"], 0)
     assert began.wait(60)
     threading.Timer(0.2, finish.set).start()
     imports.pause()
@@ -56,3 +58,19 @@ def test_imports_halt_between_two_modules_and_go_on(tmp_path: Path, monkeypatch:
     thread.join(60)
     assert sys.modules.pop("halting_one")
     assert sys.modules.pop("halting_two")
+
+
+def test_libraries_that_ask_for_gpus_get_the_known_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "_NICE", 0)
+    monkeypatch.setattr(nursery, "thread_count", lambda: 2)  # whatever else this process runs
+    (tmp_path / "asking_library.py").write_text(
+        "import torch\nfound = torch.cuda.is_available(), torch.cuda.device_count()"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = torch.cuda.is_available, torch.cuda.device_count
+    imports = Imports()
+    imports.add(["asking_library"], 3)
+    assert imports._thread is not None
+    imports._thread.join(60)
+    assert sys.modules.pop("asking_library").found == (True, 3)
+    assert (torch.cuda.is_available, torch.cuda.device_count) == before

@@ -264,7 +264,7 @@ class RemoteBench:
                 child.kill()
             raise
         if not self._nursery.libraries:
-            self._nursery.learn(reply.get("libraries", []))
+            self._nursery.learn(reply.get("libraries", []), reply.get("gpus", 0))
         self._survey_s = phases.spent_s.get(SURVEY, self._survey_s)
         try:
             return child, Briefing.model_validate(reply["briefing"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -20,6 +21,19 @@ SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"
 ANSWER_S = 20.0
 """Maximum wait for a nursery that has forked before. It may have to finish an import first."""
 _NAMES = 500  # names in a message; the names of modules are far shorter than 100 characters
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Why the nursery forked nothing.
+
+    Attributes:
+        reason: its reason; "" if it died or does not answer.
+        culprit: the module after whose import it could not be forked any more; "" if none is known.
+    """
+
+    reason: str = ""
+    culprit: str = ""
 
 
 class ForkedProcess:
@@ -95,7 +109,8 @@ class Nursery:
     Attributes:
         environment: those variables.
         reason: why the last process was not forked; "" if it was.
-        libraries: the modules that the nursery imports.
+        libraries: the modules that the nursery imports. Those from the first on after whose import it could not be
+            forked are left out when it starts again.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -108,6 +123,7 @@ class Nursery:
         self._given_up = "" if IS_LINUX else "processes are forked on Linux only"
         self.reason = self._given_up
         self.libraries: list[str] = []
+        self._gpus = 0
 
     @property
     def pid(self) -> int | None:
@@ -131,16 +147,21 @@ class Nursery:
             except OSError as error:
                 if isinstance(error, TimeoutError):
                     raise
-                found = str(error)
+                found = _Refused(str(error))
             if isinstance(found, ForkedProcess):
                 self._served = True
                 return found
             self._lost(found)
         return None
 
-    def learn(self, libraries: Sequence[str]) -> None:
-        """Has the nursery import modules while it has nothing else to do."""
-        self.libraries = list(libraries)
+    def learn(self, libraries: Sequence[str], gpus: int) -> None:
+        """Has the nursery import modules while it has nothing else to do.
+
+        Args:
+            libraries: the modules.
+            gpus: number of GPUs that torch sees, which libraries ask for on import.
+        """
+        self.libraries, self._gpus = list(libraries), gpus
         self._send_libraries()
 
     def close(self) -> None:
@@ -162,15 +183,21 @@ class Nursery:
             self.reason = "the environment variables have changed since the nursery started"
         return self.reason
 
-    def _lost(self, why: str) -> None:
-        """Ends a nursery that forked nothing. Gives up, unless it has died, has forked before and may start again."""
+    def _lost(self, refused: _Refused) -> None:
+        """Ends a nursery that forked nothing. It may start once more if it has forked before.
+
+        After a refusal it only starts again if the module is known that must not be imported.
+        """
         self.close()
-        if why or self._restarted or not self._served:
-            self._given_up = why or "the nursery died"
+        known = refused.culprit in self.libraries
+        if known:
+            self.libraries = self.libraries[: self.libraries.index(refused.culprit)]
+        if self._restarted or not self._served or (refused.reason and not known):
+            self._given_up = refused.reason or "the nursery died"
         self._restarted = True
 
-    def _asked(self, given: list[int], variables: Mapping[str, str], patience_s: float) -> ForkedProcess | str:
-        """Asks for a fork. Returns the process, why it was refused, or "" if the nursery died or does not answer."""
+    def _asked(self, given: list[int], variables: Mapping[str, str], patience_s: float) -> ForkedProcess | _Refused:
+        """Asks for a fork."""
         if self._process is None:
             self._start()
         assert self._connection is not None, "it was started"
@@ -185,7 +212,8 @@ class Nursery:
             word, _, content = self._answer(read, limit_s, limit_s == patience_s).partition(" ")
             if word != "started":
                 os.close(read)
-                return content
+                culprit, _, reason = content.partition(" ")
+                return _Refused(reason, culprit)
             return ForkedProcess(int(content), read, self._reap)
         except BaseException as error:
             with suppress(OSError):
@@ -193,7 +221,7 @@ class Nursery:
             if not isinstance(error, OSError) or isinstance(error, TimeoutError):
                 self.close()  # what was asked for may still be queued
                 raise
-            return ""
+            return _Refused()
 
     def _answer(self, status: int, limit_s: float, is_last: bool) -> str:
         """Returns the first line of an answer; "" if the nursery died, or may be replaced and does not answer.
@@ -243,7 +271,7 @@ class Nursery:
 
     def _send_libraries(self) -> None:
         for at in range(0, len(self.libraries), _NAMES):
-            self._send({"do": "import", "names": self.libraries[at : at + _NAMES]})
+            self._send({"do": "import", "names": self.libraries[at : at + _NAMES], "gpus": self._gpus})
 
     def _reap(self, pid: int) -> None:
         self._send({"do": "reap", "pid": pid})

@@ -8,8 +8,8 @@ from autofit.core.units import format_duration
 
 STARTING = "starting its process"
 SUFFICES_RATIO, ROUNDED_S = 2.0, 10
-"""What probably suffices for an opening that was cut off, relative to the time that it had, rounded up to so many
-seconds: the phase that was cut off may have been near its end, and a probe must follow."""
+"""Time that probably suffices for an opening, relative to the time after which it was cut off, rounded up to a multiple
+of `ROUNDED_S` seconds: the phase that was cut off may have been near its end, and a probe must follow."""
 
 
 class Phases:

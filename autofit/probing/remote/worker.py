@@ -158,8 +158,9 @@ class Worker:
         if unused:
             note = f"{', '.join(unused)} from {request['target']} was ignored: pass it to the command instead"
             briefing = briefing.model_copy(update={"caveats": (*briefing.caveats, note)})
-        libraries = installed_modules(request["target"]) if request.get("libraries") else []
-        self._say("briefing", briefing=briefing.model_dump(mode="json"), libraries=libraries)
+        asked = bool(request.get("libraries"))
+        loaded = {"libraries": installed_modules(request["target"]), "gpus": devices.gpu_count()} if asked else {}
+        self._say("briefing", briefing=briefing.model_dump(mode="json"), **loaded)
 
     def _open_bench(
         self,

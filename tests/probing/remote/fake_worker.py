@@ -28,7 +28,7 @@ given = dict(zip(sys.argv[3::2], map(int, sys.argv[4::2])))
 if "--nursery" in given:
     nursery.end_with(given["--life"])
 {nursery}
-    nursery.Nursery(socket.socket(fileno=given["--nursery"]), given["--life"], work, {{}}).serve()
+    nursery.ForkServer(socket.socket(fileno=given["--nursery"]), given["--life"], work, {{}}).serve()
 else:
     supervisor.keep(given["--life"], given["--read"], given["--write"])
     work(given["--read"], given["--write"])

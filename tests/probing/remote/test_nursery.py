@@ -150,24 +150,46 @@ def test_libraries_are_imported_meanwhile_and_a_broken_one_does_no_harm(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     install(tmp_path, ANSWERS.replace("parent=", "nice=os.nice(0), parent="), monkeypatch)
     assert "last_library" not in start().ask({})["loaded"]
-    nursery.learn(["broken_library", "slow_library", "last_library"])
+    nursery.learn(["broken_library", "slow_library", "last_library"], 0)
     answer = start().ask({})  # waits for the library that is being imported, at most
     assert wait_for(lambda: "last_library" in start().ask({})["loaded"])
     assert "broken_library" not in start().ask({})["loaded"]
     assert answer["nice"] == os.nice(0)
 
 
-def test_a_library_that_starts_a_thread_ends_the_forking(
+THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+
+
+def test_a_library_that_starts_a_thread_is_left_out_with_those_after_it(
     start: Start, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
-    (tmp_path / "threaded_library.py").write_text(source)
+    (tmp_path / "threaded_library.py").write_text(THREADED)
+    for name in ("first_library", "last_library"):
+        (tmp_path / f"{name}.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     install(tmp_path, ANSWERS, monkeypatch)
     assert is_forked(start())
-    nursery.learn(["threaded_library"])
+    pid = pid_of(nursery)
+    nursery.learn(["first_library", "threaded_library", "last_library"], 0)
+    assert wait_for(lambda: is_forked(start()) and pid_of(nursery) != pid)
+    assert nursery.libraries == ["first_library"]
+    assert wait_for(lambda: "first_library" in start().ask({})["loaded"])
+    assert pid_of(nursery) != pid
+
+
+def test_a_second_nursery_that_cannot_be_forked_is_the_last(
+    start: Start, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "threaded_library.py").write_text(THREADED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    install(tmp_path, ANSWERS, monkeypatch)
+    assert is_forked(start())
+    os.kill(pid_of(nursery), signal.SIGKILL)
+    assert is_forked(start())
+    nursery.learn(["threaded_library"], 0)
     assert wait_for(lambda: not is_forked(start()))
     assert "which a library started" in nursery.reason
+    assert nursery.pid is None
 
 
 def test_variables_that_a_running_process_cannot_take_have_a_fresh_interpreter(
