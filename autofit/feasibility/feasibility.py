@@ -128,7 +128,7 @@ class Feasibility:
             return
         if self.light:
             self.begin()
-        if self._survey_is_due and not alone:
+        if self._survey_is_due and not alone and not self.light:
             self._survey_is_due = False
             self._survey()
         if plan.key in self._current:

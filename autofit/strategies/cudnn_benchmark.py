@@ -47,7 +47,15 @@ class CudnnBenchmark(Strategy):
             return self.refuse(reason)
         about = "whether cuDNN times its kernels for each convolution"
         values = (False, True)
-        knob = Knob(name=KNOB, values=values, default=False, about=about, same_memory=(True,), of_process=True)
+        knob = Knob(
+            name=KNOB,
+            values=values,
+            default=False,
+            about=about,
+            same_memory=(True,),
+            of_process=True,
+            warm_up_s=(0.0, 3.0),
+        )
         return Offer(knobs=(knob,))
 
     @contextmanager
