@@ -1,4 +1,4 @@
-"""RunTerms: how long one run of a plan may take, and which score makes a probe go on to its proof."""
+"""RunTerms: how long one run of a plan may take, and which score makes a probe continue to its proof."""
 
 from typing import Self
 
@@ -14,7 +14,7 @@ class RunTerms(BaseModel):
     Attributes:
         limit_s: maximum duration in seconds; None for what the time budget leaves.
         objective: gives the score of the probe.
-        above: score above which a probe goes on to its proof in the same run: whole steps on the worst batch, without
+        above: score above which a probe continues to its proof in the same run: whole steps on the worst batch, without
             clearing the cache. 0: its first steps are those of a proof. None: it never does.
     """
 
@@ -35,9 +35,9 @@ class RunTerms(BaseModel):
         return self.above == 0.0
 
     def beaten_by(self, measurement: Measurement) -> bool:
-        """Returns whether a probe with this measurement goes on to its proof."""
+        """Returns whether a probe with this measurement continues to its proof."""
         return self.above is not None and self.objective.score(measurement) > self.above
 
 
 OPEN = RunTerms()
-"""The terms of a run that may take what the time budget leaves, and never goes on to a proof."""
+"""The terms of a run that may take what the time budget leaves, and never continues to a proof."""

@@ -50,7 +50,7 @@ class Probe:
     Attributes:
         plan: what to run.
         purpose: how thoroughly to run it.
-        terms: which score makes a probe go on to its proof.
+        terms: which score makes a probe continue to its proof.
         build: makes the train step of a plan; called inside the failure handling.
         batches: provides the batches of each plan.
         device: where the step runs.
@@ -167,7 +167,7 @@ class Probe:
         return self.purpose is Purpose.PROOF or (self.purpose is Purpose.PROBE and self.terms.at_once)
 
     def _goes_on(self, outcome: Outcome) -> bool:
-        """Returns whether a probe is fast enough to go on to its proof."""
+        """Returns whether a probe is fast enough to continue to its proof."""
         if self.purpose is not Purpose.PROBE or self._proves or outcome.measurement is None:
             return False
         return outcome.measured and self.terms.beaten_by(outcome.measurement)

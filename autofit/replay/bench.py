@@ -19,7 +19,7 @@ from autofit.replay.table import Entry, Table
 PROOF_STEPS = 5
 """Minimum number of timed steps in a proof."""
 WHOLE_STEPS = 3
-"""Number of steps by which a probe goes on to its proof."""
+"""Number of steps by which a probe continues to its proof."""
 DROPPED_STEPS = 1
 """Number of steps at the beginning of a block that run but are not timed."""
 
@@ -102,7 +102,7 @@ class TableBench:
     def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Returns the outcome of a plan, and advances the clock by its duration.
 
-        A probe that its terms let go on is proven; its duration in the table is that of a whole probe.
+        A probe that its terms let continue is proven; its duration in the table is that of a whole probe.
 
         Raises:
             UsageError: the plan is not in the table's grid.

@@ -41,7 +41,7 @@ class Answers:
         return self.taken[-1] if self.taken else None
 
     def terms(self, plan: Plan, expected_s: float | None) -> RunTerms:
-        """Returns the terms of a probe: what it must beat to go on to its proof, and how long it may take."""
+        """Returns the terms of a probe: what it must beat to continue to its proof, and how long it may take."""
         above = self._threshold(plan)
         return RunTerms(objective=self._objective, above=above, limit_s=self._ledger.limit_s(expected_s))
 

@@ -21,7 +21,7 @@ from autofit.searchers.base import Problem
 REPEATS = 100
 """The search ends when a searcher proposes plans with a known outcome more often than this in a row."""
 RACE_GAIN = 0.03
-"""What a race is worth, as a log ratio: how much slower a choice by probes alone is. Probes go on instead while the
+"""What a race is worth, as a log ratio: how much slower a choice by probes alone is. Probes continue instead while the
 next one promises more."""
 
 

@@ -120,9 +120,8 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         raise
     if not findings.interrupted:
         recorder.show(findings.plan)
-    found = _recommendation(findings, briefing, budget, request, study, clock)
-    if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
-        found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
+    caveats = [estimator.caveat for estimator in made if estimator.caveat]
+    found = _recommendation(findings, briefing, budget, request, study, clock, caveats)
     recorder.found(found)
     if findings.complete:
         study.note(ANSWER, answer_note(question, recorder.began))
@@ -187,7 +186,13 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
 
 
 def _recommendation(
-    findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
+    findings: Findings,
+    briefing: Briefing,
+    budget: Budget,
+    request: Request,
+    study: Study,
+    clock: Clock,
+    estimating: Sequence[str],
 ) -> Recommendation:
     # The most important first: what to change with the answer, doubts about it, then how it was found.
     answer = [
@@ -198,7 +203,7 @@ def _recommendation(
         *_at_limit(findings, briefing),
         *loading_caveats(findings.proof),
     ]
-    caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats]
+    caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats, *estimating]
     return Recommendation(
         plan=findings.plan,
         proof=findings.proof,

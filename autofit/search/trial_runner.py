@@ -69,7 +69,7 @@ class TrialRunner:
         Args:
             plan: what to run.
             purpose: why.
-            terms: how long it may take, and when a probe goes on to its proof.
+            terms: how long it may take, and when a probe continues to its proof.
         """
         began_s = self.tuning.clock.elapsed_s
         trial = self._once(plan, purpose, terms, lambda outcome: outcome)

@@ -1,4 +1,4 @@
-"""Answers: substitutes for results that depend on data, which fake tensors do not have."""
+"""DataAnswers: substitutes for results that depend on data, which fake tensors do not have."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -22,7 +22,7 @@ MOST_ANSWERS = 5000
 """Maximum number of answers in a trace. A loop that waits for a condition to become false would otherwise never end."""
 
 
-class Answers:
+class DataAnswers:
     """Runs operators. For those whose result depends on data, returns the largest possible result.
 
     A condition (`if tensor:`, an assertion that values are finite) is true. A floating-point number is 1. An integer is

@@ -7,7 +7,7 @@ import torch
 from autofit.core.errors import Untraceable
 from autofit.core.plan import Plan
 from autofit.strategies.base import Watch
-from autofit.tracing.data_dependent import Answers
+from autofit.tracing.data_dependent import DataAnswers
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.plain_tensors import as_plain, has_padding
 from autofit.tracing.recorder import Recorder
@@ -39,7 +39,7 @@ def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -
     """
     check_traceable(workload.model)
     device = next((tensor.device for tensor in workload.model.parameters()), torch.device("cpu"))
-    recorder, padded = Recorder(device.type, Answers()), has_padding(batch.batch)
+    recorder, padded = Recorder(device.type, DataAnswers()), has_padding(batch.batch)
     recorder.deadline = perf_counter() + LIMIT_S
     with undisturbed(), fake_mode(), as_plain(recorder, padded):
         try:

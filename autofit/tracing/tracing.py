@@ -32,7 +32,7 @@ from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.device_spoofing import disguised
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
-from autofit.tracing.data_dependent import Answers
+from autofit.tracing.data_dependent import DataAnswers
 from autofit.tracing.fake_copy import FakeWorkload, fake_batch, fake_mode, fake_workload
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
@@ -115,7 +115,7 @@ class _Tracing:
     chip: Chip | None
     threads: int
     doing: str = "making the batch"
-    answers: Answers = field(default_factory=Answers)
+    answers: DataAnswers = field(default_factory=DataAnswers)
     marks: list[Mark] = field(default_factory=list)
     recorder: Recorder = field(init=False)
     _number: int = 0

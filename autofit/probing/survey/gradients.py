@@ -15,7 +15,7 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.probing.survey.module_modes import Modes, evaluating
 from autofit.probing.survey.rounding_limits import ACCUMULATION_L2, most_l2
-from autofit.probing.survey.shared_draws import Ledger, SharedDraws
+from autofit.probing.survey.shared_draws import DrawLog, SharedDraws
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.step import StepBatch, TrainStep
@@ -92,7 +92,7 @@ class Gradients:
     modes: Modes = evaluating
     moves: tuple[str, ...] = ()
     first: Batch | Counted | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: DrawLog = field(default_factory=DrawLog)
     on_device: bool | None = None
     _others: tuple[torch.Tensor, ...] | None = None
 

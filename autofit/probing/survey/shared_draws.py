@@ -27,7 +27,7 @@ _Shape = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Ledger:
+class DrawLog:
     """What is known about the draws of a step, kept from one run to the next.
 
     Attributes:
@@ -89,7 +89,7 @@ class Ledger:
 class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """While it is active, random operators draw for the samples `first` to `first + size` of the step."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: DrawLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ledger, self.first, self.size = ledger, 0, 1
 

@@ -23,9 +23,9 @@ def usual_plans(space: SearchSpace) -> list[Plan]:
 
 def _at_sizes(space: SearchSpace, values: dict[str, KnobValue]) -> Iterator[Plan]:
     """Yields the plan with these values at the baseline's micro batch and at a larger one, if they are in the space."""
-    own = space.baseline.micro_batch_size
+    micro = space.baseline.micro_batch_size
     combination = space.baseline.replace(**values).combination
-    for size in dict.fromkeys((own, max(size for size in space.sizes if size <= LARGER * own))):
+    for size in dict.fromkeys((micro, max(size for size in space.sizes if size <= LARGER * micro))):
         plan = space.at(combination, size)
         if space.violation(plan) is None:
             yield plan

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autofit.probing.survey.shared_draws import Ledger, SharedDraws
+from autofit.probing.survey.shared_draws import DrawLog, SharedDraws
 
 SAMPLES = 6
 Draw = Callable[[torch.Tensor], torch.Tensor]
 
 
-def drawn(draw: Draw, ledger: Ledger, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def drawn(draw: Draw, ledger: DrawLog, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Returns what each micro batch of these sizes draws, each from the same seed."""
     mode, found, first = SharedDraws(ledger), [], 0
     for size in sizes:
@@ -25,8 +25,8 @@ def drawn(draw: Draw, ledger: Ledger, sizes: Sequence[int], dtype: torch.dtype =
     return found
 
 
-def learned(draw: Draw, size: int = 1) -> Ledger:
-    ledger = Ledger()
+def learned(draw: Draw, size: int = 1) -> DrawLog:
+    ledger = DrawLog()
     drawn(draw, ledger, [size])
     ledger.learning = False
     return ledger
