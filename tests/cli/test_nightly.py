@@ -145,7 +145,7 @@ def test_usage_errors_are_2(jobs: type[FakeRemote], run: Run) -> None:
 def test_an_interrupt_is_130_and_the_files_are_written(jobs: type[FakeRemote], run: Run) -> None:
     evaluate, sent = jobs.bench.evaluate, list[Plan]()
 
-    def terminated(plan: Plan, purpose: Purpose) -> Outcome:
+    def terminated(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         sent.append(plan)
         if len(sent) == 12:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -22,6 +22,7 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
+from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
 from autofit.probing.child_request import Target
 from autofit.probing.watchdog import WAITING, Watchdog
@@ -88,11 +89,11 @@ def test_sigterm_is_an_interrupt_while_tuning_and_nothing_afterwards(remote: typ
     before = signal.getsignal(signal.SIGTERM)
     evaluate, sent = remote.bench.evaluate, list[int]()
 
-    def terminated(plan: Plan, purpose: Purpose) -> Outcome:
+    def terminated(plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         if not sent:
             sent.append(1)
             os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(plan, purpose)
+        return evaluate(plan, purpose, terms)
 
     remote.bench.evaluate = terminated  # type: ignore[method-assign]  # a bench that is terminated in its first run
     code, _, err = run("tune", "train.py", "--study", ":memory:")

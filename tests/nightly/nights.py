@@ -9,7 +9,7 @@ from typing import Any
 
 from autofit import planfile
 from autofit.core.briefing import Briefing
-from autofit.core.budget import SHARES, Clock
+from autofit.core.budget import Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -116,7 +116,7 @@ class MachineRoom:
 
         def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
             self.before_run(job.name, plan, purpose)
-            if clock.patience_s(SHARES[purpose]) <= 0:
+            if clock.patience_s() <= 0:
                 return Outcome(status=Status.SKIPPED, reason="the time budget ran out before it began")
             return self.benches[job.name].evaluate(plan, purpose)
 
