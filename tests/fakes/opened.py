@@ -36,14 +36,15 @@ class OpenedBench:
     briefing: Briefing
     run: Callable[[Plan, Purpose], Outcome]
     proof_start_s: float = 0.0
+    judge: Callable[[Plan], Checked] = lambda plan: Checked()
 
     def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         """Runs a plan."""
         return self.run(plan, purpose)
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
-        """Returns that the plan keeps the gradient."""
-        return Checked()
+        """Returns what `judge` says: by default, that the plan keeps the gradient."""
+        return self.judge(plan)
 
     def trace(self, plan: Plan) -> Trace:
         """Is not asked: its briefing has no account."""

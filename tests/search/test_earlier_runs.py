@@ -25,7 +25,7 @@ def test_earlier_trials_are_told_first_and_not_run_again() -> None:
     past = tuple(t.model_copy(update={"earlier": True}) for t in log.finished)
     bench = calm()
     findings = run(tuning_of(bench, MemoryLog(past)))
-    assert bench.probes() == [bench.space.baseline]
+    assert bench.probes() == [findings.plan, bench.space.baseline]
     assert bench.probes(Purpose.PROOF) == [findings.plan]
     assert bench.regret(findings.plan) < 0.05
     assert findings.trials[: len(past)] == past

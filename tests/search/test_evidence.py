@@ -92,7 +92,7 @@ def test_alternatives_come_back_from_the_trials(result: SearchResult) -> None:
 
 
 def test_the_logs_of_a_race_say_who_joined_and_who_left(result: SearchResult) -> None:
-    first, second = result.trials[0].plan, result.trials[1].plan
+    first, second = list({trial.plan.key: trial.plan for trial in result.trials}.values())[:2]
     race = Race((first.key,))
     race.add({first.key: 100.0})
     race.join(second.key)

@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_under_the_users_own_setting() -> None:
 def test_nothing_measured_for_other_reasons_than_memory() -> None:
     bench = calm()
     with pytest.raises(WorkloadError, match="no optimizer step"):
-        run(tuning_of(bench, evaluate=lambda plan, purpose: Outcome(status=Status.NO_STEP, reason="no optimizer step")))
+        run(tuning_of(bench, evaluate=lambda *_: Outcome(status=Status.NO_STEP, reason="no optimizer step")))
 
 
 def test_nothing_fits_says_the_smallest_peak_estimated_and_by_how_much_it_is_too_large() -> None:

@@ -185,16 +185,18 @@ def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: 
 
 
 @pytest.mark.parametrize("step_s", [0.1, 4.0])
-def test_the_time_kept_for_a_proof_grows_with_the_steps(step_s: float) -> None:
+def test_the_time_expected_of_a_proof_grows_with_the_steps(step_s: float) -> None:
     """A probe of slow steps is cut short, so that it tells little of how long a proof is."""
     bench = calm(slower=lambda plan: step_s / 0.1)
     bench.prepare_s = 0.01
     loop = Loop(only(bench, bench.space.baseline, at(bench, 32)))
-    assert loop.runner.time.proof_s() == 0.0
+    assert loop.runner.ledger.probe_s() == 0.0
     for plan in (bench.space.baseline, at(bench, 32)):
         loop.consider(plan)
     slowest_s = bench.step_time_s(at(bench, 32))
-    assert loop.runner.time.proof_s() >= 9 * slowest_s
+    slowest = loop.runner.record[at(bench, 32).key].outcome.measurement
+    assert slowest is not None
+    assert loop.runner.ledger.proof_s(slowest) >= 9 * slowest_s
 
 
 def test_no_proof_at_all_is_nothing_fits() -> None:

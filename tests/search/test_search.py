@@ -1,15 +1,11 @@
 """One search over a fake bench: what is remembered, what is told, and what the recommendation says."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
 
 import pytest
 
-from autofit.core.account import Account
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
@@ -23,17 +19,14 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.trial import Purpose
-from autofit.core.units import format_bytes
-from autofit.memory.peak import memory_use
-from autofit.memory.trace import Kind, Trace
 from autofit.search.event import Event
+from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import DEFAULT_STUDY, Listen, Request
 from autofit.search.search import search
 from autofit.search.tuning import Evaluate
 from scripts.bench.search.simulated import Effect as SimulatedEffect
 from scripts.bench.search.simulated import space_of
 from tests.fakes import FakeBench, OpenedBench, always, briefing_of, opened, small_bench
-from tests.memory.traces import Script
 
 MEMORY = Request(study=":memory:")
 
@@ -82,18 +75,14 @@ def test_the_time_budget_counts_from_the_clock_that_was_handed_over() -> None:
     assert 99.9 < result.duration_s < 110
 
 
-def test_time_that_is_over_before_the_first_probe_is_said_and_the_users_own_setting_kept(tmp_path: Path) -> None:
+def test_time_that_is_over_before_the_first_probe_is_said_with_what_to_give(tmp_path: Path) -> None:
     bench = small_bench()
     clock = Clock(bench.time)
     bench.time.advance(10)
-    with pytest.raises(
-        BudgetSpent, match=r"time budget of 5 s is spent. The baseline was run nevertheless, in 837 ms: "
-    ):
+    with pytest.raises(BudgetSpent, match=r"time budget of 5 s is spent. Opening the workload took 10 s: give at"):
         search(opened(briefing_of(bench), bench.evaluate), Request(study=tmp_path / "study.db", time_s=5), (), clock)
-    own = bench.space.baseline
-    assert bench.runs == [(own, Purpose.PROBE)]
+    assert bench.runs == []
     found = search(opened(briefing_of(bench), bench.evaluate), Request(study=tmp_path / "study.db"))
-    assert bench.runs.count((own, Purpose.PROBE)) == 2  # each run measures it anew
     assert found.gain is not None
 
 
@@ -120,15 +109,17 @@ class Stop:
 def test_an_interrupted_search_goes_on_from_its_trials(tmp_path: Path, after: int, error: type[BaseException]) -> None:
     request = Request(study=tmp_path / "study.db")
     first = small_bench()
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         found(first, request, [Stop(after, error)])
+    assert isinstance(caught.value, SearchInterrupted) is (error is KeyboardInterrupt)
     assert len(first.probes()) == after
     second, told = small_bench(), list[Event]()
     result = found(second, request, [told.append])
-    assert set(first.probes()) & set(second.probes()) <= {first.space.baseline}
+    again = set(first.probes()) & set(second.probes())
+    assert len(again - {first.space.baseline}) <= 1, "the baseline and the best plan are measured again"
     known = "1 plan is" if after == 1 else f"{after} plans are"
     assert any(event.text.startswith(f"{known} known from earlier runs") for event in told)
-    assert (result.plan, Purpose.PROOF) in second.runs  # a proof is never taken over
+    assert result.plan in {plan for plan, _ in second.runs}  # a proof is never taken over
     assert second.regret(result.plan) < 0.03
     assert ((tmp_path / "study.db").stat().st_mode & 0o777) == 0o600
 
@@ -142,11 +133,12 @@ def test_a_trial_that_runs_when_the_user_stops_costs_one_trial(tmp_path: Path) -
             raise KeyboardInterrupt
         return bench.evaluate(plan, purpose)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SearchInterrupted) as caught:
         search(opened(briefing_of(bench), evaluate), request, (), Clock(bench.time))
+    assert caught.value.recommendation.plan in {plan for plan, _ in bench.runs}
     again = small_bench()
     found(again, request)
-    assert set(bench.probes()) & set(again.probes()) <= {bench.space.baseline}
+    assert len(set(bench.probes()) & set(again.probes()) - {bench.space.baseline}) <= 1
 
 
 def test_trials_of_another_environment_are_not_used(tmp_path: Path) -> None:
@@ -281,9 +273,9 @@ def test_a_plan_whose_check_fails_is_never_the_answer_and_no_plan_with_its_value
 
     result = search(OpenedBench(briefing_of(bench), bench.evaluate, judge=judge), MEMORY, (), Clock(bench.time))
     assert result.plan.values[knob] != value
-    assert [plan.values[knob] for plan, why in bench.runs if why is Purpose.PROOF].count(value) == 1
+    assert [plan.values[knob] for plan, why in bench.runs if why is Purpose.PROBE].count(value) == 1
+    assert value not in [plan.values[knob] for plan, why in bench.runs if why is Purpose.PROOF]
     assert refusal in result.refused
-    assert any(f"its proof failed ({name}: far)" in caveat for caveat in result.caveats)
 
 
 def test_the_answer_says_how_micro_batches_are_weighted_and_what_its_check_noted() -> None:
@@ -475,69 +467,3 @@ def test_the_objective_decides_and_has_a_study_of_its_own(tmp_path: Path) -> Non
     result = found(bench, Request(study=path, objective=Objective(unit="tokens")))
     assert result.objective.unit == "tokens"
     assert bench.space.baseline in bench.probes()
-
-
-PLAIN, EXPANDABLE = (Account(allocator="caching", settings=text) for text in ("", "expandable_segments:True"))
-
-
-class Fragmenting(OpenedBench):
-    """Its steps take temporaries of growing size; a run takes what the simulated allocator takes of them."""
-
-    def trace(self, plan: Plan) -> Trace:
-        script = Script(micro_batch_size=plan.micro_batch_size)
-        script.take(2**20, Kind.PARAMETER)
-        for mib in (16, 24, 32, 40):
-            script.moment(mib * 2**20)
-        return script.trace()
-
-    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
-        outcome = super().evaluate(plan, purpose)
-        if outcome.measurement is None:
-            return outcome
-        assert self.briefing.account is not None
-        use = memory_use(self.trace(plan), self.briefing.account)
-        read = {name: getattr(use, name) for name in ("allocated_bytes", "reserved_bytes", "judged_bytes")}
-        memory = outcome.measurement.memory.model_copy(update=read)
-        return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update={"memory": memory})})
-
-
-def test_what_the_allocator_would_save_in_a_new_process_is_a_caveat() -> None:
-    fake = small_bench()
-    bench = Fragmenting(briefing_of(fake, account=PLAIN), fake.evaluate)
-    result = search(bench, MEMORY, (), Clock(fake.time))
-    (advice,) = (text for text in result.caveats if "expandable segments" in text)
-    saved = memory_use(bench.trace(result.plan), EXPANDABLE).reserved_bytes
-    assert saved is not None
-    assert f"would reserve about {format_bytes(saved)}" in advice
-
-
-class Restartable(Fragmenting):
-    """Can also start a process with other variables; expandable segments are on there."""
-
-    asked: ClassVar[list[tuple[Plan, Mapping[str, str], float]]] = []
-    fresh_proof_s: ClassVar[float] = 0.0
-
-    def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome]:
-        self.asked.append((plan, variables, left_s))
-        briefing = self.briefing.model_copy(update={"account": EXPANDABLE})
-        return briefing, Fragmenting(briefing, self.run).evaluate(plan, Purpose.PROOF)
-
-
-@pytest.mark.parametrize("time_s", [None, 10_000.0])
-def test_what_the_allocator_saves_is_measured_where_a_process_can_be_started_with_it(time_s: float | None) -> None:
-    fake, events = small_bench(), list[Event]()
-    bench = Restartable(briefing_of(fake, account=PLAIN), fake.evaluate)
-    bench.asked.clear()
-    result = search(bench, replace(MEMORY, time_s=time_s), [events.append], Clock(fake.time))
-    (advice,) = (text for text in result.caveats if "expandable segments" in text)
-    saved = memory_use(bench.trace(result.plan), EXPANDABLE).reserved_bytes
-    assert saved is not None
-    assert f"reserves {format_bytes(saved)}, measured by a second proof" in advice
-    ((plan, variables, left_s),) = bench.asked
-    assert (plan, variables) == (result.plan, {"PYTORCH_ALLOC_CONF": EXPANDABLE.settings})
-    assert left_s == math.inf if time_s is None else 0 < left_s < time_s
-    assert [event.text for event in events if event.text.startswith("proving the plan once more")]
-    proofs = [event for event in events if event.kind == "proof"]
-    assert len(proofs) == 1  # the second proof is not a trial
-    assert result.proof.memory.reserved_bytes != saved
-    assert sum(result.counts.values()) == len({event.trial.number for event in events if event.trial is not None})

@@ -24,7 +24,7 @@ class Script:
         self._outcomes: Iterator[Outcome | BaseException] = iter(outcomes)
         self.asked: list[Purpose] = []
 
-    def __call__(self, plan: Plan, purpose: Purpose) -> Outcome:
+    def __call__(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
         """Returns the next outcome, or raises it."""
         self.asked.append(purpose)
         outcome = next(self._outcomes)
