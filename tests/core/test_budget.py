@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autofit.core.budget import FLOOR_S, OVERTIME_RATIO, OVERTIME_S, Clock
+from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S, Clock
 from autofit.core.errors import ClockError
 
 
@@ -36,7 +36,7 @@ def test_time_before_the_clock_was_made_counts_where_its_start_is_given(source: 
 
 def test_without_a_limit_nothing_is_stopped(source: Source) -> None:
     clock = Clock(now=source)
-    assert clock.left_s == clock.patience_s(0.1) == math.inf
+    assert clock.left_s == clock.patience_s() == clock.closing_s() == math.inf
 
 
 @pytest.mark.parametrize("reading", [99.0, math.nan])
@@ -47,29 +47,20 @@ def test_a_clock_that_goes_backwards_or_gives_no_number_is_refused(source: Sourc
         _ = clock.elapsed_s
 
 
-def test_one_run_gets_its_share_of_what_is_left(source: Source) -> None:
+def test_a_run_may_take_all_that_is_left(source: Source) -> None:
     clock = Clock(now=source, limit_s=200.0)
-    source.seconds += 100
-    assert clock.patience_s(0.5) == 50
+    source.seconds += 150
+    assert clock.patience_s() == 50
 
 
-def test_the_last_run_has_the_overtime_too(source: Source) -> None:
+def test_what_puts_everything_back_has_the_overtime_too(source: Source) -> None:
     clock = Clock(now=source, limit_s=200.0)
-    source.seconds += 100
-    assert clock.patience_s() == 100 + OVERTIME_RATIO * 200 + OVERTIME_S
+    source.seconds += 150
+    assert clock.closing_s() == 50 + OVERTIME_RATIO * 200 + OVERTIME_S
 
 
-def test_a_small_share_is_raised_to_what_a_run_needs_and_leaves_some_for_the_rest(source: Source) -> None:
+def test_after_the_end_nothing_may_run_but_the_overtime_remains(source: Source) -> None:
     clock = Clock(now=source, limit_s=60.0)
-    source.seconds += 50
-    assert clock.patience_s(0.01) == 5.0  # of 10 s
-    source.seconds += 6
-    assert clock.patience_s(0.01) == pytest.approx(3.2)  # 80 % of 4 s
-
-
-def test_beyond_the_overtime_nothing_may_run(source: Source) -> None:
-    clock = Clock(now=source, limit_s=60.0)
-    source.seconds += 60
-    assert clock.patience_s(0.5) == FLOOR_S
     source.seconds += 100
-    assert clock.patience_s(0.5) == clock.patience_s() == 0.0
+    assert clock.patience_s() == 0.0
+    assert clock.closing_s() == OVERTIME_RATIO * 60 + OVERTIME_S

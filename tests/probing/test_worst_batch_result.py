@@ -44,17 +44,24 @@ def test_the_first_steps_are_whole_and_on_the_longest_samples(
 
 @pytest.mark.parametrize(("left_s", "timed", "phases"), [(0.0, 0, False), (0.02, 1, False), (60.0, 3, True)])
 def test_a_proof_with_little_time_left_runs_the_steps_that_it_needs(left_s: float, timed: int, phases: bool) -> None:
+    calls = 0
+
     def slow(model: nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
         time.sleep(0.02)
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    watch = Watchdog(Clock(lambda: 100.0 - left_s, limit_s=100.0, start=0.0))
+    # The time passes in the third whole step on the worst batch.
+    watch = Watchdog(Clock(lambda: 100.0 - left_s if calls >= 3 else 0.0, limit_s=100.0, start=0.0))
     workload = Workload(targets.mlp(), targets.vectors(), step_fn=slow, optimizer=torch.optim.SGD)
     with LocalBench(workload, CPU(), PLENTY, watch=watch) as bench:
+        calls = 0
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
     assert outcome.measured, outcome.reason
     found = outcome.measurement
     assert found is not None
+    assert found.proven
     assert found.worst_steps == 3
     assert found.memory.judged_bytes > 0
     assert found.of_worst_batch is (timed == 0)

@@ -1,0 +1,141 @@
+"""A probe that is fast enough goes on to its proof in the same run, and an end of the time keeps what it measured."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autofit.core.budget import Clock
+from autofit.core.measurement import Measurement
+from autofit.core.outcome import Outcome, Status
+from autofit.core.run_terms import OPEN, RunTerms
+from autofit.core.trial import Purpose
+from autofit.probing.local_bench import LocalBench
+from autofit.probing.watchdog import Watchdog
+from autofit.workloads.workload import Workload
+from tests.fakes import FakeTime, notes
+from tests.probing import targets
+from tests.probing.steps import CPU, PLENTY
+
+STEP_S, EXTRA_BYTES = 0.125, 4 * 2**20
+
+
+class Counted:
+    """A step function that counts its calls: one needs more memory, and from one on the time is over.
+
+    Each call takes 125 ms, exact in binary, so that all runs have as many steps. With 8 samples, the score is 64.
+    """
+
+    def __init__(self, clock: FakeTime, large: int = 0, last: int = 0) -> None:
+        self.clock, self.large, self.last = clock, large, last
+        self.live, self.seen, self.late = False, notes(), notes()
+        self.watch = Watchdog(Clock(lambda: 101.0 if self.late else 0.0, limit_s=100.0))
+
+    @property
+    def calls(self) -> int:
+        return len(self.seen)
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.clock.advance(STEP_S)
+        if self.live:
+            self.seen.append(1)
+        extra = torch.zeros(EXTRA_BYTES // 4 if self.live and self.calls == self.large else 1)
+        if self.live and self.last and self.calls > self.last:
+            self.late.append(1)
+            self.watch.check()
+        return F.cross_entropy(model(batch[0]), batch[1]) + 0 * extra.sum()
+
+    def run(self, terms: RunTerms, purpose: Purpose = Purpose.PROBE) -> Outcome:
+        """Opens a bench, runs its baseline and leaves it."""
+        workload = Workload(targets.mlp(), targets.vectors(), step_fn=self)
+        with LocalBench(workload, CPU(), PLENTY, watch=self.watch) as bench:
+            assert bench.briefing.space.baseline.micro_batch_size == 8
+            self.live = True
+            return bench.evaluate(bench.briefing.space.baseline, purpose, terms)
+
+
+def measured(outcome: Outcome) -> Measurement:
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert outcome.measurement is not None
+    return outcome.measurement
+
+
+def test_a_probe_above_its_terms_goes_on_to_its_proof_and_one_below_does_not(step_clock: FakeTime) -> None:
+    plain, below, above = (Counted(step_clock) for _ in range(3))
+    probe = measured(plain.run(OPEN))
+    slow, fast = measured(below.run(RunTerms(above=65.0))), measured(above.run(RunTerms(above=63.0)))
+    assert (probe.proven, slow.proven, fast.proven) == (False, False, True)
+    assert (probe.worst_steps, slow.worst_steps, fast.worst_steps) == (2, 2, 3)
+    assert below.calls == plain.calls
+    assert above.calls == plain.calls + 3
+    assert slow.step_times_s == fast.step_times_s == probe.step_times_s == pytest.approx((STEP_S,) * 4)
+
+
+def test_the_memory_is_the_larger_of_both(step_clock: FakeTime) -> None:
+    terms = RunTerms(above=1.0)
+    usual = Counted(step_clock)
+    usual_bytes = measured(usual.run(terms)).memory.judged_bytes
+    for large in (1, usual.calls):  # the first step of the probe, and the last one of the proof
+        found = measured(Counted(step_clock, large=large).run(terms))
+        assert found.proven
+        assert found.memory.judged_bytes > usual_bytes + EXTRA_BYTES // 2
+
+
+def test_a_proof_above_the_memory_budget_refuses_the_plan(step_clock: FakeTime) -> None:
+    usual = Counted(step_clock)
+    peak = measured(usual.run(RunTerms(above=1.0))).memory.judged_bytes
+    last = Counted(step_clock, large=usual.calls)
+    workload = Workload(targets.mlp(), targets.vectors(), step_fn=last)
+    options = PLENTY.model_copy(update={"memory_budget": str(peak + EXTRA_BYTES // 2)})
+    with LocalBench(workload, CPU(), options) as bench:
+        last.live = True
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE, RunTerms(above=1.0))
+    assert outcome.status is Status.OVER_BUDGET
+    assert outcome.measurement is not None
+    assert not outcome.measurement.proven
+
+
+def test_a_probe_that_begins_with_its_proof_is_proven_in_its_first_steps(step_clock: FakeTime) -> None:
+    at_once, probe = Counted(step_clock), Counted(step_clock)
+    found = measured(at_once.run(RunTerms.proof_at_once()))
+    assert found.proven
+    assert found.worst_steps == 3
+    probe.run(OPEN)
+    assert at_once.calls == probe.calls + 1  # a third whole step, and no others
+
+
+def test_only_a_probe_and_a_proof_are_proven(step_clock: FakeTime) -> None:
+    proof, block = (Counted(step_clock).run(RunTerms.proof_at_once(), each) for each in (Purpose.PROOF, Purpose.BLOCK))
+    assert measured(proof).proven
+    assert not measured(block).proven
+
+
+@pytest.mark.parametrize(("last", "worst_steps", "proven"), [(3, 3, True), (4, 3, True), (2, 2, False), (1, 1, False)])
+def test_a_time_that_ends_keeps_the_steps_that_ran(
+    step_clock: FakeTime, last: int, worst_steps: int, proven: bool
+) -> None:
+    """Three steps are the proof, and those after them are timed: an end among these leaves a proven plan."""
+    found = measured(Counted(step_clock, last=last).run(RunTerms.proof_at_once()))
+    assert (found.worst_steps, found.proven) == (worst_steps, proven)
+    assert found.step_time_s == pytest.approx(STEP_S)
+    cut_off = f"the time ended after {last} of 3 steps on the worst batch: it is neither timed further nor proven"
+    assert found.warnings == (() if proven else (cut_off,))
+
+
+def test_a_time_that_ends_in_the_first_step_measures_nothing(step_clock: FakeTime) -> None:
+    counted = Counted(step_clock, last=1)
+    counted.seen.append(1)
+    outcome = counted.run(RunTerms.proof_at_once())
+    assert outcome.status is Status.TIMED_OUT
+    assert outcome.measurement is None
+
+
+def test_a_time_that_ends_in_the_proof_of_a_probe_keeps_the_probe(step_clock: FakeTime) -> None:
+    usual = Counted(step_clock)
+    usual.run(RunTerms(above=1.0))
+    found = measured(Counted(step_clock, last=usual.calls - 1).run(RunTerms(above=1.0)))
+    assert not found.proven
+    assert found.worst_steps == 2
+    assert found.step_times_s == pytest.approx((STEP_S,) * 4)
