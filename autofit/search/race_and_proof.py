@@ -271,6 +271,9 @@ class Final:
         not suffice, the answer stays what it was.
         """
         left = [t for t in self._able() if not failed_in_race(self._scale.race, t)]
+        for trial in self._failed:
+            if trial.outcome.status not in _CUT_OFF:
+                self._answers.drop(trial.plan)
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
             raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
