@@ -66,7 +66,7 @@ class Final:
         self._baseline = self._record[runner.baseline.key]
         self._scale = CommonScale(self._objective, self._measured, self._tuning.noise_ratio)
         self._ratio = self._scale.ratio
-        self._finalists = Finalists(runner, self._measured, self._scale)
+        self._finalists = Finalists(runner, self._able(), self._scale)
         self._searched_s, self._round_s = self._tuning.clock.elapsed_s, 0.0
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
