@@ -76,7 +76,13 @@ class Answers:
         return next((trial for trial in reversed(self.taken) if trial.plan == plan), None)
 
     def fall_back(self) -> None:
-        """Takes the baseline, which ran at least one whole step before the time ended, if there is no answer."""
+        """Takes the baseline, which ran at least one whole step before the time ended, if there is no answer.
+
+        An interrupt may have come between the end of its run and the record.
+        """
+        for trial in self._runner.trials:
+            if trial.outcome.measured and trial.purpose is Purpose.PROBE and not trial.earlier:
+                self._runner.record.setdefault(trial.plan.key, trial)
         baseline = self._runner.record.get(self._space.baseline.key)
         if not self.taken and baseline is not None and baseline.outcome.measured and self._recommendable(baseline.plan):
             self._take(baseline)

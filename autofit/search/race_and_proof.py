@@ -66,7 +66,7 @@ class Final:
         self._baseline = self._record[runner.baseline.key]
         self._scale = CommonScale(self._objective, self._measured, self._tuning.noise_ratio)
         self._ratio = self._scale.ratio
-        self._finalists = Finalists(runner, self._measured, self._scale)
+        self._finalists = Finalists(runner, self._able(), self._scale)
         self._searched_s, self._round_s = self._tuning.clock.elapsed_s, 0.0
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
@@ -271,6 +271,9 @@ class Final:
         not suffice, the answer stays what it was.
         """
         left = [t for t in self._able() if not failed_in_race(self._scale.race, t)]
+        for trial in self._failed:
+            if trial.outcome.status not in _CUT_OFF:
+                self._answers.drop(trial.plan)
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
             raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)

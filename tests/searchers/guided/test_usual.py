@@ -1,0 +1,40 @@
+"""What an expert writes at once on an accelerator runs right after the baseline."""
+
+from autofit.core.knob import Knob
+from autofit.core.space import SearchSpace
+from autofit.search.phases import run
+from autofit.searchers.guided.usual import LARGER, usual_plans
+from tests.fakes import OPTIMIZER, PRECISION, small_bench, space_of, tuning_of
+
+USUAL = PRECISION.model_copy(update={"usual": "bf16"})
+COMPILED = Knob(name="compiled", values=(False, True), default=False, usual=True, warm_up_s=(0.0, 20.0))
+
+
+def space(*knobs: Knob) -> SearchSpace:
+    return space_of(knobs, (4, 8, 16, 32, 64), 8)
+
+
+def test_usual_values_come_together_at_the_users_micro_batch_then_larger() -> None:
+    own = space(USUAL, OPTIMIZER).baseline
+    plans = usual_plans(space(USUAL, OPTIMIZER))
+    assert [plan.micro_batch_size for plan in plans] == [8, 8 * LARGER]
+    assert all(plan.combination.changes_from(own.combination) == {"precision": "bf16"} for plan in plans)
+
+
+def test_plans_without_what_must_warm_up_follow() -> None:
+    plans = usual_plans(space(USUAL, COMPILED))
+    assert [(plan.values["compiled"], plan.micro_batch_size) for plan in plans] == [
+        (True, 8), (True, 32), (False, 8), (False, 32),
+    ]  # fmt: skip
+    assert {plan.values["precision"] for plan in plans} == {"bf16"}
+
+
+def test_without_usual_values_there_is_no_usual_plan() -> None:
+    assert usual_plans(space(PRECISION, OPTIMIZER)) == []
+
+
+def test_a_search_runs_the_usual_plan_right_after_the_baseline() -> None:
+    bench = small_bench(space=space(USUAL, OPTIMIZER))
+    run(tuning_of(bench))
+    usual = usual_plans(bench.space)
+    assert bench.probes()[:2] == [bench.space.baseline, usual[0]]
