@@ -59,6 +59,9 @@ def execute(given: argparse.Namespace) -> int:
         return PlanFileError.exit_code
     if not (given.json or given.quiet):
         print(f"autofit: plan written to {printable(given.output)}", file=sys.stderr)
+    if interrupted:
+        text = "interrupted; the plan is the best so far, and the same command resumes from the trials in the study"
+        print(f"autofit: {text}", file=sys.stderr)
     return INTERRUPTED if interrupted else 0
 
 

@@ -29,6 +29,8 @@ from autofit.study.stored import STORED_LETTERS
 
 BATCH_CHANGED = "the global batch was free and changed"
 """Beginning of the caveat on a changed global batch, which reports show first."""
+STOPPED_BY_USER = "it was interrupted"
+"""Beginning of the reason why a search ended that the user stopped after there was an answer."""
 PROOF_FAILED = "its proof failed"
 """Beginning of the note on a plan that was the choice until its proof failed."""
 

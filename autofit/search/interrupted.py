@@ -12,6 +12,6 @@ class SearchInterrupted(KeyboardInterrupt):
     """
 
     def __init__(self, recommendation: Recommendation) -> None:
-        super().__init__()
+        super().__init__(recommendation.stopped)
         self.recommendation = recommendation
         self.fit: object | None = None

@@ -11,6 +11,7 @@ from autofit.feasibility import Feasibility
 from autofit.search.answers import Answers
 from autofit.search.checks import Checks
 from autofit.search.choice import finalists, measurement_of, ranked
+from autofit.search.evidence import STOPPED_BY_USER
 from autofit.search.no_answer import poison_ends_search, too_short
 from autofit.search.race import MIN_ROUNDS
 from autofit.search.screening import reason_to_skip
@@ -155,7 +156,9 @@ class Loop:
     def stop(self, error: BaseException) -> None:
         """Records that an error or the user ended the search, after there was an answer."""
         interrupted = isinstance(error, KeyboardInterrupt)
-        why = "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        if interrupted:
+            why = f"{STOPPED_BY_USER}: {error}" if str(error) else STOPPED_BY_USER
         self.end = SearchEnd(why, early=True, interrupted=interrupted, failed="" if interrupted else why)
         self._tuning.seen.stopped = why
 

@@ -37,7 +37,7 @@ from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
-from autofit.search.evidence import SearchEvidence, SearchResult
+from autofit.search.evidence import STOPPED_BY_USER, SearchEvidence, SearchResult
 from autofit.trackers.base import Conclusion, Ending, Row, Tracker, Value
 
 Attach = Callable[[SearchResult], Mapping[str, str]]
@@ -108,7 +108,7 @@ class RunLog:
 
     def _conclude(self, result: SearchResult) -> None:
         r, evidence = result.recommendation, result.evidence
-        self._ending = Ending.FINISHED if r is not None else Ending.FAILED
+        self._ending = _ending_of(r)
         counts = Counter(t.outcome.status.value for t in result.trials)
         metrics: dict[str, float | None] = {"result/trials": len(result.trials)}
         metrics |= {f"result/trials_{status.replace(' ', '_')}": count for status, count in counts.items()}
@@ -168,6 +168,12 @@ def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
     found |= {f"setting.{name}": setting for name, setting in environment.settings.items()}
     found |= {f"baseline.{knob}": value for knob, value in asked.baseline.values.items()}
     return {one_line(name): _value(value) for name, value in found.items() if value is not None}
+
+
+def _ending_of(recommendation: Recommendation | None) -> Ending:
+    if recommendation is None:
+        return Ending.FAILED
+    return Ending.INTERRUPTED if recommendation.stopped.startswith(STOPPED_BY_USER) else Ending.FINISHED
 
 
 def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) -> dict[str, Value | None]:

@@ -13,6 +13,7 @@ from autofit.core.briefing import Briefing
 from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
+from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
 from autofit.probing.remote.bench import Target
@@ -38,11 +39,11 @@ class FakeRemote:
             raise kind.fails
         self.briefing: Briefing = briefing_of(kind.bench)
 
-    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         kind = type(self)
         if kind.interrupt_after is not None and len(kind.bench.runs) >= kind.interrupt_after:
             raise KeyboardInterrupt
-        return kind.bench.evaluate(plan, purpose)
+        return kind.bench.evaluate(plan, purpose, terms)
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         return Checked()

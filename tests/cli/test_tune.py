@@ -67,22 +67,24 @@ def test_a_study_of_another_space_says_what_differs_and_goes_on_with_what_compar
     assert "precision: float32, tf32, bf16, was float32, bf16" in " ".join(out.split())
     assert "plans are known from earlier runs" in err
     assert first
-    assert first & set(remote.bench.probes()) <= {remote.bench.space.baseline}
+    again = first & set(remote.bench.probes())
+    assert len(again - {remote.bench.space.baseline}) <= 1  # the best of them runs again, and is the answer at once
 
 
 def test_an_interrupted_command_goes_on_from_its_trials(remote: type[FakeRemote], run: Run) -> None:
     remote.interrupt_after = 3
     code, _, err = run("tune", "train.py")
     assert code == 130
-    assert "interrupted; the same command resumes" in err
+    assert "interrupted; the plan is the best so far, and the same command resumes" in err
     assert remote.closed
-    assert not Path("autofit.yaml").exists()
+    assert autofit.load("autofit.yaml").plan in remote.bench.probes()
     first = set(remote.bench.probes())
     remote.bench, remote.interrupt_after = small_bench(), None
     code, _, err = run("tune", "train.py")
     assert code == 0
     assert "3 plans are known from earlier runs" in err
-    assert first & set(remote.bench.probes()) <= {remote.bench.space.baseline}
+    again = first & set(remote.bench.probes())
+    assert len(again - {remote.bench.space.baseline}) <= 1
 
 
 def test_sigterm_is_an_interrupt_while_tuning_and_nothing_afterwards(remote: type[FakeRemote], run: Run) -> None:

@@ -1,6 +1,5 @@
 """`autofit worker`: a search and a worker as two commands, and what cannot be used."""
 
-import json
 import os
 import subprocess
 import sys
@@ -33,23 +32,6 @@ def command(folder: Path, url: str, *words: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-def test_a_worker_runs_plans_of_a_search(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    url = f"sqlite:///{tmp_path / 'shared.db'}?timeout=30"
-    # A slow device for the search: the worker has then joined before the last plan.
-    search = command(tmp_path, url, "tune", "train.py:make_workload", "--arg", "width=16", "--memory", "1GiB")
-    worker = command(tmp_path, url, "worker", "--idle", "20s", "--json")
-    found, progress = search.communicate(timeout=240)
-    assert search.returncode == 0, progress
-    assert "Use micro batch" in found
-    said, words = worker.communicate(timeout=120)
-    assert worker.returncode == 0, words
-    done = json.loads(said)
-    assert done["refused"] == []
-    assert done["searches"] == 1
-    assert "running plans of train.py:make_workload" in words
-
-
 def test_a_place_that_workers_do_not_share_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--study", str(tmp_path / "study.db")]) == 2
     text = capsys.readouterr().err
