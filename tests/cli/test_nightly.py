@@ -151,7 +151,7 @@ def test_an_interrupt_is_130_and_the_files_are_written(jobs: type[FakeRemote], r
             os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(plan, purpose)
 
-    jobs.bench.evaluate = terminated  # type: ignore[method-assign]  # a bench that is terminated in its 12th run
+    jobs.bench.evaluate = terminated  # type: ignore[method-assign, assignment]  # a bench that is terminated in its 12th run
     code, out, err = run("nightly", "--markdown", "n.md")
     assert code == 130
     assert "terminated; the same command continues the night" in err

@@ -97,7 +97,7 @@ def test_sigterm_is_an_interrupt_while_tuning_and_nothing_afterwards(remote: typ
             os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(plan, purpose, terms)
 
-    remote.bench.evaluate = terminated  # type: ignore[method-assign]  # a bench that is terminated in its first run
+    remote.bench.evaluate = terminated  # type: ignore[method-assign, assignment]  # a bench that is terminated in its first run
     code, _, err = run("tune", "train.py", "--study", ":memory:")
     assert code == 130
     assert "terminated" in err

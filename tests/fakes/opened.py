@@ -34,7 +34,7 @@ class OpenedBench:
     """A bench that answers with a function, and traces nothing."""
 
     briefing: Briefing
-    run: Callable[[Plan, Purpose], Outcome]
+    run: Callable[..., Outcome]
     proof_start_s: float = 0.0
     judge: Callable[[Plan], Checked] = lambda plan: Checked()
 
@@ -53,6 +53,6 @@ class OpenedBench:
     record = trace
 
 
-def opened(briefing: Briefing, evaluate: Callable[[Plan, Purpose], Outcome]) -> OpenedBench:
+def opened(briefing: Briefing, evaluate: Callable[..., Outcome]) -> OpenedBench:
     """Returns a bench with this briefing that runs plans by `evaluate`."""
     return OpenedBench(briefing, evaluate)

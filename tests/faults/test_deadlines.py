@@ -213,24 +213,20 @@ def test_in_another_thread_it_only_speaks(monkeypatch: pytest.MonkeyPatch) -> No
     assert all("no sign of life" in text for text in said)
 
 
-def test_what_is_left_is_shared_and_never_goes_beyond_the_overtime() -> None:
+def test_a_run_has_what_is_left_and_putting_back_has_the_overtime() -> None:
     time_s = FakeTime()
     clock = Clock(time_s, limit_s=100.0)
-    end = 100.0 * (1 + OVERTIME_RATIO) + OVERTIME_S
-    assert (clock.patience_s(), clock.patience_s(0.5)) == (end, 50.0)
+    assert clock.patience_s() == 100.0
     time_s.advance(96.0)
-    assert clock.left_s == 4.0
-    assert clock.patience_s(0.5) == pytest.approx(3.2)
-    time_s.advance(10.0)
-    assert clock.patience_s(0.5) == clock.patience_s() == pytest.approx(1.0)
-    time_s.advance(10.0)
+    assert (clock.patience_s(), clock.closing_s()) == (4.0, 4.0 + 100.0 * OVERTIME_RATIO + OVERTIME_S)
+    time_s.advance(20.0)
     assert clock.patience_s() == 0.0
-    assert Clock(time_s).patience_s(0.5) == float("inf")
+    assert clock.closing_s() == 100.0 * OVERTIME_RATIO + OVERTIME_S
+    assert Clock(time_s).patience_s() == float("inf")
     assert Clock(time_s, start=100.0).elapsed_s == 16.0
-    assert end <= allowed_s(100.0)
+    assert 100.0 + clock.closing_s() <= allowed_s(100.0)
 
 
-@pytest.mark.parametrize("found", [float("nan"), -1.0])
 def test_f50_a_clock_that_is_none_is_an_error_that_says_so(found: float) -> None:
     clock = Clock(lambda: found, start=0.0)
     with pytest.raises(ClockError, match=r"the clock is broken.*time\.monotonic"):

@@ -106,7 +106,7 @@ def main() -> None:
     works: dict[str, Callable[[], list[float]]] = {
         "plan": lambda: planned(given.architecture, given.scale, device, given.plan)
     } | {
-        text: (lambda c=c, t=t: recipe(given.architecture, given.scale, device, compiled=c, times=t))  # type: ignore[misc]
+        text: (lambda c=c, t=t: recipe(given.architecture, given.scale, device, compiled=c, times=t))
         for text, (c, t) in RECIPES.items()
     }
     for text, work in works.items():

@@ -198,8 +198,8 @@ def _broken(case: Case, ran: Ran, plan: Plan | None) -> tuple[str, ...]:
 
 
 def _proves(purpose: Purpose, outcome: Outcome) -> bool:
-    measured = outcome.measured and outcome.measurement is not None
-    return measured and (purpose is Purpose.PROOF or outcome.measurement.proven)
+    found = outcome.measurement
+    return outcome.measured and found is not None and (purpose is Purpose.PROOF or found.proven)
 
 
 class _Timed(Searcher):

@@ -10,6 +10,7 @@ import pytest
 from autofit.core.errors import AutofitError, DevicePoisoned, Untraceable, UserCodeError
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Kind
 from autofit.probing.remote.child import Child, Deadlines
@@ -81,14 +82,14 @@ def test_a_plan_that_a_child_runs_has_an_outcome(
     start: Start, behaviour: str, status: str, reason: str, ended: bool
 ) -> None:
     child = start(behaviour)
-    outcome = evaluated(child, PLAN, Purpose.PROOF, math.inf, lambda phase: None)
+    outcome = evaluated(child, PLAN, Purpose.PROOF, OPEN, math.inf, lambda phase: None)
     assert outcome.status is Status(status)
     assert reason in outcome.reason
     assert child.ended is ended
 
 
 def test_a_plan_has_no_more_time_than_it_is_given(start: Start) -> None:
-    outcome = evaluated(start("time.sleep(100)"), PLAN, Purpose.PROBE, 0.3, lambda phase: None)
+    outcome = evaluated(start("time.sleep(100)"), PLAN, Purpose.PROBE, OPEN, 0.3, lambda phase: None)
     assert outcome.status is Status.TIMED_OUT
     assert "the limit that the time budget sets" in outcome.reason
 
