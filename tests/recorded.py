@@ -13,6 +13,7 @@ from autofit.core.budget import Clock
 from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Kind, Trace
@@ -74,9 +75,9 @@ class RecordedBench:
             caveats=("the loss was inferred: cross-entropy",),
         )
 
-    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs a plan."""
-        return self.device.evaluate(plan, purpose)
+        return self.device.evaluate(plan, purpose, terms)
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Returns that the plan keeps the gradient, with the verdicts of `GATES`."""

@@ -32,6 +32,8 @@ class Budget(BaseModel):
 
 TIME_BUDGET = "5min"
 """Time budget of a search if the user gives none."""
+TRACE_RATIO = 0.25
+"""Maximum share of the time left that one trace may take: it can spare no more than a failed run."""
 OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
 """A search may exceed its budget by this share of it plus this many seconds, to stop a run and put everything back."""
 

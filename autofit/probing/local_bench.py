@@ -13,6 +13,7 @@ import torch
 
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
+from autofit.core.budget import TRACE_RATIO
 from autofit.core.errors import DevicePoisoned, Untraceable
 from autofit.core.gate_verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
@@ -221,7 +222,7 @@ class LocalBench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        limit_s = min(limit_s, isolation.LIMIT_S, self._watch.clock.patience_s())
+        limit_s = min(limit_s, isolation.LIMIT_S, TRACE_RATIO * self._watch.clock.patience_s())
         target, threads = self.device.torch_device, torch.get_num_threads()
 
         def traced() -> Trace:
@@ -237,7 +238,7 @@ class LocalBench:
 
     def _in_time(self, work: Callable[[], Trace]) -> Trace:
         try:
-            return self._watch.allowed(work)
+            return self._watch.allowed(work, most_s=TRACE_RATIO * self._watch.clock.patience_s())
         except Overdue as error:
             raise Untraceable(str(error), "in the trace") from None
 

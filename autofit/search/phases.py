@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autofit.core.errors import AutofitError, RestoreError
+from autofit.core.errors import AutofitError, RestoreError, StudyError
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
 from autofit.search.tuning import Evaluate, Findings, TrialLog, Tuning
@@ -23,6 +23,7 @@ def run(tuning: Tuning) -> Findings:
         WorkloadError: no plan could be measured for reasons other than memory.
         DevicePoisoned: the device answers every call with an error.
         RestoreError: the user's objects could not be put back.
+        StudyError: the study cannot be written.
         KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
     """
     loop = Loop(tuning)
@@ -49,7 +50,7 @@ def run(tuning: Tuning) -> Findings:
 def _is_answered(loop: Loop, error: BaseException) -> bool:
     """Returns whether the search has an answer that an error does not make invalid."""
     loop.answers.fall_back()
-    return loop.answers.best is not None and not isinstance(error, RestoreError)
+    return loop.answers.best is not None and not isinstance(error, RestoreError | StudyError)
 
 
 def _findings(loop: Loop, final: Final) -> Findings:

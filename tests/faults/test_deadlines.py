@@ -128,8 +128,9 @@ def test_defect_04_a_step_that_hangs_in_process_ends_with_the_budget_and_is_name
                 continue
         return good(model, batch)
 
-    with pytest.raises(BudgetSpent):
-        tune(hangs, 4.0, strategies=("batching",), progress=events.append)
+    fit = tune(hangs, 4.0, strategies=("batching",), progress=events.append)
+    assert fit.plan == fit.baseline.plan  # whole steps of it had ended before
+    assert any("is not proven" in caveat or fit.proof.proven for caveat in (*fit.caveats, ""))
     waiting = [event.text for event in events if event.kind == "waiting"]
     assert waiting
     assert all(text.startswith("no sign of life for ") for text in waiting)
@@ -185,7 +186,7 @@ def test_what_puts_things_back_is_not_interrupted_and_what_runs_for_nobody_is_no
         assert slow() == "done"  # outside of what is allowed
         watch.clock.limit_s = 100.0
         assert watch.allowed(lambda: _overdue(watch, lambda: protected["restore"](slow))) == "done"
-        with pytest.raises(Overdue, match="not finished within its share of the time budget"):
+        with pytest.raises(Overdue, match="not finished in the time that it was given"):
             watch.allowed(lambda: _overdue(watch, slow))
 
 

@@ -73,7 +73,7 @@ def command(*words: str) -> "subprocess.Popen[str]":
 @pytest.mark.slow
 def test_defect_03_the_command_ends_with_exit_code_6_and_names_the_holder(tmp_path: Path) -> None:
     with holding(choose("cpu").lock_key) as child:
-        with command("--json", "--time", "4", "-o", str(tmp_path / "p.yaml"), "--study", ":memory:") as second:
+        with command("--json", "--time", "12", "-o", str(tmp_path / "p.yaml"), "--study", ":memory:") as second:
             out, err = second.communicate(timeout=200)
         child.communicate("\n")
     assert second.returncode == 6, err

@@ -59,7 +59,7 @@ def test_the_job_that_was_not_checked_for_longest_comes_first(room: MachineRoom)
 def test_the_time_of_a_night_is_shared_fairly_over_nights(room: MachineRoom) -> None:
     for name in "abc":
         room.add(name)
-    room.time_s = 8.0
+    room.time_s = 10.0
     result = room.night()
     assert [record.job for record in result.records] == ["a", "b"]
     assert result.unchecked == {"c": "the time of the night ran out"}

@@ -24,5 +24,5 @@ def test_modules_without_a_file_are_passed_over(monkeypatch: pytest.MonkeyPatch)
     odd = ModuleType("odd")
     odd.__file__ = 3  # type: ignore[assignment]  # some packages put objects there
     monkeypatch.setitem(sys.modules, "odd", odd)
-    monkeypatch.setitem(sys.modules, "none", None)  # type: ignore[arg-type]  # Python's mark of a failed import
+    monkeypatch.setitem(sys.modules, "none", None)  # Python's mark of a failed import
     assert {"odd", "none"}.isdisjoint(installed_modules("train.py:make"))

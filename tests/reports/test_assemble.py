@@ -237,7 +237,7 @@ def test_the_recommended_combination_has_a_curve_however_few_of_its_plans_ran() 
     found = report_of(recorded_search(name="resnet"))
     assert found.recommended is not None
     own = [curve for curve in found.curves if curve.combination == found.recommended.combination]
-    assert [curve.ranks for curve in own] == [(found.recommended.rank,)]
+    assert [found.recommended.rank in curve.ranks for curve in own] == [True]
     assert any(len(curve.ranks) > 1 for curve in found.curves)
 
 

@@ -40,12 +40,12 @@ def step(model: object, batch: object) -> torch.Tensor:
 def test_a_call_has_the_arguments_that_differ_from_their_defaults() -> None:
     values = {
         "model": object(), "loader": [1], "loss_fn": F.cross_entropy, "step_fn": step, "optimizer": lambda p: None,
-        "time_budget": "5min", "seed": 0, "strategies": ("batching",), "study": Path("a.db"), "mode": "inference",
+        "time_budget": "6min", "seed": 0, "strategies": ("batching",), "study": Path("a.db"), "mode": "inference",
         "worst_case": torch.zeros(3), "progress": False, "clock": 3, "max_grad_norm": None,
         "device": torch.device("cpu"),
     }  # fmt: skip
     assert tuning_call(autofit.tune, values) == (
-        "autofit.tune(model, loader, loss_fn=cross_entropy, step_fn=step, optimizer=..., time_budget='5min', "
+        "autofit.tune(model, loader, loss_fn=cross_entropy, step_fn=step, optimizer=..., time_budget='6min', "
         "strategies=['batching'], worst_case=..., mode='inference', device=..., study='a.db')"
     )
 

@@ -16,6 +16,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
+from autofit.core.run_terms import OPEN
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.trial import Purpose
@@ -444,7 +445,7 @@ def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_pa
     path, bench = tmp_path / "study.db", small_bench()
 
     def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
-        return starting(bench, lambda p: 0.0 if purpose is Purpose.PROOF else slow_to_start(p))(plan, purpose)
+        return starting(bench, lambda p: 0.0 if purpose is Purpose.PROOF else slow_to_start(p))(plan, purpose, OPEN)
 
     for planned_steps in (100_000, 100):
         request = Request(study=path, planned_steps=planned_steps)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from autofit.core import errors
 from autofit.core.briefing import Briefing
-from autofit.core.budget import Clock
+from autofit.core.budget import TRACE_RATIO, Clock
 from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
@@ -160,7 +160,7 @@ class RemoteBench:
         return tuple(Part.model_validate(part) for part in reply["parts"])
 
     def _trace(self, plan: Plan, do: str, where: str) -> Trace:
-        patience_s = self._clock.patience_s()
+        patience_s = TRACE_RATIO * self._clock.patience_s()
         if patience_s <= 0:
             raise errors.Untraceable(f"{self._over()} before it began", where)
         request: dict[str, Any] = {"do": do, "plan": plan.model_dump(mode="json")}
