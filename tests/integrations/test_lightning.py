@@ -20,6 +20,7 @@ from autofit.guard import digest_of
 from autofit.integrations import lightning as integration
 from autofit.integrations.lightning import ApplyPlan, AutofitCallback, trainer_arguments
 from tests.conformance.test_exporters import OWN, recommendation
+from tests.cpu import needs_bf16
 from tests.integrations.lightning_modules import FILTERS, Data, Loading, Net, loader, trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*FILTERS)]
@@ -172,6 +173,7 @@ def test_a_training_tunes_itself_leaves_no_trace_and_trains_under_the_plan(
     assert callback.fit.proof.worst_steps >= 3
 
 
+@needs_bf16
 def test_the_precision_of_the_trainer_is_that_of_the_plan(tmp_path: Path) -> None:
     net = Net()
     callback = AutofitCallback(

@@ -11,6 +11,7 @@ import autofit
 from autofit import strategies
 from autofit.core.errors import UsageError
 from autofit.integrations.huggingface import PlanCheck, apply, tune_trainer, tuning
+from tests.cpu import needs_bf16
 from tests.integrations.huggingface.training import LAYERS, arguments, samples, trainer
 
 SEARCH: dict[str, Any] = {
@@ -138,6 +139,7 @@ def test_a_factory_of_something_else_is_refused() -> None:
         tune_trainer(lambda: {})
 
 
+@needs_bf16
 @pytest.mark.slow
 def test_from_the_search_to_two_steps_under_the_plan(tmp_path: Path) -> None:
     """The whole way of a user."""

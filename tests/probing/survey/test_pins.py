@@ -10,6 +10,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.devices import choose
 from autofit.probing.local_bench import LocalBench
+from tests.cpu import needs_bf16
 from tests.probing import targets
 from tests.probing.survey.test_survey import Offering, survey_of
 
@@ -64,6 +65,7 @@ def test_pins_that_conflict_are_explained() -> None:
     assert space({"a": 1}, *strategies).pinned == {"a": 1}
 
 
+@needs_bf16
 def test_a_real_workload_is_searched_at_one_precision_and_micro_batch() -> None:
     options = Options(pinned={"precision": "bf16", "micro_batch_size": 8}, without=("checkpointing",))
     with LocalBench(targets.make_mlp(), choose("cpu"), options) as bench:
