@@ -228,6 +228,7 @@ def test_a_run_has_what_is_left_and_putting_back_has_the_overtime() -> None:
     assert 100.0 + clock.closing_s() <= allowed_s(100.0)
 
 
+@pytest.mark.parametrize("found", [float("nan"), -1.0])
 def test_f50_a_clock_that_is_none_is_an_error_that_says_so(found: float) -> None:
     clock = Clock(lambda: found, start=0.0)
     with pytest.raises(ClockError, match=r"the clock is broken.*time\.monotonic"):

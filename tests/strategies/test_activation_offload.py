@@ -21,6 +21,7 @@ from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
 from autofit.strategies.precision import Precision
 from autofit.workloads.step import Draft, StepBatch
+from tests.cpu import BF16
 from tests.strategies.repeated_blocks import LOSS, Gpt
 
 STRATEGY = ActivationOffload()
@@ -94,6 +95,8 @@ def trained(model: nn.Module, plan: Plan, batch: torch.Tensor) -> dict[str, torc
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("values", VALUES, ids=str)
 def test_weights_are_those_without_it_bit_for_bit(name: str, values: dict[str, Any]) -> None:
+    if name == "lstm" and "precision" in values and not BF16:
+        pytest.skip("this CPU has no recurrent kernels in bf16")
     torch.manual_seed(0)
     make, sample = MODELS[name]
     model, batch = make(), sample()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.cpu import needs_bf16
 from tests.probing.survey.comparing import accumulated, rounded
 from tests.probing.survey.test_gates import BF16, build, mean, vectors
 
@@ -152,6 +153,7 @@ def _no_backward(gradient: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("cudnn RNN backward can only be called in training mode")
 
 
+@needs_bf16
 @pytest.mark.parametrize("by_hand", [False, True], ids=["layer", "by hand"])
 def test_recurrent_layers_of_cudnn_are_compared_in_training_mode(by_hand: bool) -> None:
     model = Recurrent(by_hand)
@@ -168,6 +170,7 @@ def test_recurrent_layers_of_cudnn_are_compared_in_training_mode(by_hand: bool) 
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@needs_bf16
 def test_precision_that_recurrent_layers_do_not_survive_is_refused_in_training_mode() -> None:
     def cancelling(model: nn.Module, batch: Any) -> torch.Tensor:
         output = model(batch[0])
