@@ -50,6 +50,7 @@ class Feasibility:
         light: whether plans run without an estimate that surely have room: the baseline, which the user runs anyway,
             and plans at no larger a micro batch where the baseline left room. Tracing them takes longer than the
             failure that it could prevent costs on average.
+        surveys: whether the first look also estimates the plans that are most informative about the others.
 
     Attributes:
         light: as given.
@@ -63,7 +64,9 @@ class Feasibility:
         estimators: Sequence[Estimator] = (),
         cautious: bool = False,
         light: bool = False,
+        surveys: bool = True,
     ) -> None:
+        self._surveys = surveys
         self._space, self._memory_bytes, self._cautious, self.light = space, memory_bytes, cautious, light
         self._begun = False
         self._joint = JointEstimate(estimators)
@@ -128,7 +131,7 @@ class Feasibility:
             return
         if self.light:
             self.begin()
-        if self._survey_is_due and not alone and not self.light:
+        if self._survey_is_due and not alone and self._surveys:
             self._survey_is_due = False
             self._survey()
         if plan.key in self._current:

@@ -173,7 +173,7 @@ class Probe:
         return outcome.measured and self.terms.beaten_by(outcome.measurement)
 
     def _proven(self, step: TrainStep, worst: Batch, typical: Typical, lap: Lap, probed: WorstBatchResult) -> Outcome:
-        """Goes on to the proof of a plan that was probed. If the time ends before it, the plan is measured only."""
+        """Continues to the proof of a plan that was probed. If the time ends before it, the plan is measured only."""
         before = self.device.counters()
         try:
             if self._grows:

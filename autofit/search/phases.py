@@ -22,7 +22,7 @@ def run(tuning: Tuning) -> Findings:
         BudgetSpent: the time or the trials were used up before any plan was measured.
         WorkloadError: no plan could be measured for reasons other than memory.
         DevicePoisoned: the device answers every call with an error.
-        RestoreError: the user's objects could not be put back.
+        RestoreError: the user's objects could not be restored.
         StudyError: the study cannot be written.
         KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
     """

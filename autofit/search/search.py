@@ -91,25 +91,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     recorder = EvidenceRecorder(
         asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen
     )
-    tuning = Tuning(
-        space=SearchSpace(briefing.space),
-        evaluate=bench.evaluate,
-        objective=request.objective,
-        budget=budget,
-        log=study,
-        searcher=searcher_of(request.searcher),
-        estimators=made,
-        clock=clock,
-        listen=recorder.tell,
-        seed=request.seed,
-        isolated=request.isolated,
-        proof_start_s=bench.proof_start_s,
-        cautious=not briefing.enforced and briefing.environment.is_host,
-        seen=recorder.seen,
-        noise_ratio=DISTURBED_NOISE_RATIO if briefing.environment.is_host else DEVICE_NOISE_RATIO,
-        check=bench.check,
-        checked_as=_checked_as(briefing),
-    )
+    tuning = _tuning(bench, budget, request, study, clock, made, recorder)
     try:
         question = question_of(briefing, request.objective, request.searcher)
         if (answer := _answered(tuning, question, briefing, request, study, recorder)) is not None:
@@ -128,6 +110,38 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     if findings.interrupted:
         raise SearchInterrupted(found)
     return found
+
+
+def _tuning(
+    bench: Bench,
+    budget: Budget,
+    request: Request,
+    study: Study,
+    clock: Clock,
+    made: Sequence[estimators.Estimator],
+    recorder: EvidenceRecorder,
+) -> Tuning:
+    """Returns the arguments of the search."""
+    briefing = bench.briefing
+    return Tuning(
+        space=SearchSpace(briefing.space),
+        evaluate=bench.evaluate,
+        objective=request.objective,
+        budget=budget,
+        log=study,
+        searcher=searcher_of(request.searcher),
+        estimators=made,
+        clock=clock,
+        listen=recorder.tell,
+        seed=request.seed,
+        isolated=request.isolated,
+        proof_start_s=bench.proof_start_s,
+        cautious=not briefing.enforced and briefing.environment.is_host,
+        seen=recorder.seen,
+        noise_ratio=DISTURBED_NOISE_RATIO if briefing.environment.is_host else DEVICE_NOISE_RATIO,
+        check=bench.check,
+        checked_as=_checked_as(briefing),
+    )
 
 
 def _checked_as(briefing: Briefing) -> str:
