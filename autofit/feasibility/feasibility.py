@@ -48,9 +48,7 @@ class Feasibility:
         estimators: estimate memory, the one with the most trusted value first.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
         light: whether plans run without an estimate that surely have room: the baseline, which the user runs anyway,
-            and plans at no larger a micro batch where the baseline left room. Tracing them takes longer than the
-            failure that it could prevent costs on average.
-        surveys: whether the first look also estimates the plans that are most informative about the others.
+            and plans whose peak cannot reach the budget. Where time is limited, tracing them costs more than it saves.
 
     Attributes:
         light: as given.
@@ -64,9 +62,7 @@ class Feasibility:
         estimators: Sequence[Estimator] = (),
         cautious: bool = False,
         light: bool = False,
-        surveys: bool = True,
     ) -> None:
-        self._surveys = surveys
         self._space, self._memory_bytes, self._cautious, self.light = space, memory_bytes, cautious, light
         self._begun = False
         self._joint = JointEstimate(estimators)
@@ -131,7 +127,7 @@ class Feasibility:
             return
         if self.light:
             self.begin()
-        if self._survey_is_due and not alone and self._surveys:
+        if self._survey_is_due and not alone and not self.light:
             self._survey_is_due = False
             self._survey()
         if plan.key in self._current:

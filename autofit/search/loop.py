@@ -68,8 +68,7 @@ class Loop:
             tuning.budget.memory_bytes,
             tuning.estimators,
             cautious=tuning.cautious,
-            light=not (tuning.cautious and tuning.budget.requested),
-            surveys=tuning.budget.time_s is None or (tuning.cautious and tuning.budget.requested),
+            light=tuning.budget.time_s is not None and not (tuning.cautious and tuning.budget.requested),
         )
         self.end = SearchEnd("")
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
