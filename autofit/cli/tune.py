@@ -41,7 +41,7 @@ from autofit.trackers.yardstick import Yardstick
 def execute(given: argparse.Namespace) -> int:
     """Tunes the target, writes the plan file, prints the recommendation."""
     target = _target(given)
-    request = _request(given, target)
+    request = _request(given)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
     interrupted = False
@@ -121,7 +121,7 @@ def _target(given: argparse.Namespace) -> Target:
     )
 
 
-def _request(given: argparse.Namespace, target: Target) -> Request:
+def _request(given: argparse.Namespace) -> Request:
     return Request(
         time_s=parse_time(given.time),
         max_trials=given.trials,
@@ -133,7 +133,6 @@ def _request(given: argparse.Namespace, target: Target) -> Request:
         isolated=True,
         title=given.target,
         command=command_line(given.words),
-        target=target,
     )
 
 

@@ -35,7 +35,7 @@ def evaluation_request(request: Request, left_s: float | None) -> Request:
         left_s: seconds that are left of the time budget; None without one.
     """
     title = f"evaluation of {request.title}" if request.title else "evaluation"
-    return replace(request, time_s=left_s, planned_steps=None, title=title, target=None)
+    return replace(request, time_s=left_s, planned_steps=None, title=title)
 
 
 def evaluation_options(options: Options, training: Recommendation) -> Options:

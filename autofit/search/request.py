@@ -7,7 +7,6 @@ from pathlib import Path
 from autofit import searchers
 from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
-from autofit.probing.child_request import Target
 from autofit.search.event import Event
 from autofit.searchers.base import Searcher
 
@@ -35,7 +34,6 @@ class Request:
         title: what is tuned, for reports.
         command: the command or call that started the search, without secrets.
         anew: whether to search even if the study holds the answer of an earlier search.
-        target: what workers open to run plans of this search, if the study is in a database; None asks no workers.
 
     Raises:
         UsageError: the searcher is unknown, or the planned steps are not a whole number of at least 1.
@@ -52,7 +50,6 @@ class Request:
     title: str = ""
     command: str = ""
     anew: bool = False
-    target: Target | None = None
 
     def __post_init__(self) -> None:
         searcher_of(self.searcher)  # a misspelt name is refused before the bench is opened
