@@ -12,6 +12,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.memory.trace import Trace
@@ -43,10 +44,10 @@ class CountedBench:
         """Seconds that a proof needs to start a fresh process; 0 if it needs none."""
         return self._bench.proof_start_s
 
-    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         """Runs a plan."""
         self.runs += 1
-        return self._bench.evaluate(plan, purpose)
+        return self._bench.evaluate(plan, purpose, terms)
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Returns whether a plan keeps the baseline's gradient."""
@@ -170,7 +171,7 @@ class PlanRunner:
 
     def _once(self, plan: Plan, purpose: Purpose) -> Outcome:
         patience_s, began_s = self.clock.patience_s(), self.clock.elapsed_s
-        outcome = self.bench.evaluate(plan, purpose)
+        outcome = self.bench.evaluate(plan, purpose, OPEN)
         took_s = self.clock.elapsed_s - began_s
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)

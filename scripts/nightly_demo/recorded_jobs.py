@@ -15,6 +15,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Recommendation
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
 from autofit.nightly.job import Job
@@ -108,9 +109,9 @@ class NightBench:
             enforced=not table.environment.is_host,
         )
 
-    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs a plan."""
-        outcome = self._device.evaluate(plan, purpose)
+        outcome = self._device.evaluate(plan, purpose, terms)
         found = outcome.measurement
         if found is None:
             return outcome

@@ -102,15 +102,27 @@ def test_what_a_real_child_refuses_has_its_exit_code(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_130_and_leaves_no_process(sign: signal.Signals, running: Running) -> None:
-    running.wait_for_trials(1)
+def test_a_signal_ends_it_with_130_the_answer_so_far_and_no_process(sign: signal.Signals, running: Running) -> None:
+    running.wait_for_trials(2)
     running.process.send_signal(sign)
+    out, err = running.process.communicate(timeout=120)
+    assert running.process.returncode == 130
+    assert "the plan is the best so far, and the same command resumes" in err
+    assert "Traceback" not in err
+    assert "Proven by 3 whole steps on the worst batch" in out
+    assert running.children_are_gone()
+    assert (running.folder / "autofit.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_baseline_ran_leaves_no_plan(running: Running) -> None:
+    running.wait_for_trials(0)
+    running.process.send_signal(signal.SIGTERM)
     out, err = running.process.communicate(timeout=120)
     assert running.process.returncode == 130
     assert "the same command resumes" in err
     assert "Traceback" not in err
     assert out == ""
-    assert running.children_are_gone()
     assert not (running.folder / "autofit.yaml").exists()
 
 

@@ -17,6 +17,7 @@ from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
 from autofit.probing.remote.bench import RemoteBench
@@ -105,9 +106,9 @@ class Counting(RemoteBench):
 
     steps = ooms = 0
 
-    def evaluate(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs a plan and counts."""
-        outcome = super().evaluate(plan, purpose)
+        outcome = super().evaluate(plan, purpose, terms)
         if (measurement := outcome.measurement) is not None:
             self.steps += len(measurement.warmup_times_s) + measurement.timed_steps + measurement.worst_steps
         self.ooms += outcome.status is Status.OUT_OF_MEMORY
