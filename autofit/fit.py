@@ -98,6 +98,11 @@ class Fit:
         """Notes to read before using the plan."""
         return self.recommendation.caveats
 
+    @property
+    def stopped(self) -> str:
+        """What ended the search: its time, an error, the user, or that nothing was left that was worth a probe."""
+        return self.recommendation.stopped
+
     def __str__(self) -> str:
         return summarize(self.recommendation, Canvas.of(sys.stdout))
 

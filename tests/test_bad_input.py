@@ -115,7 +115,7 @@ class Failing(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("after", [0, 10, 20])
+@pytest.mark.parametrize("after", [0, 10])
 def test_a_model_that_fails_at_every_size_shows_its_own_error(after: int) -> None:
     model = Failing(after)
     with pytest.raises(UserCodeError) as raised:
@@ -124,6 +124,12 @@ def test_a_model_that_fails_at_every_size_shows_its_own_error(after: int) -> Non
     assert "in forward" in raised.value.traceback_text
     assert Path(__file__).name in raised.value.traceback_text
     assert "memory" not in str(raised.value)
+
+
+def test_a_model_that_fails_after_the_baseline_ran_ends_the_search_with_the_baseline() -> None:
+    fit = tune(Failing(20), targets.vectors(), loss_fn=F.cross_entropy)
+    assert fit.plan == fit.baseline.plan
+    assert "ValueError: expected nine columns" in fit.stopped
 
 
 def test_a_data_set_that_fails_shows_its_own_error() -> None:
@@ -352,11 +358,11 @@ def test_ctrl_c_while_opening_leaves_no_trace(at: int, tmp_path: Path, monkeypat
 def test_ctrl_c_in_a_probe_keeps_the_finished_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate, runs = LocalBench.evaluate, list[Purpose]()
 
-    def stopping(bench: LocalBench, plan: Any, purpose: Purpose) -> Any:
+    def stopping(bench: LocalBench, plan: Any, purpose: Purpose, *terms: Any) -> Any:
         runs.append(purpose)
         if len(runs) == 2:
             CtrlC(monkeypatch, torch.optim.AdamW, "step", 2).arm()  # in the middle of the run
-        return evaluate(bench, plan, purpose)
+        return evaluate(bench, plan, purpose, *terms)
 
     assert interrupted(tmp_path / "study.db", lambda: monkeypatch.setattr(LocalBench, "evaluate", stopping)) == 1
 
@@ -371,12 +377,12 @@ def test_ctrl_c_in_race_or_proof_keeps_all_trials(
     model.register_forward_pre_hook(lambda *_: step_clock.advance(0.01))
     evaluate, probes, stopped = LocalBench.evaluate, list[str](), list[Purpose]()
 
-    def stopping(bench: LocalBench, plan: Any, why: Purpose) -> Any:
+    def stopping(bench: LocalBench, plan: Any, why: Purpose, *terms: Any) -> Any:
         stop = why is purpose and not stopped
         if stop and not after:
             stopped.append(why)
             raise KeyboardInterrupt
-        outcome = evaluate(bench, plan, why)
+        outcome = evaluate(bench, plan, why, *terms)
         if stop:
             stopped.append(why)
             raise KeyboardInterrupt

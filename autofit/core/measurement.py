@@ -97,6 +97,12 @@ class Measurement(BaseModel):
         return len(self.step_times_s) * self.steps_per_window
 
     @property
+    def all_steps(self) -> int:
+        """The number of steps that ran: warm-up, timed, and on the worst batch."""
+        apart = 0 if self.of_worst_batch else len(self.warmup_times_s) + self.timed_steps
+        return max(self.worst_steps + apart, self.timed_steps)
+
+    @property
     def of_worst_batch(self) -> bool:
         """Whether only steps on the worst batch were timed."""
         return not self.warmup_times_s

@@ -7,6 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 
+SLOW_S = 1.0
+"""Duration from which a step is slow: a run then makes as few steps as a measurement allows."""
+STEPS, SLOW_STEPS = 8, 4
+"""Number of steps that a probe makes, warm-up and worst batch included, and that of one with slow steps."""
+
 
 class RunTerms(BaseModel):
     """The terms of one run.

@@ -1,8 +1,11 @@
 """Feasibility: whether a plan fits into the memory budget."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from statistics import median
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +19,7 @@ from autofit.core.units import format_bytes
 from autofit.estimators.base import Estimator
 from autofit.feasibility.joint_estimate import JointEstimate
 from autofit.feasibility.peak_model import PeakModel, is_two_sided
-from autofit.feasibility.plan_features import Array, PlanList
+from autofit.feasibility.plan_features import Array, PlanList, expected_of
 from autofit.feasibility.pretrace import plans_to_estimate
 
 SAFE_RATIO = 0.5
@@ -29,10 +32,12 @@ LIKELY, CAREFUL = 0.85, 0.9
 """Probability of fitting that a plan needs to be run; the second where the search is careful."""
 UNKNOWN = 0.5
 """Probability of fitting for a plan that is neither modelled nor estimated with bounds."""
-
-
 FREE_RATIO = 0.5
-"""Share of the budget below which the peak of the baseline, in proportion to the micro batch, leaves room."""
+"""Share of the budget that plans without an estimate may fill where exceeding it harms the machine."""
+LOOK_S = 3.0
+"""Seconds that the first estimate of a plan is expected to take: on an H100, traces of two models took 4 to 17 s."""
+SURE = 0.999
+"""Probability of fitting for a size whose peak, in proportion to a smaller size that ran, is inside the budget."""
 
 
 class Feasibility:
@@ -47,8 +52,8 @@ class Feasibility:
         memory_bytes: the budget.
         estimators: estimate memory, the one with the most trusted value first.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
-        light: whether plans run without an estimate that surely have room: the baseline, which the user runs anyway,
-            and plans whose peak cannot reach the budget. Where time is limited, tracing them costs more than it saves.
+        light: whether plans run without an estimate where that would cost more than it saves, as time is limited.
+        now: returns the time in seconds, by which the duration of estimates is measured.
 
     Attributes:
         light: as given.
@@ -62,9 +67,11 @@ class Feasibility:
         estimators: Sequence[Estimator] = (),
         cautious: bool = False,
         light: bool = False,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         self._space, self._memory_bytes, self._cautious, self.light = space, memory_bytes, cautious, light
-        self._begun = False
+        self._begun, self._now = False, now
+        self._looks_s: list[float] = []
         self._joint = JointEstimate(estimators)
         self._trials: dict[str, Trial] = {}
         self._survey_is_due = False
@@ -72,6 +79,7 @@ class Feasibility:
         self._probabilities: dict[str, float] = {}  # valid until something is learned
         self._baseline_is_estimated: bool | None = None  # likewise
         self._is_known: NDArray[np.bool_] | None = None  # likewise; by combination
+        self._has_room: Array | None = None  # likewise
         self.looked_at: dict[str, Estimate] = {}
 
     @cached_property
@@ -93,6 +101,7 @@ class Feasibility:
         if trial.purpose is Purpose.BLOCK or trial.outcome.status is Status.INTERRUPTED:
             return
         self._trials[trial.plan.key] = trial
+        self._has_room = None
         if (place := self.plans.place(trial.plan)) is not None:
             self._model.tell(place, trial.outcome)
 
@@ -110,20 +119,27 @@ class Feasibility:
         self._refine(space.baseline, [space.at(space.baseline.combination, size) for size in space.sizes])
         self._survey_is_due = True
 
-    def look(self, plan: Plan, alone: bool = False) -> None:
+    @property
+    def look_s(self) -> float:
+        """Seconds that estimating a plan takes: the median so far, or `LOOK_S`; 0 where time is not limited."""
+        return (median(self._looks_s) if self._looks_s else LOOK_S) if self.light else 0.0
+
+    def look(self, plan: Plan, alone: bool = False, at_stake_s: float = math.inf) -> None:
         """Has a plan estimated more closely, unless its memory is known well enough or nothing was learned since.
 
-        It is known well enough if the plan surely has room to spare, or has close bounds on one side of the budget.
+        It is known well enough if the plan surely has room to spare, or has close bounds on one side of the budget, or
+        if the run that might be lost costs less than the estimate.
 
         Args:
             plan: a plan that is about to be screened.
             alone: whether only this plan is estimated. Otherwise the first look of a search also estimates the plans
                 that are most informative about the others, see `pretrace`.
+            at_stake_s: seconds that the plan's run is expected to take, which are lost if it does not fit.
 
         Raises:
             DevicePoisoned: a short run that was to show its memory left the device in an error state.
         """
-        if self._is_light(plan):
+        if self._is_light(plan) or self._costs_less_to_run(plan, at_stake_s):
             return
         if self.light:
             self.begin()
@@ -141,27 +157,51 @@ class Feasibility:
         if (place := self.plans.place(plan)) is not None:
             self._model.expect(place)
 
-    def _is_light(self, plan: Plan) -> bool:
-        """Returns whether a plan runs without an estimate of its memory.
+    def _costs_less_to_run(self, plan: Plan, at_stake_s: float) -> bool:
+        """Returns whether a plan is likely to fit, and losing its run costs less, on average, than an estimate."""
+        if not self.light or self._cautious or not self.is_likely(plan):
+            return False
+        return (1 - self.probability(plan)) * at_stake_s < self.look_s
 
-        A peak grows at most in proportion to the micro batch. So a plan surely has room where the same combination at a
-        smaller size left enough, and most likely where the baseline left twice as much.
-        """
-        baseline, limit = self._space.baseline, self._memory_bytes
+    def _is_light(self, plan: Plan) -> bool:
+        """Returns whether a plan runs without an estimate: the baseline, and what most likely has room."""
         if not self.light:
             return False
-        if plan == baseline:
-            return True
-        for ran in self._trials.values():
-            if ran.outcome.measurement is None:
-                continue
-            times = max(plan.micro_batch_size / ran.plan.micro_batch_size, 1.0)
-            most = times * ran.outcome.measurement.memory.judged_bytes
-            if ran.plan.combination == plan.combination and most < limit:
-                return True
-            if ran.plan == baseline and most < FREE_RATIO * limit:
-                return True
-        return False
+        place = self.plans.place(plan)
+        return plan == self._space.baseline or (
+            place is not None and bool(self._room[place] >= self.required_probability)
+        )
+
+    @property
+    def _room(self) -> Array:
+        """Probability that each plan has room by the plans that ran, [plans]; 0 where they do not tell.
+
+        A peak grows at most in proportion to the micro batch. So a combination that ran surely has room at a size whose
+        proportional peak is inside the budget. Another combination most likely has, if its proportional peak is, with
+        the growth that its knobs expect. Under `cautious` that must leave half of the budget.
+        """
+        if self._has_room is None:
+            limit, plans = self._memory_bytes, self.plans
+            self._has_room = np.zeros(len(plans.sizes))
+            for trial in self._trials.values():
+                place = plans.place(trial.plan)
+                if place is None or trial.outcome.measurement is None:
+                    continue
+                most = np.maximum(plans.sizes / plans.sizes[place], 1.0) * trial.outcome.measurement.memory.judged_bytes
+                same = plans.points.combinations == plans.points.combinations[place]
+                others = most * np.exp(self._log_growth - self._log_growth[place])
+                likely = others < (FREE_RATIO if self._cautious else 1.0) * limit
+                found = np.where(same, np.where(most < limit, SURE, 0.0), np.where(likely, LIKELY, 0.0))
+                self._has_room = np.maximum(self._has_room, found)
+            for trial in self._trials.values():
+                if trial.outcome.status.does_not_fit and (place := plans.place(trial.plan)) is not None:
+                    refused = plans.points.combinations == plans.points.combinations[place]
+                    self._has_room[refused & (plans.sizes >= plans.sizes[place])] = 0.0
+        return self._has_room
+
+    @cached_property
+    def _log_growth(self) -> Array:
+        return expected_of(self._space.facts.knobs, self.plans.points, "growth")[0]
 
     # Answers
 
@@ -184,7 +224,7 @@ class Feasibility:
         if modelled.any():
             found[modelled] = self._model.probabilities(places[modelled])
         found[~modelled] = [self.probability(self.plans.plans[place]) for place in places[~modelled]]
-        return found
+        return np.maximum(found, self._room[places]) if self.light else found
 
     def only_modelled(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns which plans have a combination that was neither tried nor has an estimate with a bound.
@@ -277,7 +317,7 @@ class Feasibility:
 
     def _probability(self, plan: Plan) -> float:
         if (place := self.plans.place(plan)) is not None:
-            return self._model.probability(place)
+            return max(self._model.probability(place), float(self._room[place]) if self.light else 0.0)
         estimate = self.estimate(plan)  # of a plan beyond those that are modelled
         return UNKNOWN if estimate is None or not is_two_sided(estimate) else self._model.bounded_probability(estimate)
 
@@ -288,15 +328,17 @@ class Feasibility:
             self._learned()
 
     def _refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        began_s = self._now()
         try:
             self._joint.refine(plan, along)
         finally:
+            self._looks_s.append(self._now() - began_s)
             self._learned()
 
     def _learned(self) -> None:
         """Drops what was derived from the estimates."""
         self._probabilities.clear()
-        self._baseline_is_estimated = self._is_known = None
+        self._baseline_is_estimated = self._is_known = self._has_room = None
         self._model.forget()
 
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from autofit.core.errors import ClockError, SpaceError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
+from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
@@ -22,7 +22,7 @@ from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, as_proven, judged, objection, untimed
 from autofit.probing.static_bytes import static_bytes
-from autofit.probing.step_counts import PACES, PATIENCE_SHARE, SLOW_PACE, SLOW_S, Pace
+from autofit.probing.step_counts import PACES, PATIENCE_SHARE, SLOW_PACE, Pace
 from autofit.probing.step_timing import Lap, observed, phase_steps, time_phases, time_steps
 from autofit.probing.timing_window import WindowResult, run_step
 from autofit.probing.warm_up import MOST_SKIPPED

@@ -37,7 +37,6 @@ PACES = {
 proof is only checked against that, within a factor (`autofit.search.contradiction.SPEED_RATIO`)."""
 PATIENCE_SHARE = 0.25
 """Maximum share of the remaining time for the warm-up of a proof, and for its timing; at least one step each."""
-SLOW_S = 1.0
-"""Duration from which a step is slow: then the steps on the worst batch are the warm-up."""
 SLOW_PACE = Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=2, seconds=0.0, patience_s=3.0)
-"""Pace of a probe with slow steps: one step of warm-up, and two that are timed unless they take longer than 3 s."""
+"""Pace of a probe with slow steps (`SLOW_S`), for which those on the worst batch are a warm-up too: one step of
+warm-up, and two that are timed unless they take longer than 3 s."""

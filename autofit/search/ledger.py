@@ -13,8 +13,8 @@ from autofit.core.outcome import Outcome
 from autofit.core.trial import Trial
 from autofit.search.tuning import Tuning
 
-PROBE_STEPS, BLOCK_STEPS, PROOF_STEPS = 8, 5, 10
-"""Number of steps, warm-up included, in a probe, in a block of a race and in a proof of its own."""
+BLOCK_STEPS, PROOF_STEPS = 5, 10
+"""Number of steps, warm-up included, in a block of a race and in a proof of its own."""
 RUNAWAY_RATIO, RUNAWAY_S = 5.0, 20.0
 """A probe is ended when it takes this many times as long as expected, and this many seconds longer."""
 
@@ -47,7 +47,7 @@ class Ledger:
         startup_s = (measured.startup_s or 0.0) if measured is not None else 0.0
         self._probes_s.append(max(took_s - startup_s, 0.0))
         if measured is not None:
-            self._fixed_s.append(max(took_s - startup_s - PROBE_STEPS * measured.step_time_s, 0.0))
+            self._fixed_s.append(max(took_s - startup_s - measured.all_steps * measured.step_time_s, 0.0))
 
     def checked(self, took_s: float) -> None:
         """Records the duration of a check."""
@@ -65,8 +65,8 @@ class Ledger:
         return median(self._probes_s) if self._probes_s else 0.0
 
     def check_s(self) -> float:
-        """Returns the seconds of a check: the longest so far."""
-        return max(self._checks_s, default=self.probe_s())
+        """Returns the seconds of a check: the longest so far; 0 before the first, which is tried at any time."""
+        return max(self._checks_s, default=0.0)
 
     def block_s(self, measurement: Measurement) -> float:
         """Returns the seconds of a block of a race: its steps, and what any run costs beside them."""

@@ -69,6 +69,7 @@ class Loop:
             tuning.estimators,
             cautious=tuning.cautious,
             light=tuning.budget.time_s is not None and not (tuning.cautious and tuning.budget.requested),
+            now=lambda: tuning.clock.elapsed_s,
         )
         self.end = SearchEnd("")
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
@@ -250,8 +251,9 @@ class Loop:
             return self._searcher.ask()
 
     def _look(self, plan: Plan, alone: bool = False) -> None:
+        expected_s = self._searcher.expected_s(plan)
         with poison_ends_search():
-            self.feasibility.look(plan, alone)
+            self.feasibility.look(plan, alone, math.inf if expected_s is None else expected_s)
 
     def _run_baseline(self) -> Trial:
         self._look(self._baseline, alone=True)

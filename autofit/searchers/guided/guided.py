@@ -25,6 +25,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.omission import Omission
 from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
+from autofit.core.run_terms import SLOW_S, SLOW_STEPS, STEPS
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility.plan_features import Array
@@ -50,8 +51,6 @@ MAX_STEPS = 8
 """Maximum number of plans that run to show how the memory of their combination grows."""
 MAX_REACH = 8
 """Maximum size as a multiple of the largest that ran: the models extrapolate poorly beyond."""
-STEPS = 8
-"""Number of steps in a probe that cost time, warm-up included."""
 
 
 class Guided(Searcher):
@@ -117,12 +116,16 @@ class Guided(Searcher):
             if self.problem.is_over():
                 return None if looked else plan
             looked = True
-            self._feasibility.look(plan)
+            self._feasibility.look(plan, at_stake_s=self._at_stake_s(plan))
             self._looked.add(place)
             if self._is_wanted(place):
                 return plan
             self._declined.add(place)
         return None
+
+    def _at_stake_s(self, plan: Plan) -> float:
+        expected_s = self.expected_s(plan)
+        return math.inf if expected_s is None else expected_s
 
     def probes_left(self) -> int | None:
         """Returns how many combinations have a plan that promises enough, if it fits; None before a plan was measured.
@@ -176,13 +179,16 @@ class Guided(Searcher):
         return place
 
     def _usual(self, too_long: NDArray[np.bool_]) -> int | None:
-        """Returns the next of the plans that an expert writes at once, if it ends in time and may fit."""
-        excluded = self._excluded()
-        for place in self._openers:
-            tried = place in self._outcomes or place in self._declined
-            if not (tried or too_long[place] or excluded[place]):
-                return place if self._feasibility.is_likely(self._plans[place]) else None
-        return None
+        """Returns the first of the plans that an expert writes at once that ends in time and is likely to fit.
+
+        None once one of them was measured: from then on the model decides.
+        """
+        if any(place in self._scores for place in self._openers):
+            return None
+        excluded = self._excluded() | too_long
+        excluded[[*self._outcomes, *self._declined]] = True
+        able = (place for place in self._openers if not excluded[place])
+        return next((place for place in able if self._feasibility.is_likely(self._plans[place])), None)
 
     def _is_wanted(self, place: int) -> bool:
         """Returns whether a plan is to be run, now that it was looked at.
@@ -236,11 +242,10 @@ class Guided(Searcher):
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns the estimated duration of a probe of each plan: its steps, and the fixed cost of a probe."""
-        work_s = STEPS * self._samples / np.exp(belief.mean) + self._warm_ups_s()
-        spent = [
-            outcome.duration_s - work_s[place]
-            for place, outcome in self._outcomes.items() if place in self._scores and outcome.duration_s
-        ]  # fmt: skip
+        step_s = self._samples / np.exp(belief.mean)
+        work_s = np.where(step_s > SLOW_S, SLOW_STEPS, STEPS) * step_s + self._warm_ups_s()
+        ran = ((outcome.duration_s, outcome.measurement) for outcome in self._outcomes.values() if outcome.duration_s)
+        spent = [took_s - m.all_steps * m.step_time_s - (m.startup_s or 0.0) for took_s, m in ran if m is not None]
         fixed_s = max(median(spent), 0.0) if spent else 0.0
         return np.asarray(fixed_s + work_s + 1e-9, dtype=np.float64)
 

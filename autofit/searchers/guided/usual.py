@@ -6,11 +6,11 @@ from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import SearchSpace
 
 LARGER = 4
-"""The usual values run at the user's micro batch, and at the largest size of up to this many times it."""
+"""The usual values run at the largest size of up to this many times the user's micro batch, then at that size."""
 
 
 def usual_plans(space: SearchSpace) -> list[Plan]:
-    """Returns the baseline with the usual value of each knob (`Knob.usual`): at its own micro batch, then larger.
+    """Returns the baseline with the usual value of each knob (`Knob.usual`): at a larger micro batch, then at its own.
 
     Plans with less follow, for a time budget in which the first cannot warm up. None if no knob has a usual value.
     """
@@ -22,10 +22,10 @@ def usual_plans(space: SearchSpace) -> list[Plan]:
 
 
 def _at_sizes(space: SearchSpace, values: dict[str, KnobValue]) -> Iterator[Plan]:
-    """Yields the plan with these values at the baseline's micro batch and at a larger one, if they are in the space."""
+    """Yields the plan with these values at a larger micro batch and at the baseline's, if they are in the space."""
     micro = space.baseline.micro_batch_size
     combination = space.baseline.replace(**values).combination
-    for size in dict.fromkeys((micro, max(size for size in space.sizes if size <= LARGER * micro))):
+    for size in dict.fromkeys((max(size for size in space.sizes if size <= LARGER * micro), micro)):
         plan = space.at(combination, size)
         if space.violation(plan) is None:
             yield plan

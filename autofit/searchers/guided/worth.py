@@ -105,7 +105,8 @@ class Candidates:
             fits, gains = self.feasibility.probabilities(places), self.gains[places]
             waiting = self._wait_for_a_look(places)
             likely = fits >= np.where(waiting, WORTH_A_LOOK, required)
-            worth, promises = fits * rates[places], fits * gains
+            worth = fits * gains / (self.seconds[places] + np.where(waiting, self.feasibility.look_s, 0.0))
+            promises = fits * gains
             chosen = likely & (promises >= self.least_gain)
             sure = sure.or_best(worth[chosen], places[chosen])
             risky = (fits >= RISKY_PROBABILITY) & (fits < required) & (promises >= RISKY_GAIN)

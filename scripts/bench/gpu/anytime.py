@@ -5,7 +5,6 @@ an answer within its time, and no recipe trains faster than its plan. The timeli
 what it cost) is written beside the figures: `tests/data/timelines` is made of such files.
 """
 
-import json
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,12 +18,12 @@ from autofit.core.errors import AutofitError
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_duration
 from autofit.core.wording import describe_plan
-from autofit.probing.remote.bench import RemoteBench, Target
-from autofit.search.event import Event
+from autofit.probing.remote.bench import Target
 from autofit.search.request import Request
-from autofit.search.search import search
 from scripts.bench import files
 from scripts.bench.gpu import stage
+from scripts.bench.search import timelines
+from scripts.bench.search.record_timeline import Recorder
 
 SECONDS = 120.0
 """Time budget of the search."""
@@ -32,47 +31,12 @@ LEAST_RATIO = 0.98
 """The plan may be this much slower than the best recipe: the noise of steps that ran one after the other."""
 
 
-class Timeline:
-    """What happened in a search, with the seconds since it began."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.events: list[dict[str, Any]] = []
-
-    def beat(self, phase: str) -> None:
-        """Notes the phase of the child, unless it is the one before."""
-        if not self.events or self.events[-1].get("phase") != phase:
-            self.events.append({"at_s": round(self._clock.elapsed_s, 3), "phase": phase})
-
-    def __call__(self, event: Event) -> None:
-        """Notes an event of the search, with what a trial measured."""
-        found: dict[str, Any] = {"at_s": round(self._clock.elapsed_s, 3), "kind": event.kind, "text": event.text}
-        if event.trial is not None:
-            outcome = event.trial.outcome
-            found |= {
-                "plan": event.trial.plan.values,
-                "purpose": event.trial.purpose.value,
-                "status": outcome.status.value,
-                "duration_s": outcome.duration_s,
-            }
-            if (measured := outcome.measurement) is not None:
-                found |= {
-                    "step_s": measured.step_time_s,
-                    "startup_s": measured.startup_s,
-                    "compile_s": measured.compile_s,
-                    "peak_bytes": measured.memory.judged_bytes,
-                    "proven": measured.proven,
-                }
-        self.events.append(found)
-
-
-def tuned(name: str, given: Any, timeline: Timeline, clock: Clock) -> Recommendation:
+def tuned(name: str, given: Any, recorder: Recorder) -> Recommendation:
     """Returns the recommendation of a search by the way of the command line: a child probes, this process decides."""
     module = f"{__package__}.architectures"
     target = Target(name=f"{module}:{name}", arguments={"scale": given.scale}, device=given.device, options=Options())
     request = Request(time_s=given.seconds, study=":memory:", isolated=True, title=name)
-    with RemoteBench(target, beat=timeline.beat, clock=clock, log=given.out / f"anytime-{name}.log") as bench:
-        return search(bench, request, [timeline], clock)
+    return recorder.search(target, request, given.out / f"anytime-{name}.log")
 
 
 def run(given: Any) -> tuple[str, dict[str, Any], bool]:
@@ -86,14 +50,16 @@ def run(given: Any) -> tuple[str, dict[str, Any], bool]:
     command += ["--device", given.device, "--plan", str(plan), "--go", str(go), "--json", str(hand)]
     with subprocess.Popen(command) as beside:
         clock = Clock(limit_s=given.seconds)
-        timeline, failure, found = Timeline(clock), "", None
+        recorder, failure, found = Recorder(clock), "", None
         try:
-            found = tuned(name, given, timeline, clock)
+            found = tuned(name, given, recorder)
             planfile.save(found, plan)
         except AutofitError as error:
             failure = f"{type(error).__name__}: {error}"
         took_s = clock.elapsed_s
-        files.write(out / f"timeline-{name}.json", json.dumps(timeline.events))
+        with suppress(ValueError):  # the baseline did not run
+            recorded = recorder.timeline(f"gpu_{name}", f"python -m {__package__}.anytime {name}")
+            files.write(out / f"timeline-{name}.json", timelines.text(recorded))
         go.touch()
         with suppress(subprocess.TimeoutExpired):
             beside.wait(given.hand_s)
