@@ -32,10 +32,9 @@ LIKELY, CAREFUL = 0.85, 0.9
 """Probability of fitting that a plan needs to be run; the second where the search is careful."""
 UNKNOWN = 0.5
 """Probability of fitting for a plan that is neither modelled nor estimated with bounds."""
-FREE_RATIO = 0.5
-"""Share of the budget that plans without an estimate may fill where exceeding it harms the machine."""
-LOOK_S = 3.0
-"""Seconds that the first estimate of a plan is expected to take: on an H100, traces of two models took 4 to 17 s."""
+FREE_RATIO, CAUTIOUS_RATIO = 0.85, 0.5
+"""Share of the budget that a combination which never ran may fill without an estimate; the second where exceeding the
+budget harms the machine."""
 SURE = 0.999
 """Probability of fitting for a size whose peak, in proportion to a smaller size that ran, is inside the budget."""
 
@@ -121,8 +120,12 @@ class Feasibility:
 
     @property
     def look_s(self) -> float:
-        """Seconds that estimating a plan takes: the median so far, or `LOOK_S`; 0 where time is not limited."""
-        return (median(self._looks_s) if self._looks_s else LOOK_S) if self.light else 0.0
+        """Seconds that estimating a plan takes: the median so far; before the first as many as a run of a plan takes.
+
+        On an H100, traces of two models took 4 to 17 s, and probes 3 to 16 s. 0 where time is not limited.
+        """
+        took_s = self._looks_s or [trial.outcome.duration_s for trial in self._trials.values()]
+        return median(took_s) if self.light and took_s else 0.0
 
     def look(self, plan: Plan, alone: bool = False, at_stake_s: float = math.inf) -> None:
         """Has a plan estimated more closely, unless its memory is known well enough or nothing was learned since.
@@ -177,8 +180,8 @@ class Feasibility:
         """Probability that each plan has room by the plans that ran, [plans]; 0 where they do not tell.
 
         A peak grows at most in proportion to the micro batch. So a combination that ran surely has room at a size whose
-        proportional peak is inside the budget. Another combination most likely has, if its proportional peak is, with
-        the growth that its knobs expect. Under `cautious` that must leave half of the budget.
+        proportional peak is inside the budget. Another combination most likely has, if its proportional peak, with the
+        growth that its knobs expect, leaves some of the budget.
         """
         if self._has_room is None:
             limit, plans = self._memory_bytes, self.plans
@@ -187,10 +190,13 @@ class Feasibility:
                 place = plans.place(trial.plan)
                 if place is None or trial.outcome.measurement is None:
                     continue
-                most = np.maximum(plans.sizes / plans.sizes[place], 1.0) * trial.outcome.measurement.memory.judged_bytes
+                peak = trial.outcome.measurement.memory.judged_bytes
+                most = np.maximum(plans.sizes / plans.sizes[place], 1.0) * peak
                 same = plans.points.combinations == plans.points.combinations[place]
-                others = most * np.exp(self._log_growth - self._log_growth[place])
-                likely = others < (FREE_RATIO if self._cautious else 1.0) * limit
+                times = np.maximum(
+                    plans.sizes / plans.sizes[place] * np.exp(self._log_growth - self._log_growth[place]), 1.0
+                )
+                likely = times * peak < (CAUTIOUS_RATIO if self._cautious else FREE_RATIO) * limit
                 found = np.where(same, np.where(most < limit, SURE, 0.0), np.where(likely, LIKELY, 0.0))
                 self._has_room = np.maximum(self._has_room, found)
             for trial in self._trials.values():

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from autofit.core.measurement import Measurement
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose, Trial
@@ -11,6 +12,9 @@ from autofit.search.checks import Checks
 from autofit.search.choice import PROBE_NOISE_RATIO, keeps_batch, measurement_of, quotient
 from autofit.search.evidence import Answered
 from autofit.search.trial_runner import TrialRunner
+
+CUT_OFF = (Status.TIMED_OUT, Status.SKIPPED)
+"""Outcomes of a proof that the end of the time cut off: they say nothing of the plan."""
 
 
 class Answers:
@@ -23,6 +27,7 @@ class Answers:
     Attributes:
         taken: the trial of each answer, in the order in which they came.
         log: the same for the report.
+        unproven: outcome of each proof that failed, by the key of its plan, which cannot be the answer any more.
     """
 
     def __init__(self, runner: TrialRunner, checks: Checks) -> None:
@@ -33,6 +38,7 @@ class Answers:
         self._ahead = 1 + min(PROBE_NOISE_RATIO, runner.tuning.noise_ratio)
         self.taken: list[Trial] = []
         self.log: list[Answered] = []
+        self.unproven: dict[str, Outcome] = {}
         runner.tuning.seen.answers = self.log
 
     @property
@@ -111,7 +117,7 @@ class Answers:
 
     def _is_ahead(self, trial: Trial) -> bool:
         """Returns whether a plan is faster than the answer by more than noise."""
-        if not trial.outcome.measured or not self._recommendable(trial.plan):
+        if not trial.outcome.measured or not self._recommendable(trial.plan) or trial.plan.key in self.unproven:
             return False
         best, baseline = self.best, self._space.baseline
         if best is None:
@@ -128,6 +134,8 @@ class Answers:
         self._runner.say_running(trial.plan, None)
         proof = self._runner.attempt(trial.plan, Purpose.PROOF)
         self._runner.say_finished("proof", proof)
+        if not proof.outcome.measured and proof.outcome.status not in CUT_OFF:
+            self.unproven[trial.plan.key] = proof.outcome
         return proof if proof.outcome.measured else None
 
     def passes(self, plan: Plan) -> bool:

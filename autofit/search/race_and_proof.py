@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 
 from autofit.core.measurement import Measurement
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
-from autofit.search.answers import Answers, is_proven
+from autofit.search.answers import CUT_OFF, Answers, is_proven
 from autofit.search.checks import Checks
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
@@ -30,10 +30,6 @@ LONG_RACE_RATIO, RACE_LOSS = 3.0, 0.003
 """Longer share, which applies while recommending the current leader would lose more than `RACE_LOSS` on average, as a
 log ratio. That is so where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times
 the search."""
-
-
-_CUT_OFF = (Status.TIMED_OUT, Status.SKIPPED)
-"""Outcomes of a proof that the end of the time cut off: they say nothing of the plan."""
 
 
 class Final:
@@ -133,7 +129,9 @@ class Final:
 
     def _able(self) -> list[Trial]:
         """Returns the measured plans that may become the answer."""
-        return [t for t in self._measured if t.plan == self._runner.baseline or not self._checks.refusal(t.plan)]
+        baseline, failed = self._runner.baseline, self._answers.unproven
+        refused = (t.plan.key in failed or bool(self._checks.refusal(t.plan)) for t in self._measured)
+        return [t for t, out in zip(self._measured, refused, strict=True) if t.plan == baseline or not out]
 
     def _race(self, left: list[Trial]) -> None:
         """Races the finalists among these plans; continues an earlier race if one of them did not run in it."""
@@ -271,9 +269,7 @@ class Final:
         not suffice, the answer stays what it was.
         """
         left = [t for t in self._able() if not failed_in_race(self._scale.race, t)]
-        for trial in self._failed:
-            if trial.outcome.status not in _CUT_OFF:
-                self._answers.drop(trial.plan)
+        self._drop_failed()
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
             raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
@@ -284,10 +280,18 @@ class Final:
                 return
             left = [t for t in left if t is not chosen and not self._checks.refusal(t.plan)]
             self._race(left)  # without the fastest, plans that it kept out of the final may win
-        if not any(t.plan == self._runner.baseline and t.outcome.status not in _CUT_OFF for t in self._failed):
+        if not any(t.plan == self._runner.baseline and t.outcome.status not in CUT_OFF for t in self._failed):
             self._answers.fall_back()
         if self._answers.best is None:
             raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+
+    def _drop_failed(self) -> None:
+        """Takes plans that failed in the race from the answers, and notes those whose proofs failed in the search."""
+        for trial in self._failed:
+            if trial.outcome.status not in CUT_OFF:
+                self._answers.drop(trial.plan)
+        for key, outcome in self._answers.unproven.items():
+            self._note_failed_proof(self._record[key].plan, outcome)
 
     def _settled(self, chosen: Trial) -> str:
         """Proves and checks a plan, and makes it the answer; returns why it is not."""
@@ -295,7 +299,7 @@ class Final:
         proof = known
         if self._ledger.proof_s(measurement_of(chosen)) <= self._ledger.left_s():
             proof = self._proof(chosen)
-            if proof is None and (known is None or self._failed[-1].outcome.status not in _CUT_OFF):
+            if proof is None and (known is None or self._failed[-1].outcome.status not in CUT_OFF):
                 self._answers.drop(chosen.plan)
                 return self._unproven[chosen.plan.key]
             if proof is None:
@@ -325,12 +329,13 @@ class Final:
         if outcome.measured:
             return trial
         self._failed.append(trial)
-        self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
-        if outcome.status not in _CUT_OFF:
-            self._caveats.append(
-                f"{self._runner.named(chosen.plan)} was the choice, but its proof failed ({outcome.reason})"
-            )
+        self._note_failed_proof(chosen.plan, outcome)
         return None
+
+    def _note_failed_proof(self, plan: Plan, outcome: Outcome) -> None:
+        self._unproven[plan.key] = f"{outcome.status.value}: {outcome.reason}"
+        if outcome.status not in CUT_OFF:
+            self._caveats.append(f"{self._runner.named(plan)} was the choice, but its proof failed ({outcome.reason})")
 
     def _pinned_trials(self) -> list[Trial]:
         return [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]

@@ -1,5 +1,6 @@
 """D6: with little time something is tried, and nothing is kept for a race that cannot be."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from autofit.core.budget import Budget, Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate
+from autofit.core.run_terms import RunTerms
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose
 from autofit.reports.summary import summarize
@@ -91,17 +93,19 @@ def test_d6_estimating_memory_takes_a_fifth_of_the_time_left_at_most(
 
 
 class Cut:
-    """A bench whose probes are ended when they have taken half of the time that was left, as real ones are."""
+    """A bench whose probes are ended when the time is over, as real ones are."""
 
     def __init__(self, bench: FakeBench, time_s: float) -> None:
         self.bench, self.time_s = bench, time_s
         self.cut: list[Plan] = []
 
-    def __call__(self, plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+    def __call__(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         began = self.bench.time.seconds
-        most_s = (self.time_s - began) / 2
-        outcome = self.bench.evaluate(plan, purpose)
-        if purpose is not Purpose.PROBE or self.bench.time.seconds - began <= most_s:
+        most_s = min(self.time_s - began, terms.limit_s or math.inf)
+        outcome = self.bench.evaluate(plan, purpose, terms)
+        found = outcome.measurement
+        proof_s = 3 * found.step_time_s if found is not None and found.proven else 0.0  # may be cut off
+        if purpose is not Purpose.PROBE or self.bench.time.seconds - began - proof_s <= most_s:
             return outcome
         self.bench.time.seconds = began + most_s
         self.cut.append(plan)

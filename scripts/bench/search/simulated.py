@@ -14,7 +14,7 @@ from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
+from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.replay import VirtualTime
@@ -206,6 +206,9 @@ class FakeBench:
             return Outcome(status=Status.OUT_OF_MEMORY, reason=f"tried to allocate {peak} bytes")
         steps = 4 if purpose is Purpose.BLOCK else 8
         measurement = self._measure(plan, peak, steps)
+        if purpose is Purpose.PROBE and measurement.step_times_s[0] > SLOW_S:
+            steps = 2
+            measurement = measurement.model_copy(update={"step_times_s": measurement.step_times_s[:steps]})
         self.time.advance(sum(measurement.step_times_s) * (steps + 2) / steps)
         if peak > self.budget_bytes:
             reason = f"peak {peak} above the budget {self.budget_bytes}"

@@ -1,9 +1,9 @@
 """Timelines: what each action of a search cost on a device; recorded in a real search, or generated.
 
-A recorded timeline has the costs of one search and the plans that ran in it. The figures of the other plans follow from
+A recorded timeline has the costs of one search and the plans that ran in it. The figures of all plans follow from
 these. A step takes, for each micro batch, a fixed time and a time per sample; the peak is a constant and a size per
 sample. The times and sizes per sample have one factor for each value of a knob. All are fitted to the plans that ran,
-from what the knobs expect (`Knob.expected`, `Knob.growth`). A plan that ran keeps its own figures.
+from what the knobs expect (`Knob.expected`, `Knob.growth`).
 """
 
 import json
@@ -35,7 +35,7 @@ LAUNCH_RATIO, STATIC_RATIO = 0.05, 0.2
 FORK_S = 1.0
 """Seconds in which the nursery forks a child, before it opens the workload again."""
 MEASURED_SD = 0.02
-"""Standard deviation of a measured figure, as a log ratio."""
+"""Standard deviation of a measured figure around the fit, as a log ratio."""
 NURSERIES = 0.8
 """Share of the generated devices on which children are forked from a nursery. Elsewhere a lost child imports again."""
 
@@ -180,7 +180,7 @@ def _compile_costs(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"compile_s": first, **({"again_ratio": median(again)} if again else {})}
 
 
-# Figures of the plans that did not run
+# Figures of every plan
 
 
 class Figures:
@@ -201,18 +201,13 @@ class Figures:
         start = [math.log(STATIC_RATIO * base.peak_bytes), math.log((1 - STATIC_RATIO) * base.peak_bytes / size)]
         found = [(run.plan, math.log(run.peak_bytes)) for run in timeline.runs]
         self._peak = fitted(self._amount, np.array([*start, *growth]), root, found)
-        self._ran = {run.plan.key: run for run in timeline.runs}
 
     def step_s(self, plan: Plan) -> float:
         """Returns the seconds of an optimizer step."""
-        if (ran := self._ran.get(plan.key)) is not None:
-            return ran.step_s
         return plan.accumulation_steps * math.exp(self._amount(self._speed, plan))
 
     def peak_bytes(self, plan: Plan) -> int:
         """Returns the peak."""
-        if (ran := self._ran.get(plan.key)) is not None:
-            return ran.peak_bytes
         return round(math.exp(self._amount(self._peak, plan)))
 
     def _amount(self, at: Array, plan: Plan) -> float:

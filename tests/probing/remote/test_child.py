@@ -248,4 +248,7 @@ def test_is_alive_tells_the_living_from_the_dead(start: Start) -> None:
     assert is_alive(child.process.pid)
     child.process.send_signal(signal.SIGKILL)
     child.process.wait()
+    until = time.monotonic() + 10.0
+    while is_alive(child.process.pid) and time.monotonic() < until:  # the nursery, its parent, has to fetch its status
+        time.sleep(0.01)
     assert not is_alive(child.process.pid)
