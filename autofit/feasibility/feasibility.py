@@ -102,7 +102,7 @@ class Feasibility:
         That is before a search or, with `light`, at the first look.
 
         Raises:
-            DevicePoisoned: a short run that was to show its memory left the device in an error state.
+            DevicePoisoned: the device was in an error state when its memory was to be estimated.
         """
         if self._begun:
             return
@@ -121,7 +121,7 @@ class Feasibility:
                 that are most informative about the others, see `pretrace`.
 
         Raises:
-            DevicePoisoned: a short run that was to show its memory left the device in an error state.
+            DevicePoisoned: the device was in an error state when its memory was to be estimated.
         """
         if self._is_light(plan):
             return
