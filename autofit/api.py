@@ -282,8 +282,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     guard = Guard.of(made)
     with guard.backstop, guard:
         bench = StandInBench(made, chosen, options, on=chosen.torch_device)
-        next_best = estimating.NextBest(bench.record, bench.fixed_parts)
-        return estimating.estimate(bench.briefing, bench.trace, next_best=next_best)
+        return estimating.estimate(bench.briefing, bench.trace, fixed_parts=bench.fixed_parts)
 
 
 def load(path: str | Path) -> Fit:

@@ -114,7 +114,8 @@ class Fit:
 
         Args:
             kind: "front" (throughput against peak memory), "curves" (speed by micro batch size), "breakdown" (what the
-                memory holds), "timeline" (memory during one optimizer step), "race" or "estimates".
+                memory holds), "timeline" (memory during one optimizer step), "answers" (when each answer came), "race"
+                or "estimates".
 
         Raises:
             UsageError: no chart has this name, or the search kept no values for it.

@@ -106,8 +106,6 @@ class RecordedBench:
             script.moment(1024)
         return script.trace()
 
-    record = trace
-
 
 def recorded_search(
     study: str | Path = ":memory:",

@@ -422,7 +422,7 @@ class Peeking(nn.Module):
 
 
 @pytest.mark.usefixtures("whole_search")
-def test_a_step_that_cannot_be_traced_is_estimated_from_short_runs() -> None:
+def test_a_step_that_cannot_be_traced_is_searched_by_what_its_plans_took() -> None:
     model = Peeking()
     before = digest_of(model)
     events: list[Event] = []
@@ -430,12 +430,8 @@ def test_a_step_that_cannot_be_traced_is_estimated_from_short_runs() -> None:
     given = {"memory_budget": "24MiB", "max_global_batch_size": 512}
     fit = tune(model, loader, loss_fn=F.cross_entropy, progress=events.append, **given)
     assert digest_of(model) == before
-    told = [caveat for caveat in fit.caveats if "short runs" in caveat]
-    assert len(told) == 1
-    assert "three short runs at micro batches 2, 4 and 8 gave the sizes of its allocations" in told[0]
-    peak = fit.proof.memory.judged_bytes
-    assert peak <= 24 * 2**20
-    assert fit.recommendation.estimate is not None
-    assert fit.recommendation.estimate.value_bytes == pytest.approx(peak, rel=0.02)
-    assert any(event.trial and event.trial.plan.micro_batch_size > 8 for event in events)
-    assert not any(event.trial and event.trial.outcome.status.does_not_fit for event in events)
+    assert len([caveat for caveat in fit.caveats if "memory was not estimated before the first probe" in caveat]) == 1
+    assert fit.proof.memory.judged_bytes <= 24 * 2**20
+    assert fit.plan.micro_batch_size > 8
+    failed = [event.trial for event in events if event.trial and event.trial.outcome.status.does_not_fit]
+    assert len(failed) <= 1

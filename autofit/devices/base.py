@@ -1,9 +1,9 @@
 """Device: a back end, with its capacity, synchronisation, memory readings and memory limit."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from time import perf_counter
 from typing import ClassVar, TypeVar
@@ -12,7 +12,7 @@ import torch
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
-from autofit.core.errors import Untraceable, UsageError
+from autofit.core.errors import UsageError
 from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes, parse_budget
 from autofit.core.work import Ceilings
@@ -72,36 +72,6 @@ class Reading:
 
     memory: Memory | None = None
     drain: Callable[[], None] = nothing
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorRequest:
-    """One request to an allocator.
-
-    Attributes:
-        address: address of the memory that is allocated or released.
-        size_bytes: requested size, without the allocator's rounding; negative for a release.
-    """
-
-    address: int
-    size_bytes: int
-
-
-@dataclass(slots=True)
-class Recording:
-    """Receives the requests to an allocator; complete when its context is left.
-
-    Attributes:
-        mark: records the present position between two requests.
-        initial: memory that was live at the beginning, address to bytes; None if unknown.
-        requests: the requests, in order.
-        marks: for each call of `mark`, the number of requests before it.
-    """
-
-    mark: Callable[[], None]
-    initial: Mapping[int, int] | None = None
-    requests: list[AllocatorRequest] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
 
 
 class Device(ABC):
@@ -211,14 +181,6 @@ class Device(ABC):
     def account(self) -> Account | None:
         """Returns the allocator that an estimate of memory imitates; None if memory can only be measured."""
         return None
-
-    def recording(self) -> AbstractContextManager[Recording]:
-        """Records the requests to the allocator while the context is open: the steps of one short run.
-
-        Raises:
-            Untraceable: the device cannot record requests, or cannot do so now.
-        """
-        raise Untraceable(f"{self.type} keeps no record of its allocator's requests", "while recording a short run")
 
     def ceilings(self) -> Ceilings | None:
         """Returns the peak speed of the device; None if unknown. May take a fraction of a second."""

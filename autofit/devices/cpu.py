@@ -12,7 +12,7 @@ import ctypes
 import platform
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,8 +20,8 @@ import torch
 from autofit.core.account import Account
 from autofit.core.measurement import Memory
 from autofit.core.work import Ceilings
-from autofit.devices import host_memory, host_recording, host_speed
-from autofit.devices.base import Capability, Device, Reading, Recording, nothing
+from autofit.devices import host_memory, host_speed
+from autofit.devices.base import Capability, Device, Reading, nothing
 from autofit.devices.host_meter import HostMeter
 
 BOOKKEEPING_BYTES = 32 * 2**20
@@ -109,10 +109,6 @@ class Cpu(Device):
     def account(self) -> Account:
         """Returns an account in which live tensors are counted."""
         return Account(allocator="host")
-
-    def recording(self) -> AbstractContextManager[Recording]:
-        """Records the requests to torch's CPU allocator."""
-        return host_recording.recording()
 
     @contextmanager
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cached_property
 
 import torch
@@ -21,9 +20,8 @@ from autofit.core.budget import Budget
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
-from autofit.devices import cuda_recording
 from autofit.devices.accelerator import CONTEXT_BYTES, Accelerator
-from autofit.devices.base import Capability, Recording, T
+from autofit.devices.base import Capability, T
 from autofit.devices.nvml import Nvml
 
 NATIVE, ASYNC = "native", "cudaMallocAsync"
@@ -199,12 +197,6 @@ class Cuda(Accelerator):
         if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
             return None
         return Account(allocator="caching", settings=self._options(), outside_bytes=self.outside_bytes())
-
-    def recording(self) -> AbstractContextManager[Recording]:
-        """Records the requests to torch's caching allocator. Other allocators have no history."""
-        if torch.cuda.get_allocator_backend() != NATIVE:
-            return super().recording()
-        return cuda_recording.recording(self.torch_device.index)
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """Runs `work`; returns its result and the seconds between two events on the current stream.

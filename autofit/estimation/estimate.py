@@ -4,8 +4,6 @@ Never loads torch: the command line runs it in a process that does not load the 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autofit.chips import StandIn, stand_in_for
@@ -20,8 +18,8 @@ from autofit.estimation.choices import traded
 from autofit.estimation.estimation import Estimation
 from autofit.estimation.largest_batches import LargestBatches
 from autofit.estimation.records import CHECKPOINTED, EstimatedPlan, Row, TradedKnob
-from autofit.estimators import ShortRuns, Tracer, small_sizes
-from autofit.memory.breakdown import Breakdown, Part
+from autofit.estimators import Tracer
+from autofit.memory.breakdown import Part
 from autofit.probing.remote.bench import RemoteBench, Target
 
 
@@ -59,22 +57,9 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
     clock = Clock()
     try:
         with RemoteBench(target, beat=beat) as bench:
-            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.fixed_parts))
+            return estimate(bench.briefing, bench.trace, target.name, clock, bench.fixed_parts)
     except UserCodeError as error:
         raise with_accelerator_hint(error) from None
-
-
-@dataclass(frozen=True, slots=True)
-class NextBest:
-    """Other sources of knowledge about a workload that cannot be traced.
-
-    Attributes:
-        record: runs a few steps of a plan on the host and returns their allocations.
-        fixed_parts: returns the memory that a step keeps at any batch size.
-    """
-
-    record: Tracer
-    fixed_parts: Callable[[], Sequence[Part]]
 
 
 def estimate(
@@ -82,18 +67,27 @@ def estimate(
     tracer: Tracer,
     target: str = "",
     clock: Clock | None = None,
-    next_best: NextBest | None = None,
+    fixed_parts: Callable[[], Sequence[Part]] = tuple,
 ) -> Estimation:
-    """Returns the estimate for the workload of `briefing`, from traces of plans made by `tracer`.
+    """Returns the estimate for the workload of `briefing`.
 
-    On the host, a workload that cannot be traced runs a few short steps instead, and a caveat says so.
+    Args:
+        briefing: what is known about the workload.
+        tracer: traces its plans.
+        target: name of the workload, or "".
+        clock: clock that runs since the call began.
+        fixed_parts: returns the memory that a step keeps at any batch size, for a workload that cannot be traced.
 
     Raises:
-        Untraceable: the baseline can be neither traced nor run here. The message says what is known nevertheless.
+        Untraceable: the baseline cannot be traced. The message says what is known nevertheless.
     """
     clock, account = clock or Clock(), briefing.account
     assert account is not None, "a bench that traces has an account"
-    largest, (baseline, parts, notes) = _looked_at(briefing, tracer, target, next_best)
+    largest = LargestBatches(briefing, tracer)
+    try:
+        baseline, parts, notes = largest.estimate_baseline()
+    except Untraceable as error:
+        raise Untraceable(error.reason, error.where, untraceable_advice(fixed_parts(), target)) from error
     rows = largest.rows()
     shortfall = ""
     if not any(_fits(row) for row in rows):
@@ -111,7 +105,6 @@ def estimate(
         environment=briefing.environment,
         budget=briefing.budget,
         account=account,
-        ran=largest.ran,
         own=baseline,
         breakdown=parts,
         traded=_traded(briefing),
@@ -122,32 +115,6 @@ def estimate(
         duration_s=round(clock.elapsed_s, 2),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _looked_at(
-    briefing: Briefing, tracer: Tracer, target: str, next_best: NextBest | None
-) -> tuple["LargestBatches", tuple[EstimatedPlan, Breakdown, tuple[str, ...]]]:
-    """Returns the search for the largest batches, and its estimate of the baseline."""
-    largest = LargestBatches(briefing, tracer)
-    try:
-        return largest, largest.estimate_baseline()
-    except Untraceable as error:
-        if next_best is None:
-            raise
-        stopped = error
-    if briefing.account is not None and briefing.account.allocator == "host":
-        sizes = small_sizes(briefing.space.sizes, briefing.space.baseline.micro_batch_size)
-        short = ShortRuns(next_best.record, sizes)
-        largest = LargestBatches(briefing, short, short.reach, sizes)
-        with suppress(Untraceable):  # the reason that stopped the trace is more useful
-            baseline, parts, notes = largest.estimate_baseline()
-            why = f"this workload cannot be traced: {stopped.reason}"
-            return largest, (
-                baseline,
-                parts,
-                (*notes, f"{why}; the sizes of its allocations come from short real steps"),
-            )
-    raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.fixed_parts(), target)) from stopped
 
 
 def _traded(briefing: Briefing) -> TradedKnob:

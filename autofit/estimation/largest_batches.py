@@ -25,8 +25,6 @@ TOLERANCE = 0.01
 """Relative tolerance of the largest micro batch. Traces of sizes this close differ by less than their error."""
 SURE_TOLERANCE = 0.03
 """Relative tolerance of the largest micro batch whose upper bound fits. A bound needs less precision."""
-UNBOUNDED_BYTES = 2**62
-"""Upper bound of a peak without one: more memory than any device has."""
 
 
 @dataclass
@@ -35,8 +33,6 @@ class LargestBatches:
 
     briefing: Briefing
     tracer: Tracer
-    reach: int | None = None  # largest micro batch whose peak has an upper bound; None if all have one
-    ran: tuple[int, ...] = ()  # micro batch sizes at which short steps were run
     _seen: dict[str, EstimatedPlan] = field(default_factory=dict)
     _work: dict[str, StepWork | None] = field(default_factory=dict)
     _floor_bytes: int = 0  # approximate memory of a step without samples
@@ -202,7 +198,8 @@ class LargestBatches:
 
         def upper_of(size: int) -> int:
             upper = self.estimated(self._at(combination, size)).peak.upper_bytes
-            return UNBOUNDED_BYTES if upper is None else upper
+            assert upper is not None, "the estimate of a traced plan has an upper bound"
+            return upper
 
         start = largest.plan.micro_batch_size if first is None else first
         return last_below(
@@ -271,8 +268,6 @@ class LargestBatches:
     def _judged(self, plan: Plan, traced: Traced) -> EstimatedPlan:
         peak = traced.estimate(plan)
         assert peak is not None, "it was traced"
-        if self.reach is not None and plan.micro_batch_size > self.reach:
-            peak = peak.model_copy(update={"upper_bytes": None, "lower_bytes": None})
         surely = peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes
         return EstimatedPlan(
             plan=plan,

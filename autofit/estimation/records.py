@@ -131,7 +131,6 @@ class EstimationRecord(BaseModel):
         budget: the limit on memory, with its arithmetic.
         account: how the device accounts for memory. A caveat names the origin of its figure for memory outside the
             allocator.
-        ran: micro batch sizes at which short steps were run because the step cannot be traced; () if nothing was run.
         own: the baseline.
         breakdown: the parts of the baseline's peak.
         traded: the knob that `needs` are about.
@@ -150,7 +149,6 @@ class EstimationRecord(BaseModel):
     environment: Environment
     budget: Budget
     account: Account
-    ran: tuple[int, ...] = ()
     own: EstimatedPlan
     breakdown: Breakdown
     traded: TradedKnob = CHECKPOINTED

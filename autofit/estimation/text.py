@@ -45,8 +45,7 @@ def draw(estimation: EstimationRecord, canvas: Canvas | None = None) -> str:
 
 def _head(e: EstimationRecord, canvas: Canvas) -> list[str]:
     target = f"{printable(e.target)} on " if e.target else "On "
-    how = f"from short steps at micro batches {', '.join(map(str, e.ran))}" if e.ran else "nothing was run"
-    lines = _wrapped(f"{target}{printable(e.environment.device_name)}: estimated, {how}", canvas)
+    lines = _wrapped(f"{target}{printable(e.environment.device_name)}: estimated, nothing was run", canvas)
     budget = f"budget  {e.budget.memory_note or format_bytes(e.budget.memory_bytes)}"
     if e.account.outside_bytes:
         inside = format_bytes(e.budget.memory_bytes - e.account.outside_bytes)

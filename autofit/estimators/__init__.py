@@ -4,12 +4,9 @@ from functools import cache
 
 from autofit.estimators.base import Context, Estimator, Tracer
 from autofit.estimators.measured import Measured
-from autofit.estimators.short_runs import ShortRuns, listed, small_sizes
 from autofit.estimators.traced import Traced
-from autofit.memory.alignment import Mismatch
 from autofit.memory.peak import MemoryUse, memory_use
 from autofit.memory.roofline import samples_per_s
-from autofit.memory.scaling import Scaling, scaling
 from autofit.plugins import plugins
 
 BUILT_IN: tuple[type[Estimator], ...] = (Traced, Measured)
@@ -31,15 +28,9 @@ __all__ = [
     "Estimator",
     "Measured",
     "MemoryUse",
-    "Mismatch",
-    "Scaling",
-    "ShortRuns",
     "Traced",
     "Tracer",
-    "listed",
     "members",
     "memory_use",
     "samples_per_s",
-    "scaling",
-    "small_sizes",
-]  # fmt: skip
+]

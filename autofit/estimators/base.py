@@ -25,15 +25,12 @@ class Context:
         account: how the device accounts for memory; None if that is unknown.
         allowance_s: seconds that all traces of a search may take; None for no limit.
         trace: traces a plan; None if no plan can be traced.
-        record: runs a few steps of a plan that cannot be traced, and raises as a tracer does; None if no plan can be
-            recorded.
     """
 
     limit_bytes: int
     account: Account | None = None
     allowance_s: float | None = None
     trace: Tracer | None = None
-    record: Tracer | None = None
 
 
 class Estimator(ABC):

@@ -1,7 +1,6 @@
 """The traces of each combination, and the law by which they give its peak at any micro batch.
 
-A trace takes seconds, so as few as possible are made, within a given time. A workload that cannot be traced runs a few
-short steps instead.
+A trace takes seconds, so as few as possible are made, within a given time.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from autofit.core.account import Account
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.estimators.base import Tracer
-from autofit.estimators.short_runs import Records, small_sizes
 from autofit.memory.alignment import Mismatch
 from autofit.memory.allocator.settings import Settings
 from autofit.memory.peak import MemoryUse, memory_use
@@ -37,8 +35,6 @@ class CombinationTraces:
         uses: memory use by traces and law, by micro batch and accumulation steps.
         reasons: reason why a micro batch has no trace, by micro batch.
         dead: whether the combination is not traced any more.
-        recorded: whether the law was sought with short runs rather than traces.
-        floors: lower bound of a law from short runs in bytes, by micro batch and the largest one that ran.
     """
 
     traces: dict[int, Trace] = field(default_factory=dict)
@@ -46,8 +42,6 @@ class CombinationTraces:
     uses: dict[tuple[int, int], MemoryUse] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     dead: bool = False
-    recorded: bool = False
-    floors: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def trace_at(self, size: int) -> Trace | None:
         """Returns the trace at a micro batch, or what the law says of it; None if there is neither."""
@@ -64,32 +58,21 @@ class Laws:
         tracer: traces a plan.
         account: how the device accounts for memory.
         limit_bytes: the memory budget.
-        allowance_s: seconds that all traces together may take, and all short runs together; None for no limit.
-        recorder: runs a few steps of a plan, for a workload that cannot be traced; None if plans cannot be recorded.
+        allowance_s: seconds that all traces together may take; None for no limit.
 
     Attributes:
         refused: reason why the workload cannot be traced at all, or "".
-        records: the short runs.
 
     Raises:
         UsageError: the allocator has options that cannot be simulated.
     """
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        account: Account,
-        limit_bytes: int,
-        allowance_s: float | None = None,
-        recorder: Tracer | None = None,
-    ) -> None:
+    def __init__(self, tracer: Tracer, account: Account, limit_bytes: int, allowance_s: float | None = None) -> None:
         Settings.parse(account.settings)  # raises now rather than in the middle of a search
         self._tracer, self._account, self._limit_bytes = tracer, account, limit_bytes
         self._allowance_s, self._spent_s = allowance_s, 0.0
         self._known: dict[tuple[str, bool], CombinationTraces] = {}
         self.refused = ""
-        self._recorder, self.records = recorder, Records(allowance_s)
-        self._small: tuple[int, ...] = ()
 
     def of(self, plan: Plan) -> CombinationTraces | None:
         """Returns the traces of a plan's combination, or None."""
@@ -111,20 +94,16 @@ class Laws:
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         """Traces `plan`; with `along`, also the sizes that the law of its combination needs."""
+        if self.refused:
+            return
         known = self._known.setdefault(key_of(plan), CombinationTraces())
         size = plan.micro_batch_size
-        if len(along) > 1:
-            self._small = small_sizes([each.micro_batch_size for each in along], size)
-        if self.refused:
-            self._record(plan, known)
-            return
         if known.dead or (known.law is not None and known.law.exact_at(size)):
             return
         self._trace(plan, known)
         known.dead = size in known.reasons
         if known.dead and len(self._known) == 1:
             self.refused = known.reasons[size]
-            self._record(plan, known)
         elif len(along) > 1 and known.law is None:
             self._find_laws(plan, along)
 
@@ -152,18 +131,6 @@ class Laws:
         known, use = self.of(plan), self.memory_use(plan)
         trace = None if known is None else known.trace_at(plan.micro_batch_size)
         return None if trace is None or use is None else profile(trace, use, self._account)
-
-    def floor_bytes(self, plan: Plan, law: Scaling, grown_to: int) -> int:
-        """Returns the peak by a law in bytes if temporary allocations stop growing at the size `grown_to`."""
-        floors, place = self._known[key_of(plan)].floors, (plan.micro_batch_size, grown_to)
-        if place not in floors:
-            floors[place] = 0
-            if not isinstance(trace := law.at(*place), Mismatch):
-                steps = plan.accumulation_steps
-                floors[place] = memory_use(
-                    trace, self._account, self._limit_bytes, accumulation_steps=steps
-                ).judged_bytes
-        return floors[place]
 
     def peak_bytes(self, plan: Plan, size: int) -> int:
         """Returns the peak of a plan at another micro batch in bytes; 0 if that was not traced."""
@@ -193,14 +160,6 @@ class Laws:
             known.reasons[size] = str(error)
         self._spent_s += perf_counter() - began
         return known.traces.get(size)
-
-    def _record(self, plan: Plan, known: CombinationTraces) -> None:
-        """Tries once to find the law of a combination with short runs."""
-        if self._recorder is None or known.recorded:
-            return
-        known.recorded, record = True, self._recorder
-        find = self.records.first if len(self._known) == 1 else self.records.another
-        known.law = find(lambda size: record(_at(plan, size)), self._small)
 
     def _find_laws(self, plan: Plan, along: Sequence[Plan]) -> None:
         """Finds the law of a combination, with and without accumulation; traces the plan where there is only one."""

@@ -4,8 +4,7 @@ For the baseline's combination, three traces give the law of every size, with an
 search knows from the start which micro batches fit. Single changes of it are also traced before the first probe, each
 at one size (`autofit.feasibility.pretrace`). Any other combination is traced when a plan of it is about to be probed,
 at that size. A trace does not show what a library allocates for itself: this is the difference between estimate and
-peak of the plans that ran, and it is added to the estimates of all others. If the workload cannot be traced, short real
-runs give the law (`short_runs.py`).
+peak of the plans that ran, and it is added to the estimates of all others.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,10 +20,8 @@ from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.estimators.base import Context, Estimator, Tracer
 from autofit.estimators.combination_traces import Laws, key_of
-from autofit.estimators.short_runs import REACH, listed
 from autofit.memory.peak import MemoryUse
 from autofit.memory.profile import Profile
-from autofit.memory.scaling import LEAST_TRACES, Scaling
 
 ERROR_RATIO = 0.06
 """Maximum relative error of an estimate before any plan ran. Steps after a cold start differ by at most 0.24 %
@@ -47,7 +44,6 @@ by at most 7.7 %, at 416 points (scripts/bench/memory/estimates.py, "drawn"). Su
 runs."""
 SURVEY_RATIO = 0.5
 """Share of the time for tracing that may go into plans that are not about to run."""
-COUNTS = {2: "two", 3: "three"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +88,14 @@ class Traced(Estimator):
         tracer: traces a plan.
         account: how the device accounts for memory.
         limit_bytes: the memory budget.
-        allowance_s: seconds that all traces together may take, and all short runs together; None for no limit.
-        recorder: runs a few steps of a plan, for a workload that cannot be traced, and raises as a tracer does. If
-            None, such a workload has no estimate.
+        allowance_s: seconds that all traces together may take; None for no limit.
 
     Raises:
         UsageError: the allocator has options that cannot be simulated.
     """
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        account: Account,
-        limit_bytes: int,
-        allowance_s: float | None = None,
-        recorder: Tracer | None = None,
-    ) -> None:
-        self._laws = Laws(tracer, account, limit_bytes, allowance_s, recorder)
+    def __init__(self, tracer: Tracer, account: Account, limit_bytes: int, allowance_s: float | None = None) -> None:
+        self._laws = Laws(tracer, account, limit_bytes, allowance_s)
         self._peaks: dict[Plan, int] = {}  # of the plans that ran
 
     @classmethod
@@ -117,7 +104,7 @@ class Traced(Estimator):
         if context.trace is None or context.account is None:
             return None
         with suppress(UsageError):  # options that torch knows and the simulation does not
-            return cls(context.trace, context.account, context.limit_bytes, context.allowance_s, context.record)
+            return cls(context.trace, context.account, context.limit_bytes, context.allowance_s)
         return None
 
     @property
@@ -128,25 +115,15 @@ class Traced(Estimator):
     @property
     def caveat(self) -> str:
         """Caveat about a workload that cannot be traced; "" for any other."""
-        first = self._laws.first
-        if not self._laws.refused or first is None:
-            return ""
-        if first.law is not None:
-            runs = f"{COUNTS[len(first.law.traced)]} short runs at micro batches {listed(first.law.traced)}"
-            return f"this workload cannot be traced: {self._laws.refused}; {runs} gave the sizes of its allocations"
-        why = (
-            f"; short runs did not give its law either: {self._laws.records.reason}"
-            if self._laws.records.reason
-            else ""
-        )
-        return f"memory was not estimated before the first probe: {self._laws.refused}{why}"
+        refused = self._laws.refused
+        return f"memory was not estimated before the first probe: {refused}" if refused else ""
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         """Traces `plan`; with `along`, also the sizes that the law of its combination needs."""
         self._laws.refine(plan, along)
 
     def refine_all(self, plans: Sequence[Plan]) -> None:
-        """Traces the plans as far as the time allows; none of them if steps would have to run."""
+        """Traces the plans as far as the time allows."""
         for plan in plans:
             if self._laws.refused or self._laws.spent(SURVEY_RATIO):
                 return
@@ -180,49 +157,16 @@ class Traced(Estimator):
         if use is None:
             return self._guess(plan)
         miss, traced = self._miss(plan, use), use.judged_bytes
-        least, most = self._ends(plan, use, miss)
         ratio = miss.ratio if use.exact else miss.ratio + DRAWN_ERROR_RATIO
         worst_case = use.answered > 0 and not miss.answers_hold
         return Estimate(
             value_bytes=max(traced + miss.shift, 0),
-            lower_bytes=None if least is None or worst_case else max(round(least * (1 - ratio)), 0),
-            upper_bytes=None if most is None else round(most * (1 + ratio)),
+            lower_bytes=None if worst_case else max(round((traced + miss.least) * (1 - ratio)), 0),
+            upper_bytes=round((traced + miss.most) * (1 + ratio)),
             worst_case=worst_case,
             static_bytes=use.static_bytes,
             basis=self._basis(plan, use, miss.shift),
         )
-
-    def _ends(self, plan: Plan, use: MemoryUse, miss: "_Miss") -> tuple[int | None, int | None]:
-        """Returns the bounds of a plan's peak without the relative error; None where they are unknown.
-
-        With a law from short runs, they are known once one more size ran than the law needs, and not far beyond the
-        largest. The lower bound assumes that temporary memory stops growing at the largest size that showed growth.
-        """
-        known = self._laws.of(plan)
-        least, most = use.judged_bytes + miss.least, use.judged_bytes + miss.most
-        if known is not None and known.recorded and known.law is not None:
-            ran = self._ran(plan, known.law)
-            if len(ran) < LEAST_TRACES or plan.micro_batch_size > REACH * max(ran):
-                return None, None
-            grown_to = max(size for size, grew in ran.items() if grew)
-            return min(least, self._laws.floor_bytes(plan, known.law, grown_to)), most
-        return least, most
-
-    def _ran(self, plan: Plan, law: Scaling) -> dict[int, bool]:
-        """Returns the micro batches of a combination that ran, and whether each confirms the law.
-
-        Short runs and probes count. Empty if one contradicts the law. On an accelerator, libraries may have allocated
-        more than the allocator knows.
-        """
-        ran = dict.fromkeys(law.traced, True)
-        for other, peak in self._peaks.items():
-            if key_of(other) == key_of(plan) and (use := self.memory_use(other)) is not None:
-                unseen = 0 if use.reserved_bytes is None else _unseen(use)
-                least = self._laws.floor_bytes(other, law, law.traced[-1]) * (1 - ERROR_RATIO)
-                if not least <= peak <= use.judged_bytes * (1 + ERROR_RATIO) + unseen:
-                    return {}
-                ran.setdefault(other.micro_batch_size, peak >= use.judged_bytes * (1 - CORRECTED_ERROR_RATIO))
-        return ran
 
     def _guess(self, plan: Plan) -> Estimate | None:
         """Returns a guess from the line through the two nearest traced sizes. The plan is traced before it runs."""
@@ -254,8 +198,6 @@ class Traced(Estimator):
         known, size = self._laws.of(plan), use.micro_batch_size
         assert known is not None, "it has an estimate"
         how = "traced" if size in known.traces else f"traced at other micro batches and scaled to {size}"
-        if known.recorded and known.law is not None:
-            how = f"scaled to {size} from short runs at micro batches {listed(known.law.traced)}"
         return how + (f", corrected by {format_bytes(shift)} as measured" if shift else "")
 
 

@@ -110,7 +110,7 @@ class Feasibility:
         That is before a search or, with `light`, at the first look.
 
         Raises:
-            DevicePoisoned: a short run that was to show its memory left the device in an error state.
+            DevicePoisoned: the device was in an error state when its memory was to be estimated.
         """
         if self._begun:
             return
@@ -140,7 +140,7 @@ class Feasibility:
             at_stake_s: seconds that the plan's run is expected to take, which are lost if it does not fit.
 
         Raises:
-            DevicePoisoned: a short run that was to show its memory left the device in an error state.
+            DevicePoisoned: the device was in an error state when its memory was to be estimated.
         """
         if self._is_light(plan) or self._costs_less_to_run(plan, at_stake_s):
             return

@@ -32,8 +32,7 @@ class Scaling:
         fixed: bytes at a micro batch of 0, by handle. May be negative.
         per_sample: additional bytes per sample, by handle.
         uneven: allocations that are not affine: handle to bytes at each traced size.
-        rounded: the lasting allocations among `uneven`, which are nearly affine.
-        momentary: allocations that an operator makes and frees.
+        lasting: the allocations among `uneven` that outlive their operator.
     """
 
     pattern: Trace
@@ -41,25 +40,15 @@ class Scaling:
     fixed: tuple[int, ...]
     per_sample: tuple[int, ...]
     uneven: dict[int, tuple[int, ...]]
-    rounded: frozenset[int] = frozenset()
-    momentary: frozenset[int] = frozenset()
+    lasting: frozenset[int] = frozenset()
 
     def exact_at(self, micro_batch_size: int) -> bool:
         """Returns whether no size at this micro batch is interpolated or extrapolated."""
         return not self.uneven or micro_batch_size in self.traced
 
-    def at(self, micro_batch_size: int, grown_to: int | None = None) -> Trace | Mismatch:
-        """Returns the trace at a micro batch size, or a `Mismatch` if a size would be negative.
-
-        Args:
-            micro_batch_size: any micro batch size.
-            grown_to: limits momentary allocations to their size at this micro batch, above which they may not grow.
-        """
+    def at(self, micro_batch_size: int) -> Trace | Mismatch:
+        """Returns the trace at any micro batch size, or a `Mismatch` if a size would be negative."""
         sizes = self._sizes(micro_batch_size)
-        if grown_to is not None and grown_to < micro_batch_size:
-            limits = self._sizes(grown_to)
-            for handle in self.momentary:
-                sizes[handle] = min(sizes[handle], limits[handle])
         if sizes and min(sizes) < 0:
             handle = sizes.index(min(sizes))
             what = described(self.pattern, handle)
@@ -74,7 +63,7 @@ class Scaling:
     def _sizes(self, micro_batch_size: int) -> list[int]:
         sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
         for handle, nodes in self.uneven.items():
-            beyond = handle in self.rounded and micro_batch_size > self.traced[-1]
+            beyond = handle in self.lasting and micro_batch_size > self.traced[-1]
             estimate = _line if beyond else _between
             sizes[handle] = max(int(estimate(self.traced, nodes, micro_batch_size)), 0)
         return sizes
@@ -90,19 +79,16 @@ class Scaling:
         )
 
 
-def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: float = 0.0) -> Scaling | Mismatch:
-    """Returns the scaling of the traces of one plan at different micro batch sizes.
+def scaling(traces: Sequence[Trace]) -> Scaling | Mismatch:
+    """Returns the scaling of the traces of one plan at `LEAST_TRACES` different micro batch sizes or more.
 
-    Args:
-        traces: the traces. The largest should be at least the largest size that will be requested.
-        least: minimum number of traces. With two, the scaling is not checked.
-        slack_ratio: maximum relative deviation of lasting allocations from a straight line, for libraries that round
-            up what they keep. Such allocations are interpolated between the traced sizes.
+    The largest should be at least the largest size that will be requested.
     """
     traces = sorted(traces, key=lambda trace: trace.micro_batch_size)
     traced = tuple(trace.micro_batch_size for trace in traces)
-    if len(set(traced)) < max(least, len(traces)):
-        return Mismatch(f"the traces are at micro batches of {traced}; expected at least {least} different sizes")
+    if len(set(traced)) < max(LEAST_TRACES, len(traces)):
+        expected = f"expected at least {LEAST_TRACES} different sizes"
+        return Mismatch(f"the traces are at micro batches of {traced}; {expected}")
     alignment = aligned(traces)
     if isinstance(alignment, Mismatch):
         return alignment
@@ -111,10 +97,9 @@ def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: flo
     uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in uneven_handles}
     lasting = [handle for handle in uneven_handles if not alignment.momentary[handle]]
     ragged = any(alignment.kinds[handle] is Kind.BATCH for handle in lasting)
-    if not ragged and not all(_is_straight(traced, uneven[handle], slack_ratio) for handle in lasting):
+    if not ragged and not all(_is_straight(traced, uneven[handle]) for handle in lasting):
         return Mismatch(_not_affine(pattern, alignment, traced, lasting))
-    momentary = frozenset(handle for handle, brief in enumerate(alignment.momentary) if brief)
-    return Scaling(pattern, traced, fixed, per_sample, uneven, frozenset(lasting), momentary)
+    return Scaling(pattern, traced, fixed, per_sample, uneven, frozenset(lasting))
 
 
 def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
@@ -130,10 +115,9 @@ def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...
     return tuple(fixed), tuple(per_sample), uneven_handles
 
 
-def _is_straight(traced: tuple[int, ...], nodes: tuple[int, ...], slack_ratio: float) -> bool:
-    """Returns whether all sizes are within a share of the last from the line through the first and the last."""
-    pairs = zip(traced, nodes, strict=True)
-    return all(abs(node - _line(traced, nodes, size)) <= slack_ratio * nodes[-1] for size, node in pairs)
+def _is_straight(traced: tuple[int, ...], nodes: tuple[int, ...]) -> bool:
+    """Returns whether all sizes are on the line through the first and the last."""
+    return all(node == _line(traced, nodes, size) for size, node in zip(traced, nodes, strict=True))
 
 
 def _line(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> Fraction:

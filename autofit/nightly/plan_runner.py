@@ -57,10 +57,6 @@ class CountedBench:
         """Returns the allocations of a plan's training steps, without running them."""
         return self._bench.trace(plan)
 
-    def record(self, plan: Plan) -> Trace:
-        """Runs a few short steps of a plan, and returns their allocations."""
-        return self._bench.record(plan)
-
 
 @dataclass(frozen=True, slots=True)
 class Rounds:

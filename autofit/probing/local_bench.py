@@ -38,7 +38,6 @@ from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
 from autofit.probing.resident_memory import budget_of
-from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.gradient_check import GradientCheck
 from autofit.probing.survey.gradients import State
 from autofit.probing.survey.survey import Survey
@@ -234,40 +233,10 @@ class LocalBench:
 
             return isolation.isolated(work, self.workload, self.device.is_host, limit_s)
 
-        return self._in_time(traced)
-
-    def _in_time(self, work: Callable[[], Trace]) -> Trace:
         try:
-            return self._watch.allowed(work, most_s=TRACE_RATIO * self._watch.clock.patience_s())
+            return self._watch.allowed(traced, most_s=TRACE_RATIO * self._watch.clock.patience_s())
         except Overdue as error:
             raise Untraceable(str(error), "in the trace") from None
-
-    def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of a `plan` that cannot be traced, and returns their allocations. Everything is restored.
-
-        Raises:
-            Untraceable, SpaceError: as in `trace`; or a step failed, or the device keeps no record of allocations.
-            DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
-        """
-        poisoned = False
-        try:
-            self._make_ready()
-            short = ShortRun(
-                plan=plan,
-                build=self._build,
-                batches=self._batches,
-                device=self.device,
-                budget_bytes=self.briefing.budget.memory_bytes,
-                enforce=self._options.enforce,
-                beat=self._beat,
-            )
-            return self._in_time(short.run)
-        except DevicePoisoned:
-            poisoned = True
-            raise
-        finally:
-            if not poisoned:
-                self._put_back()
 
     def _beat(self, phase: str) -> None:
         self._watch.beat(phase)

@@ -17,7 +17,7 @@ from autofit import devices
 from autofit.chips import StandIn, ceilings_of
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.errors import AutofitError, Untraceable, WorkloadError
+from autofit.core.errors import AutofitError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
@@ -26,17 +26,14 @@ from autofit.devices.base import Device, Reading
 from autofit.identity.environment import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
-from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
 from autofit.probing.bench_notes import training_notes
 from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
-from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.block_profile import profiled_on_copy
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
-from autofit.strategies import members
 from autofit.strategies.base import Span, Strategy
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
@@ -48,7 +45,7 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule, resolve_loss
-from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.step import TrainStep
 from autofit.workloads.workload import Workload
 
 CONTEXT_BYTES = 512 * 2**20
@@ -151,30 +148,12 @@ class StandInBench:
             return work()
         return isolation.isolated(work, self.workload, self._device.is_host)
 
-    def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of `plan` on the host and returns their allocations. The steps really train the model.
-
-        Raises:
-            Untraceable: the device is not present, or a step failed.
-            SpaceError: the plan cannot be applied to this workload.
-        """
-        if not self._device.is_host:
-            raise Untraceable("no step can run on a device that is not present", "in a short run")
-        self.workload.set_mode()
-        self.workload.model.zero_grad(set_to_none=True)
-        budget = self.briefing.budget.memory_bytes
-        run = ShortRun(plan, self._build, self._batches, self._device, budget, enforce=False, beat=self._beat)
-        return run.run()
-
     def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, found without running a step.
 
         Parts that cannot be found without running a step are left out.
         """
         return find_fixed_parts(self.workload)
-
-    def _build(self, plan: Plan) -> TrainStep:
-        return prepare(plan, Draft.of(self.workload, self._loss, self._device.torch_device), members())
 
     def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
         with suppress(Exception):  # the user's code may need real data; the trace will say so

@@ -14,7 +14,7 @@ from autofit.reports.alternatives import reasons_of
 from autofit.reports.applying import apply_code
 from autofit.reports.evaluation import evaluation_sentences
 from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
-from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
+from autofit.reports.report import AnswerTime, LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with_probed_rates, with_rates
 from autofit.reports.sources import Source
 from autofit.search.common_scale import CLAIM_RATIO
@@ -46,6 +46,7 @@ def assembled(source: Source) -> Report:
         "curves": _curves(rows, source.memory_bytes),
         "race": race,
         "race_reference": reference,
+        "answers": tuple(_answers(evidence, rows)),
         "memory": tuple(_memory(evidence, r)),
         "environment": source.environment,
         "budget_bytes": source.memory_bytes,
@@ -200,6 +201,25 @@ def _common(one: RaceLog, other: RaceLog) -> tuple[Sequence[float], Sequence[flo
     first, second = (log.log_rates[began - log.joined :] for log in (one, other))
     count = min(len(first), len(second))
     return first[:count], second[:count]
+
+
+def _answers(evidence: SearchEvidence | None, rows: Sequence[PlanRow]) -> Iterator[AnswerTime]:
+    """Yields the answers of a search at the throughput of their rows.
+
+    A plan that has none, since a later proof failed, has the throughput of its probe.
+    """
+    by_key = {Plan(values=row.values).key: row for row in rows}
+    baseline_per_s = next((row.rate_per_s for row in rows if row.is_baseline), None)
+    for each in evidence.answers if evidence is not None else ():
+        row = by_key.get(each.plan.key)
+        if row is None:
+            continue
+        ratio = row.gain.value if row.gain is not None else each.ratio
+        rate_per_s = row.rate_per_s
+        if rate_per_s is None and baseline_per_s is not None and ratio is not None:
+            rate_per_s = ratio * baseline_per_s
+        if rate_per_s is not None:
+            yield AnswerTime(at_s=each.at_s, rank=row.rank, rate_per_s=rate_per_s, ratio=ratio)
 
 
 def _memory(evidence: SearchEvidence | None, r: Recommendation | None) -> Iterator[PlanMemory]:

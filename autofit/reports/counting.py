@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 from autofit.core.briefing import GateRecord
 from autofit.core.recommendation import Ratio
-from autofit.core.units import format_ratio
-from autofit.reports.report import Report
+from autofit.core.units import format_duration, format_ratio, short_number
+from autofit.reports.report import AnswerTime, Report
 
 RATIOS = (
     "Ratios in reasons compare only the rounds that both plans ran; a plan that did not race is compared by its probe. "
@@ -38,6 +38,25 @@ def runs(report: Report) -> str:
 def interval_text(ratio: Ratio, decimals: int = 2) -> str:
     """Returns the interval of a ratio: "1.10 to 1.32"."""
     return f"{format_ratio(ratio.low, decimals, '')} to {format_ratio(ratio.high, decimals, '')}"
+
+
+def answer_times(report: Report) -> str:
+    """Returns when each answer came: "1.00x after 5.2 s, 4.90x after 41 s"; "" for fewer than two answers."""
+    if len(report.answers) < 2:
+        return ""
+    return ", ".join(f"{answer_worth(report, each)} after {seconds_text(each.at_s)}" for each in report.answers)
+
+
+def answer_worth(report: Report, answer: AnswerTime) -> str:
+    """Returns the throughput of an answer over the baseline; the throughput itself if the baseline has none."""
+    if answer.ratio is None:
+        return f"{short_number(answer.rate_per_s)} {report.unit}/s"
+    return format_ratio(answer.ratio)
+
+
+def seconds_text(seconds: float) -> str:
+    """Returns a time since the search began, in whole seconds from 10 on."""
+    return format_duration(seconds if seconds < 10 else round(seconds))
 
 
 def verdict(gate: GateRecord) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
-from autofit.reports.counting import RATIOS, counted, moment, runs, verdict
+from autofit.reports.counting import RATIOS, answer_times, counted, moment, runs, verdict
 from autofit.reports.evaluation import EVALUATION
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES, PlanMemory, PlanRow, Report
 from autofit.reports.svg.estimates import omitted
@@ -35,6 +35,7 @@ def to_markdown(report: Report) -> str:
     )  # fmt: skip
     head = [MARK, f"# autofit: {text(report.title)}", "", f"**{text(report.headline, 600)}**", ""]
     head += [text(report.failure, MOST_FAILURE), ""] if report.failure else []
+    head += [f"Answers: {times}", ""] if (times := answer_times(report)) else []
     return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
 
 

@@ -122,6 +122,22 @@ class Racer(_Record):
     note: str = ""
 
 
+class AnswerTime(_Record):
+    """An answer of the search, and when it came.
+
+    Attributes:
+        at_s: seconds since the search began.
+        rank: row of its plan (`PlanRow.rank`).
+        rate_per_s: throughput of the plan, on the scale shared by all rows.
+        ratio: throughput over that of the baseline; None if the baseline was not measured.
+    """
+
+    at_s: float
+    rank: int
+    rate_per_s: float
+    ratio: float | None = None
+
+
 class PlanMemory(_Record):
     """The memory of the recommended plan or of the baseline, from its trace.
 
@@ -175,6 +191,7 @@ class Report(_Record):
         race: the finalists beside the reference, fastest first; () if nothing raced.
         race_reference: the plan that the others are compared with: "baseline", or "recommended" if the baseline did not
             race; "" if nothing raced.
+        answers: each plan that was the answer of the search, in the order in which they came; () if that is unknown.
         memory: the recommended plan, then the baseline; those whose memory was traced.
         gates: the numerical checks.
         left_out: combinations of which nothing was measured.
@@ -209,6 +226,7 @@ class Report(_Record):
     curves: tuple[SpeedCurve, ...] = ()
     race: tuple[Racer, ...] = ()
     race_reference: Role = ""
+    answers: tuple[AnswerTime, ...] = ()
     memory: tuple[PlanMemory, ...] = ()
     gates: tuple[GateRecord, ...] = ()
     left_out: tuple[LeftOut, ...] = ()

@@ -39,7 +39,7 @@ class Answers:
         self.taken: list[Trial] = []
         self.log: list[Answered] = []
         self.unproven: dict[str, Outcome] = {}
-        runner.tuning.seen.answers = self.log
+        runner.tuning.seen.answers, runner.so_far = self.log, lambda: self.ratio
 
     @property
     def best(self) -> Trial | None:
@@ -74,8 +74,9 @@ class Answers:
         self._take(trial)
 
     def drop(self, plan: Plan) -> None:
-        """Removes a plan whose later proof failed."""
+        """Removes a plan whose later proof failed: the answer before it is the answer again."""
         self.taken = [trial for trial in self.taken if trial.plan != plan]
+        self._tell()
 
     def of(self, plan: Plan) -> Trial | None:
         """Returns the proven trial of a plan that was an answer; None if it was none."""
@@ -151,14 +152,17 @@ class Answers:
         return found.passed
 
     def _take(self, trial: Trial) -> None:
-        before, self.taken = self.best, [*self.taken, trial]
-        if before is not None and before.plan == trial.plan:
+        self.taken.append(trial)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Reports the answer, if it is another plan than the last one reported."""
+        if self.best is None or (self.log and self.log[-1].plan == self.best.plan):
             return
-        ratio = self.ratio
-        self.log.append(Answered(at_s=self._tuning.clock.elapsed_s, plan=trial.plan, ratio=ratio))
-        self._runner.so_far = ratio
+        plan, ratio = self.best.plan, self.ratio
+        self.log.append(Answered(at_s=self._tuning.clock.elapsed_s, plan=plan, ratio=ratio))
         factor = "" if ratio is None else f", {ratio:.2f}x the baseline's throughput"
-        self._runner.say("answer", f"{self._runner.named(trial.plan)}: the answer so far{factor}")
+        self._runner.say("answer", f"{self._runner.named(plan)}: the answer so far{factor}", plan=plan)
 
     @property
     def ratio(self) -> float | None:

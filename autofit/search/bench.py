@@ -21,7 +21,7 @@ class Bench(Protocol):
 
     @property
     def briefing(self) -> Briefing:
-        """Facts that are known before the first probe. Without an `account`, no plan is traced or recorded."""
+        """Facts that are known before the first probe. Without an `account`, no plan is traced."""
         ...
 
     @property
@@ -45,15 +45,6 @@ class Bench(Protocol):
 
         Raises:
             Untraceable: something in the step cannot run without data.
-            SpaceError: the plan cannot be applied to this workload.
-        """
-        ...
-
-    def record(self, plan: Plan) -> Trace:
-        """Runs a few short steps of a plan that cannot be traced, and returns their allocations.
-
-        Raises:
-            Untraceable: a step failed, or the device keeps no record.
             SpaceError: the plan cannot be applied to this workload.
         """
         ...

@@ -24,7 +24,8 @@ class Event:
         done: number of trials run so far.
         result: what the search found, for "result", also if the search failed.
         phase: "survey", "search", "race" or "proof"; "" if unknown.
-        plan: the plan that begins to run, for "running"; the leader, for "race" once every plan has run enough rounds.
+        plan: the plan that begins to run, for "running"; the answer so far, for "answer"; the leader, for "race" once
+            every plan has run enough rounds.
         estimate: estimated peak of `plan`, for "running"; None if there is none.
         gain: throughput of `plan` over the baseline, for "race".
         asked: the request and its environment, for "start".

@@ -87,13 +87,9 @@ class Explanations:
         most = self._runner.tuning.budget.max_trials
         if most is not None and self._runner.probes >= most:
             return f"No other plan was tried: {end.stopped}{next_one}. Allow more trials"
-        probe_s = self._runner.ledger.probe_s()
-        needed_s = (
-            searched_s
-            - self._runner.tuning.clock.waited_s
-            + (2 + 2 * MIN_ROUNDS) * probe_s
-            + self._runner.ledger.proof_s(measurement_of(winner))
-        )
+        ledger, spent_s = self._runner.ledger, searched_s - self._runner.tuning.clock.waited_s
+        probe_s = max(ledger.probe_s(), end.wanted_s or 0.0)
+        needed_s = spent_s + probe_s + ledger.proof_s(measurement_of(winner)) + ledger.check_s()
         return (
             f"No other plan was tried: {end.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
             f"give at least {format_duration(needed_s)}"

@@ -1,7 +1,7 @@
 """Loop: the search phase. Ask, look, screen, probe, record, tell; then the plan may become the answer."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autofit.core.plan import Plan
 from autofit.core.run_terms import RunTerms
@@ -33,7 +33,9 @@ class SearchEnd:
     Attributes:
         stopped: reason for the end.
         early: whether a limit, an error or the user ended it.
-        wanted: the plan that would have run next, if only the baseline ran before a limit; else None.
+        wanted: the plan that would have run next, if a limit ended it before another plan than the baseline ran, or if
+            the time left was too short for it; else None.
+        wanted_s: expected duration of its probe in seconds; None if unknown.
         interrupted: whether the user ended it.
         failed: the error that ended it, in words; "" without one.
     """
@@ -41,6 +43,7 @@ class SearchEnd:
     stopped: str
     early: bool = False
     wanted: Plan | None = None
+    wanted_s: float | None = None
     interrupted: bool = False
     failed: str = ""
 
@@ -73,7 +76,7 @@ class Loop:
         )
         self.end = SearchEnd("")
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
-        self._refused = 0
+        self._refused, self._naming = 0, False
         self.runner.most_left_s = self._most_left_s
         self._searcher = tuning.searcher(
             Problem(
@@ -83,7 +86,7 @@ class Loop:
                 feasibility=self.feasibility,
                 seed=tuning.seed,
                 patience_s=self._patience_s,
-                is_over=self._spent,
+                is_over=lambda: self._naming or self._spent(),
             )
         )
 
@@ -137,8 +140,7 @@ class Loop:
             if plan is None and self._spent():  # a limit was reached while the searcher looked at plans
                 break
             if plan is None or repeats > REPEATS:
-                why = "nothing left that was worth a probe" if plan is None else "the searcher repeats itself"
-                self.end = SearchEnd(why)
+                self.end = self._exhausted() if plan is None else SearchEnd("the searcher repeats itself")
                 break
             known = self.runner.record.get(plan.key)
             repeats = repeats + 1 if known is not None else 0
@@ -166,7 +168,7 @@ class Loop:
     def _close(self) -> None:
         """Says how the search ended, and keeps what it left out."""
         if self.end.early and len(self.runner.record) == 1:  # for the report of a time budget that was too small
-            self.end = SearchEnd(self.end.stopped, early=True, wanted=self._ask())
+            self.end = replace(self.end, wanted=self.end.wanted or self._next_plan())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
         self._tuning.seen.stopped, self._tuning.seen.omissions = self.end.stopped, self._searcher.omissions()
         left_out = [omission.model_dump(mode="json") for omission in self._tuning.seen.omissions]
@@ -203,11 +205,8 @@ class Loop:
         runner.check_for_users_fault()
 
     def _patience_s(self) -> float:
-        """Returns the seconds that a probe may take now; infinity once a limit ended the search.
-
-        A plan that is asked for then is only named.
-        """
-        return math.inf if self.end.early else self._ledger.left_s()
+        """Returns the seconds that a probe may take now; infinity for a plan that is only named."""
+        return math.inf if self._naming else self._ledger.left_s()
 
     def _most_left_s(self) -> float | None:
         """Returns the seconds that the search phase may still take, by the probes that may be left; None if unknown."""
@@ -249,6 +248,23 @@ class Loop:
     def _ask(self) -> Plan | None:
         with poison_ends_search():
             return self._searcher.ask()
+
+    def _next_plan(self) -> Plan | None:
+        """Returns the plan that would be next with more time. It is named, not looked at."""
+        self._naming = True
+        try:
+            return self._ask()
+        finally:
+            self._naming = False
+
+    def _exhausted(self) -> SearchEnd:
+        """Returns the end of a search that has no plan left to propose: the time, if a longer one would have one."""
+        left_s, wanted = self._ledger.left_s(), self._next_plan()
+        wanted_s = None if wanted is None else self._searcher.expected_s(wanted)
+        if wanted is None or wanted_s is None or wanted_s <= left_s or not self.feasibility.is_likely(wanted):
+            return SearchEnd("nothing left that was worth a probe")
+        why = f"the time ended before another plan could run, with {format_duration(left_s)} left"
+        return SearchEnd(why, early=True, wanted=wanted, wanted_s=wanted_s)
 
     def _look(self, plan: Plan, alone: bool = False) -> None:
         expected_s = self._searcher.expected_s(plan)

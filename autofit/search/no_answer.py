@@ -158,7 +158,7 @@ def for_good(reason: str) -> DevicePoisoned:
 
 @contextmanager
 def poison_ends_search() -> Iterator[None]:
-    """Ends the search where a closer look at a plan leaves the device in an error state.
+    """Ends the search where a closer look at a plan finds the device in an error state.
 
     Raises:
         DevicePoisoned: the device is in an error state; the message says how to continue.

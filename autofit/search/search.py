@@ -157,7 +157,6 @@ def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.E
         account=bench.briefing.account,
         allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
         trace=bench.trace,
-        record=bench.record,
     )
     return [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
 

@@ -34,7 +34,7 @@ class TrialRunner:
         earlier: trials of earlier runs in the study.
         ledger: what actions cost, and the time left.
         probes: number of probes that have run.
-        so_far: throughput of the answer so far over the baseline's; None before there is one.
+        so_far: returns the throughput of the answer so far over the baseline's; None before there is one.
         phase: phase of the search (`Event.phase`).
         most_left_s: estimates the time left in the present phase (`Event.left_s`).
     """
@@ -47,7 +47,7 @@ class TrialRunner:
         self.earlier = Earlier(tuning)
         self.ledger = Ledger(tuning, self.record)
         self.probes = 0
-        self.so_far: float | None = None
+        self.so_far: Callable[[], float | None] = lambda: None
         self.phase = "search"
         self.most_left_s: Callable[[], float | None] = lambda: None
         self._poisoned = 0
@@ -115,10 +115,11 @@ class TrialRunner:
         """Returns the batch of a plan and what it changes, as a person reads it."""
         return describe_plan(plan, self.baseline)
 
-    def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
+    def say(self, kind: str, text: str, trial: Trial | None = None, plan: Plan | None = None) -> None:
         """Sends an event to the listener."""
+        phase, left_s = self.phase, self.most_left_s()
         self.tuning.listen(
-            Event(kind, text, trial, self.probes, phase=self.phase, left_s=self.most_left_s(), so_far=self.so_far)
+            Event(kind, text, trial, self.probes, phase=phase, plan=plan, left_s=left_s, so_far=self.so_far())
         )
 
     def say_finished(self, kind: str, trial: Trial) -> None:
@@ -129,11 +130,9 @@ class TrialRunner:
     def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
         """Reports that a plan begins to run, with the estimate of its peak."""
         text, done, left_s = f"running {self.named(plan)}", self.probes, self.most_left_s()
-        phase = self.phase
+        phase, so_far = self.phase, self.so_far()
         self.tuning.listen(
-            Event(
-                "running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s, so_far=self.so_far
-            )
+            Event("running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s, so_far=so_far)
         )
 
     def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
@@ -149,7 +148,7 @@ class TrialRunner:
                 gain=gain,
                 standings=standings,
                 left_s=left_s,
-                so_far=self.so_far,
+                so_far=self.so_far(),
             )
         )
 

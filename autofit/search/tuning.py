@@ -117,7 +117,7 @@ class Findings:
         estimate: estimate of the plan's peak before it first ran; None if it is known from earlier runs.
         rate_per_s: throughput of the plan on the scale of the race, in the objective's unit.
         untried: reason why only the baseline was measured; "" if another plan was.
-        complete: whether the search phase ended because nothing was left that was worth a probe.
+        complete: whether the search phase ended because nothing was left that was worth a probe, whatever the time.
         interrupted: whether the user stopped the search.
         weighing: quantity by which micro batches are weighted; "" for their number of samples.
         refused: values that were found to change the gradient.

@@ -63,7 +63,7 @@ class Searcher(ABC):
         which costs nothing if the searcher has just done so.
 
         Raises:
-            DevicePoisoned: a look left the device in an error state.
+            DevicePoisoned: a look found the device in an error state.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from autofit.terminal import cells, cut
 
 _GAPS = ("  ", " ")
 _BAR_CELLS = 10
-_SHORTER = ("bar", "now", "phase", "best", "now", "trials", "time", "now", "best", "gap", "trials")
+_SHORTER = ("bar", "now", "phase", "end", "now", "trials", "end", "now", "end", "gap", "trials")
 """Parts in the order in which they become shorter, one form at a time, until the line fits. The gaps between them are
 one of them. If that is not enough, "now" is left out and the others are fitted anew."""
 
@@ -61,8 +61,10 @@ def compact(text: str) -> str:
     return text.replace(" of ", "/") if not of or " " not in few else re.sub(r" ([KMGT])iB", r"\1", f"{few}/{many}")
 
 
-def minutes(seconds: float) -> str:
-    """Returns seconds as "1:02:05" or "0:35"."""
+def short_time(seconds: float) -> str:
+    """Returns seconds as "38 s", "4:38" or "1:02:05"."""
     whole, rest = divmod(int(max(seconds, 0.0)), 60)
     hours, whole = divmod(whole, 60)
-    return f"{hours}:{whole:02}:{rest:02}" if hours else f"{whole}:{rest:02}"
+    if hours:
+        return f"{hours}:{whole:02}:{rest:02}"
+    return f"{whole}:{rest:02}" if whole else f"{rest} s"

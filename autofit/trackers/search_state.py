@@ -10,11 +10,11 @@ from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.core.units import format_bytes, format_ratio, short_number
+from autofit.core.units import format_ratio, short_number
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.terminal import cut, wrapped
-from autofit.trackers.live_text import Forms, bar, compact, fitted, minutes, of_budget
+from autofit.trackers.live_text import Forms, bar, compact, fitted, of_budget, short_time
 from autofit.trackers.trial_rows import TrialRows, short_plan
 from autofit.trackers.yardstick import Yardstick
 
@@ -44,9 +44,10 @@ class SearchState:
         self._left: tuple[float, float] | None = None
         self._baseline: Measurement | None = None
         self._best: Measurement | None = None
-        self._gain: Ratio | None = None
-        self._leader: Plan | None = None
-        self._peaks: dict[str, int] = {}
+        self._answer: Plan | None = None
+        self._so_far: float | None = None
+        self._raced: dict[str, Ratio] = {}
+        self._measured: dict[str, Measurement] = {}
         self._running: tuple[Plan, Estimate | None] | None = None
 
     def tell(self, event: Event) -> Callable[[int], list[str]]:
@@ -55,11 +56,14 @@ class SearchState:
         self._phase, self._detail = event.phase or self._phase, ""
         if event.kind not in ("waiting", "busy"):
             self._left = None if event.left_s is None else (event.left_s, self._against.clock.elapsed_s)
+            self._so_far = event.so_far
         if event.kind == "running" and event.plan is not None:
             self._running = (event.plan, event.estimate)
         elif event.kind == "race":
             self._detail, self._running = one_line(event.text), None
-            self._gain, self._leader = event.gain or self._gain, event.plan or self._leader
+            self._raced = {each.plan.key: each.gain for each in event.standings if each.gain and each.gain.pairs}
+        elif event.kind == "answer":
+            self._answer = event.plan
         elif event.kind in ("stage", "waiting", "busy"):
             return self._announcement(event)
         elif event.trial is not None and event.trial.outcome.status is not Status.SKIPPED:
@@ -67,15 +71,14 @@ class SearchState:
         return lambda width: []
 
     def live(self, width: int) -> str:
-        """Returns the line that is redrawn: phase, trials, best so far, memory, time left."""
+        """Returns the line that is redrawn: phase, trials, memory, the answer so far, time left."""
         trials = "1 trial" if self._trials == 1 else f"{self._trials} trials"
         parts: dict[str, Forms] = {
             "phase": self._phase_forms(),
             "trials": (trials, str(self._trials), "") if self._trials or self._phase != "survey" else ("",),
-            "best": self._best_forms(),
             "now": self._now_forms(),
             "bar": (bar(self._share(), self._blocks), ""),
-            "time": self._time_forms(),
+            "end": self._end_forms(),
         }
         return fitted(parts, width)
 
@@ -99,7 +102,7 @@ class SearchState:
 
     def _learn(self, plan: Plan, measurement: Measurement) -> bool:
         """Learns from the probe of a plan, and returns whether it is the fastest so far and not the baseline."""
-        self._peaks[plan.key] = measurement.memory.judged_bytes
+        self._measured[plan.key] = measurement
         if plan == self._against.baseline:
             self._baseline = measurement
         score = self._against.objective.score
@@ -122,31 +125,44 @@ class SearchState:
             detail = _DOING.get(self._against.doing(), "")
         return (f"{self._phase}: {detail}", self._phase) if detail else (self._phase, self._phase)
 
-    def _best_forms(self) -> Forms:
-        """Returns the best ratio: with its interval once the race has one; before that with its peak if a plan runs."""
-        if self._gain is not None:
-            value = format_ratio(self._gain.value)
-            return f"best {self._gain}", f"best {value}", value
-        if self._best is None:
-            return ("",)
-        objective, ratio = self._against.objective, self._ratio(self._best)
-        best = (
-            f"{short_number(objective.score(self._best))} {objective.unit}/s" if ratio is None else format_ratio(ratio)
-        )
-        peak_bytes = self._best.memory.judged_bytes
-        at = f" at {format_bytes(peak_bytes)}" if peak_bytes and self._running is not None else ""
-        return f"best {best}{at}", f"best {best}", best
+    def _end_forms(self) -> Forms:
+        """Returns the answer so far and the time left."""
+        answer, time = self._answer_forms(), self._time_forms()
+        if not answer:
+            return time
+        return (*(f"{answer[0]}, {each}" for each in time), *(f"{each}, {time[-1]}" for each in answer[1:]))
+
+    def _answer_forms(self) -> Forms:
+        """Returns the throughput of the answer over the baseline; that of the race, with its interval, once it has one.
+
+        Without a measured baseline, it is the throughput itself. Nothing before there is an answer.
+        """
+        if self._answer is None:
+            return ()
+        if self._answer == self._against.baseline:
+            return "baseline proven", "baseline proven", "baseline"
+        raced, measured = self._raced.get(self._answer.key), self._measured.get(self._answer.key)
+        if raced is not None:
+            value = format_ratio(raced.value)
+            return f"{raced} so far", f"{value} so far", value
+        if self._so_far is not None:
+            value = format_ratio(self._so_far)
+        elif measured is not None:
+            value = f"{short_number(self._against.objective.score(measured))} {self._against.objective.unit}/s"
+        else:
+            return "a plan proven", "a plan proven", "proven"
+        return f"{value} so far", f"{value} so far", value
 
     def _now_forms(self) -> Forms:
         """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown.
 
-        Between two plans, and in the race, it is the peak of the best one.
+        Between two plans, and in the race, it is the peak of the answer so far.
         """
         if self._running is None:
             return self._peak_forms()
         plan, estimate = self._running
         name = f"now {short_plan(plan, self._against.baseline)}"
-        measured = self._peaks.get(plan.key)
+        measured = self._peak_bytes(plan)
         if not measured and (estimate is None or not estimate.is_bounded):
             return name, ""
         of = of_budget(measured or (estimate.value_bytes if estimate is not None else 0), self._against.memory_bytes)
@@ -154,23 +170,26 @@ class SearchState:
         return f"{name}: {how}{of}", f"now {how}{of}", f"{how}{of}", f"{sign}{compact(of)}"
 
     def _peak_forms(self) -> Forms:
-        best_bytes = 0 if self._best is None else self._best.memory.judged_bytes
-        peak_bytes = best_bytes if self._leader is None else self._peaks.get(self._leader.key, 0)
+        peak_bytes = 0 if self._answer is None else self._peak_bytes(self._answer)
         if not peak_bytes:
             return ("",)
         of = of_budget(peak_bytes, self._against.memory_bytes)
         return f"peak {of}", f"peak {of}", of, compact(of)
 
+    def _peak_bytes(self, plan: Plan) -> int:
+        """Returns the measured peak of a plan; 0 if it is not known."""
+        measured = self._measured.get(plan.key)
+        return 0 if measured is None else measured.memory.judged_bytes
+
     def _time_forms(self) -> Forms:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
         if limit_s is not None:
-            left = minutes(limit_s - elapsed_s)
-            return (f"{left} left",)
+            return (f"{short_time(limit_s - elapsed_s)} left",)
         most_s = self._most_left_s()
         if most_s > 0:
             of = " of search" * (self._phase == "search")  # how long a race takes is not known yet
-            return f"up to about {minutes(most_s)}{of} left", f"~{minutes(most_s)} left"
-        return f"{minutes(elapsed_s)} elapsed", f"{minutes(elapsed_s)} so far"
+            return f"up to about {short_time(most_s)}{of} left", f"~{short_time(most_s)} left"
+        return (f"{short_time(elapsed_s)} elapsed",)
 
     def _most_left_s(self) -> float:
         """Returns the time left by the last event that had an upper estimate, less what went by; else 0.

@@ -110,7 +110,7 @@ def test_the_table_of_plans_fits_at_900_pixels_and_words_break_where_a_name_has_
 def test_text_in_charts_is_readable_at_every_width(browser: Browser, pages: dict[str, Path], width: int) -> None:
     browser.open(pages["typical"], width)
     heights = text_sizes_px(browser)
-    assert len(heights) == 6
+    assert len(heights) == 7
     assert min(heights) > 10
     assert max(heights) < 20
 

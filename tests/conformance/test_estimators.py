@@ -38,7 +38,7 @@ def trial(given: Plan, number: int = 0) -> Trial:
 
 def made(member: type[Estimator], tracer: Tracer, account: Account = HOST) -> Estimator:
     """Returns an estimator of a search in which everything is at hand."""
-    context = Context(limit_bytes=10**9, account=account, allowance_s=60.0, trace=tracer, record=tracer)
+    context = Context(limit_bytes=10**9, account=account, allowance_s=60.0, trace=tracer)
     estimator = member.of(context)
     assert estimator is not None, "nothing more can be given"
     return estimator
@@ -60,12 +60,12 @@ def answers(estimator: Estimator) -> list[Estimate | None]:
 
 @each_member
 @pytest.mark.parametrize("account", [None, HOST, CACHING, UNKNOWN])
-@pytest.mark.parametrize(("traces", "records"), list(product([True, False], repeat=2)))
+@pytest.mark.parametrize("traces", [True, False])
 def test_a_search_without_what_it_needs_goes_without_it(
-    member: type[Estimator], account: Account | None, traces: bool, records: bool
+    member: type[Estimator], account: Account | None, traces: bool
 ) -> None:
     tracer = Tracer()
-    context = Context(10**9, account, trace=tracer if traces else None, record=tracer if records else None)
+    context = Context(10**9, account, trace=tracer if traces else None)
     found = member.of(context)
     assert found is None or isinstance(found, member)
     assert tracer.asked == [], "being made takes no time"

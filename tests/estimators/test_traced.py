@@ -44,12 +44,15 @@ def test_a_survey_ends_when_its_share_of_the_time_is_spent(monkeypatch: pytest.M
 
 
 def test_a_survey_runs_nothing_where_the_workload_cannot_be_traced() -> None:
-    tracer, ran = Tracer(fails=lambda _: Untraceable("reads values", "model.py:3")), Tracer()
-    estimator = Traced(tracer, HOST, 1000 * MIB, recorder=ran)
+    tracer = Tracer(fails=lambda _: Untraceable("reads values", "model.py:3"))
+    estimator = Traced(tracer, HOST, 1000 * MIB)
     estimator.refine(plan(4), ALONG)
-    before = len(ran.asked)
+    estimator.refine(plan(8, precision="bf16"))
     estimator.refine_all([plan(4, precision="bf16")])
-    assert (len(tracer.asked), len(ran.asked)) == (1, before)
+    assert len(tracer.asked) == 1
+    assert estimator.estimate(plan(4)) is None
+    assert set(estimator.bounded()) == {plan(4).combination.key}
+    assert estimator.caveat == "memory was not estimated before the first probe: reads values (model.py:3)"
 
 
 def test_a_plan_that_ran_corrects_the_others_and_narrows_the_bounds() -> None:

@@ -50,8 +50,6 @@ class OpenedBench:
         """Is not asked: its briefing has no account."""
         raise AssertionError("a bench without an account was asked for a trace")
 
-    record = trace
-
 
 def opened(briefing: Briefing, evaluate: Callable[..., Outcome]) -> OpenedBench:
     """Returns a bench with this briefing that runs plans by `evaluate`."""

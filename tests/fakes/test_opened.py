@@ -26,12 +26,11 @@ def test_bench_answers_with_the_function_and_has_the_briefing() -> None:
     assert (briefing.budget.memory_bytes, briefing.enforced) == (1500 * MIB, False)
 
 
-def test_trace_and_record_fail_rather_than_answer() -> None:
+def test_a_trace_fails_rather_than_answers() -> None:
     fake = small_bench()
     bench = opened(briefing_of(fake), fake.evaluate)
-    for ask in (bench.trace, bench.record):
-        with pytest.raises(AssertionError, match="without an account"):
-            ask(fake.space.baseline)
+    with pytest.raises(AssertionError, match="without an account"):
+        bench.trace(fake.space.baseline)
 
 
 def test_tuning_is_of_the_bench_and_takes_other_fields() -> None:

@@ -1,6 +1,7 @@
 """D6: with little time something is tried, and nothing is kept for a race that cannot be."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from autofit.core.recommendation import Candidate
 from autofit.core.run_terms import RunTerms
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose
+from autofit.core.units import parse_duration
 from autofit.reports.summary import summarize
 from autofit.search.phases import run
 from autofit.search.search import TRACING_S, tracing_s
@@ -55,6 +57,26 @@ def test_d6_what_was_not_tried_is_named_with_the_time_it_would_need() -> None:
     assert findings.untried.startswith("No other plan was tried: ")
     assert " was next. A probe takes " in findings.untried
     assert "give at least " in findings.untried
+
+
+@pytest.mark.parametrize("probes", [1.05, 1.5, 1.9])
+def test_d6_the_reason_is_the_time_where_it_was_too_short_and_more_of_it_suffices(probes: float) -> None:
+    _, findings = hurried(probes)
+    assert findings.stopped.startswith("the time ended before another plan could run, with ")
+    assert not findings.complete  # a longer search of the same question is not answered with the baseline
+    found = re.search(r"give at least ([\d.]+ s)$", findings.untried)
+    assert found is not None
+    bench = hurried(1.0)[0]
+    probe_s = bench.evaluate(bench.space.baseline, Purpose.PROBE).duration_s
+    longer, findings = hurried(parse_duration(found[1]) / probe_s)
+    assert len(longer.probes()) > 1
+    assert findings.untried == ""
+
+
+def test_d6_with_time_for_everything_the_reason_is_not_the_time() -> None:
+    _, findings = hurried(1000.0)
+    assert findings.stopped == "nothing left that was worth a probe"
+    assert findings.complete
 
 
 def test_d6_nothing_is_faster_is_only_said_of_what_was_tried() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from autofit.memory.alignment import BRIEF, Mismatch
 from autofit.memory.replay import replay
-from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Kind, Trace
 from tests.memory.steps import MIB, PARTIALS_MOST, WEIGHT, at, law, refused, step
 from tests.memory.traces import Script
@@ -128,34 +127,6 @@ def test_a_size_at_which_something_would_be_negative_is_refused() -> None:
     refusal = found.at(2)
     assert isinstance(refusal, Mismatch)
     assert "allocation 0 (activation) would have -512 bytes" in refusal.reason
-
-
-def test_two_traces_are_enough_where_that_is_asked_for() -> None:
-    traces = [step(size, rows=10**9) for size in (2, 4)]
-    assert isinstance(scaling(traces), Mismatch)
-    found = scaling(traces, least=2)
-    assert isinstance(found, Scaling)
-    assert at(found, 64).tensors.sizes == step(64, rows=10**9).tensors.sizes
-
-
-def rounded(size: int, unit: int = 4096) -> Trace:
-    script = Script(size)
-    script.give(script.take(-(-size * 85_000 // unit) * unit, Kind.ACTIVATION))
-    return script.trace()
-
-
-def test_what_lasts_may_be_rounded_where_that_is_allowed_and_goes_on_from_the_first_to_the_last() -> None:
-    traces = [rounded(size) for size in (2, 4, 8)]
-    assert "not affine" in refused(*traces)
-    found = scaling(traces, slack_ratio=0.02)
-    assert isinstance(found, Scaling)
-    assert not found.exact_at(64)
-    (first, *_, last) = (trace.tensors.sizes[0] for trace in traces)
-    assert at(found, 128).tensors.sizes == (first + (last - first) * 126 // 6,)
-
-
-def test_what_is_further_from_a_line_than_allowed_is_refused() -> None:
-    assert isinstance(scaling([rounded(size, unit=400_000) for size in (2, 5, 8)], slack_ratio=0.02), Mismatch)
 
 
 def ragged(size: int) -> Trace:

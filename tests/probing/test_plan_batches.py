@@ -115,14 +115,11 @@ def test_a_padded_plan_is_timed_and_proven_on_padded_batches(seen: list[int]) ->
     assert all(width % 8 == 0 for width in widths)
 
 
-def test_a_trace_and_a_short_run_are_of_the_longest_batch_of_the_plan(seen: list[int]) -> None:
+def test_a_trace_is_of_the_longest_batch_of_the_plan() -> None:
     with bench_of(workload(), numerics="any") as bench:
         plain = bench.briefing.space.baseline
         padded = plain.replace(padding_multiple=64)
         assert _requested_bytes(bench.trace(padded)) > _requested_bytes(bench.trace(plain))
-        seen.clear()
-        bench.record(padded)
-        assert set(seen) == {-(-LONGEST // 64) * 64}
 
 
 def _requested_bytes(trace: Trace) -> int:

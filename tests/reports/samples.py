@@ -11,7 +11,17 @@ from autofit.core.recommendation import Ratio
 from autofit.core.space import Refusal
 from autofit.memory.breakdown import Breakdown, Part
 from autofit.memory.profile import Profile, StepPhase
-from autofit.reports.report import BATCH_ONLY, LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
+from autofit.reports.report import (
+    BATCH_ONLY,
+    AnswerTime,
+    LeftOut,
+    PlanMemory,
+    PlanRow,
+    Racer,
+    Report,
+    Role,
+    SpeedCurve,
+)
 
 MIB, GIB = 2**20, 2**30
 BUDGET = 20 * GIB
@@ -166,6 +176,21 @@ def racers_of(rows: tuple[PlanRow, ...]) -> tuple[Racer, ...]:
     return tuple(found)
 
 
+def answers_of(rows: tuple[PlanRow, ...]) -> tuple[AnswerTime, ...]:
+    """Returns answers that begin with the baseline and end with the recommended plan, at most five."""
+    measured = [one for one in reversed(rows) if one.rate_per_s is not None]
+    first = next((place for place, one in enumerate(measured) if one.is_baseline), len(measured))
+    faster = measured[first:]
+    found = faster if len(faster) < 6 else [faster[0], *faster[1 : -1 : max(len(faster) // 4, 1)][:3], faster[-1]]
+    times = (5.2, 12.4, 19.0, 41.3, 58.8)
+    return tuple(
+        AnswerTime(
+            at_s=at_s, rank=one.rank, rate_per_s=one.rate_per_s or 0.0, ratio=one.gain.value if one.gain else None
+        )
+        for at_s, one in zip(times, found, strict=False)
+    )
+
+
 def report(rows: Iterable[PlanRow], chosen: str, baseline: str, **changes: object) -> Report:
     """Returns a report of some plans."""
     found = ranked(rows, chosen, baseline)
@@ -190,6 +215,7 @@ def report(rows: Iterable[PlanRow], chosen: str, baseline: str, **changes: objec
         curves=curves_of(found),
         race=racers_of(found),
         race_reference="baseline" if racers_of(found) else "",
+        answers=answers_of(found),
         memory=tuple(memory),
         gates=(
             GateRecord(name="accumulation", passed=True, reason="relative L2 of the gradient 3.1e-06, allowed 1e-03"),
@@ -281,6 +307,7 @@ def bounded() -> Report:
 def bare() -> Report:
     """Returns the report of an earlier study, without a race, estimates and traces."""
     made = typical(race=(), race_reference="", memory=(), curves=(), gates=(), left_out=(), command="", apply_code="")
+    made = made.model_copy(update={"answers": ()})
     rows = tuple(one.model_copy(update={"estimate": None}) for one in made.rows)
     missing = ("The memory of the plans: the study was written by a version that did not keep it.",)
     return made.model_copy(update={"rows": rows, "missing": missing})

@@ -18,7 +18,7 @@ from autofit.reports import sources
 from autofit.reports.alternatives import reasons_of
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
-from autofit.search.evidence import BATCH_CHANGED, CLOSED, OPENED, RaceLog, SearchResult
+from autofit.search.evidence import BATCH_CHANGED, CLOSED, OPENED, Answered, RaceLog, SearchResult
 from tests.recorded import recorded_search
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e" + 10_000 * "x"
@@ -65,6 +65,33 @@ def test_rounds_of_the_race_average_to_the_ratio_that_is_shown(result: SearchRes
         mean = math.exp(sum(map(math.log, racer.ratios)) / len(racer.ratios))
         assert mean == pytest.approx(racer.ratio.value, rel=1e-6)
         assert found.row(racer.rank).gain == racer.ratio
+
+
+def test_answers_are_in_the_order_of_time_and_as_fast_as_their_rows(result: SearchResult) -> None:
+    found, logged = report_of(result), result.evidence.answers
+    assert len(logged) > 1
+    assert [each.at_s for each in found.answers] == [each.at_s for each in logged]
+    rows = [found.row(each.rank) for each in found.answers]
+    assert [Plan(values=row.values) for row in rows] == [each.plan for each in logged]
+    assert rows[0].is_baseline
+    assert rows[-1].role == "recommended"
+    assert [each.rate_per_s for each in found.answers] == [row.rate_per_s for row in rows]
+    assert [each.ratio for each in found.answers] == [row.gain.value if row.gain else None for row in rows]
+
+
+def test_an_answer_whose_later_proof_failed_is_as_fast_as_its_probe(result: SearchResult) -> None:
+    failed = Outcome(status=Status.OVER_BUDGET, reason="above the budget")
+    lost = Answered(at_s=1e3, plan=result.trials[0].plan.replace(micro_batch_size=3), ratio=1.5)
+    unknown = lost.model_copy(update={"plan": lost.plan.replace(micro_batch_size=5)})
+    evidence = result.evidence.model_copy(update={"answers": (*result.evidence.answers, lost, unknown)})
+    trials = (*result.trials, Trial(number=999, plan=lost.plan, outcome=failed))
+    found = assembled(sources.of_result(SearchResult(result.recommendation, evidence, trials)))
+    last, baseline = found.answers[-1], found.baseline
+    assert found.row(last.rank).rate_per_s is None
+    assert baseline is not None
+    assert baseline.rate_per_s is not None
+    assert (last.at_s, last.ratio) == (1e3, 1.5)
+    assert last.rate_per_s == pytest.approx(1.5 * baseline.rate_per_s)
 
 
 def test_the_race_says_why_a_plan_lost_in_the_words_of_the_summary(result: SearchResult) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from autofit.core.briefing import GateRecord
-from autofit.reports.counting import counted, difference, moment, runs, verdict
+from autofit.reports.counting import answer_times, counted, difference, moment, runs, verdict
 from tests.reports.samples import typical
 
 
@@ -17,6 +17,16 @@ def test_runs_are_counted_beside_the_plans() -> None:
     assert runs(typical(counts={})) == ""
     rows = (found.rows[0].model_copy(update={"earlier": True}), *found.rows[1:])
     assert runs(found.model_copy(update={"rows": rows})) == "1,019 trials: 1,018 measured, 1 out of memory"
+
+
+def test_when_each_answer_came_is_one_line_for_two_answers_or_more() -> None:
+    found = typical()
+    first, *_, last = found.answers
+    both = found.model_copy(update={"answers": (first, last)})
+    assert answer_times(both) == f"1.00x after 5.2 s, {last.ratio:.2f}x after 59 s"
+    assert answer_times(found.model_copy(update={"answers": (last,)})) == ""
+    bare = both.model_copy(update={"answers": tuple(a.model_copy(update={"ratio": None}) for a in both.answers)})
+    assert answer_times(bare).startswith("198.4 samples/s after 5.2 s, ")
 
 
 def test_a_check_that_could_not_be_run_has_not_failed() -> None:

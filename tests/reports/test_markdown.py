@@ -11,7 +11,7 @@ from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
-from autofit.reports.counting import RATIOS
+from autofit.reports.counting import RATIOS, answer_times
 from autofit.reports.markdown import MARK, text, to_markdown
 from autofit.reports.report import LeftOut, Report
 from tests.recorded import recorded_search
@@ -38,6 +38,13 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
     assert "| **baseline** |" in document
     assert "precision=bf16 | passed | cosine of the gradient 0.99991" in document
     assert "```sh\nautofit tune train.py:make_unet\n```" in document
+
+
+def test_when_each_answer_came_is_one_line_below_the_headline() -> None:
+    report = typical()
+    document = to_markdown(report)
+    assert f"**\n\nAnswers: {answer_times(report)}\n\n## Throughput" in document
+    assert "Answers:" not in to_markdown(report.model_copy(update={"answers": report.answers[:1]}))
 
 
 def test_each_technique_of_the_plan_is_explained(found: Report) -> None:

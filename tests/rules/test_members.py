@@ -29,7 +29,6 @@ EXCEPTIONS = {
     "autofit/estimation/records.py": "keys of `autofit estimate --json` (autofit.estimate/1)",
     "autofit/exporters/": "an exporter has a table of the knobs that it can express; others are listed as unmapped",
     "autofit/integrations/": "a trainer has switches for some knobs, fixes some when it is made, and lacks others",
-    "autofit/devices/host_recording.py": TENSORS,
     "autofit/devices/of_model.py": TENSORS,
     "autofit/guard/": TENSORS,
     "autofit/probing/survey/gradients.py": TENSORS,

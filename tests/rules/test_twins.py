@@ -12,7 +12,6 @@ WITHOUT_TWIN = {
     "autofit/core/trial.py": RECORD,
     "autofit/core/work.py": RECORD,
     "autofit/devices/accelerator.py": BASE,
-    "autofit/devices/cuda_recording.py": "needs a CUDA build: tests/cuda/test_recording.py",
     "autofit/estimation/estimation.py": RECORD,
     "autofit/estimation/records.py": RECORD,
     "autofit/estimators/base.py": BASE,

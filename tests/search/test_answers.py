@@ -13,10 +13,11 @@ from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
 from autofit.search.answers import is_proven
+from autofit.search.event import Event
 from autofit.search.loop import Loop
 from autofit.search.phases import run
 from autofit.search.tuning import Check, Findings
-from tests.fakes import FakeBench, always, during, small_bench, tuning_of
+from tests.fakes import FakeBench, MemoryLog, always, during, small_bench, tuning_of
 from tests.search.listed import at, calm, only
 
 
@@ -122,7 +123,34 @@ def test_the_answer_falls_back_on_the_one_before() -> None:
     assert loop.answers.ratio > 1
     loop.answers.drop(second.plan)
     assert loop.answers.best == first
+    assert loop.answers.ratio == 1
     assert loop.answers.of(second.plan) is None
+
+
+def test_each_answer_is_an_event_with_its_plan_also_the_one_that_is_fallen_back_on() -> None:
+    bench, events = calm(), list[Event]()
+    loop = Loop(only(bench, bench.space.baseline, listen=events.append))
+    best = at(bench, 32, precision="bf16")
+    trials = [loop.consider(plan) for plan in (bench.space.baseline, best)]
+    ratio = loop.answers.ratio
+    loop.answers.make(trials[1])  # the same plan, proven once more
+    loop.answers.drop(best)
+    found = [(event.plan, event.so_far) for event in events if event.kind == "answer"]
+    assert found == [(bench.space.baseline, 1), (best, ratio), (bench.space.baseline, 1)]
+    assert [(each.plan, each.ratio) for each in loop.answers.log] == found
+    assert [event.so_far for event in events if event.kind == "running"] == [None, 1]
+
+
+def test_an_answer_of_an_earlier_run_is_compared_once_the_baseline_has_run_again() -> None:
+    bench, events = calm(), list[Event]()
+    best, log = at(bench, 32, precision="bf16"), MemoryLog()
+    run(only(bench, bench.space.baseline, best, log=log))
+    past = tuple(trial.model_copy(update={"earlier": True}) for trial in log.finished)
+    run(only(bench, log=MemoryLog(past), listen=events.append))
+    assert [event.plan for event in events if event.kind == "answer"] == [best]
+    shown = [event.so_far for event in events if event.kind in ("answer", "running")]
+    assert shown[:2] == [None, None]
+    assert shown[2] is not None
 
 
 def test_an_answer_that_fails_in_the_race_is_dropped() -> None:

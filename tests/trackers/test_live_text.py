@@ -3,26 +3,25 @@
 import pytest
 
 from autofit.terminal import cells
-from autofit.trackers.live_text import bar, compact, fitted, minutes, of_budget
+from autofit.trackers.live_text import bar, compact, fitted, of_budget, short_time
 
 PARTS = {
     "phase": ("race: round 3", "race"),
     "trials": ("7 trials", "7", ""),
-    "best": ("best 1.3x at 5 MiB", "best 1.3x", "1.3x"),
     "now": ("now a plan: 5 of 7 MiB", "now 5 of 7 MiB", "5 of 7 MiB", "5/7 MiB"),
     "bar": ("#####-----", ""),
-    "time": ("0:47 elapsed", "0:47 so far"),
+    "end": ("1.3x so far, up to about 47 s left", "1.3x so far, ~47 s left", "1.3x, ~47 s left"),
 }
 
 
-def test_the_bar_goes_first_and_phase_best_and_time_stay() -> None:
+def test_the_bar_goes_first_and_phase_answer_and_time_stay() -> None:
     lines = list(dict.fromkeys(fitted(PARTS, width) for width in range(120, 25, -1)))
     assert "#" in lines[0]
     assert all("#" not in line for line in lines[1:])
     assert lines[-3:] == [
-        "race 7 1.3x 5/7 MiB 0:47 so far",
-        "race 1.3x 5/7 MiB 0:47 so far",
-        "race  7  1.3x  0:47 so far",
+        "race 7 5/7 MiB 1.3x, ~47 s left",
+        "race 5/7 MiB 1.3x, ~47 s left",
+        "race  7  1.3x, ~47 s left",
     ]
 
 
@@ -39,7 +38,7 @@ def test_a_bar_is_filled_by_its_share(share: float, drawn: str) -> None:
 
 
 def test_figures_are_short() -> None:
-    assert (minutes(-5.0), minutes(59.9), minutes(3725.0)) == ("0:00", "0:59", "1:02:05")
+    assert [short_time(each) for each in (-5.0, 59.9, 61.0, 3725.0)] == ["0 s", "59 s", "1:01", "1:02:05"]
     assert of_budget(2**20, None) == "1 MiB"
     assert of_budget(3 * 2**20, 2**30) == "3 MiB of 1 GiB"
     assert (compact("53.7 of 72 MiB"), compact("53 MiB of 2 GiB"), compact("3 MiB")) == (

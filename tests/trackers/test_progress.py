@@ -46,6 +46,7 @@ def test_events_are_lines_where_there_is_no_terminal() -> None:
         Event("stage", "searching"),
         Event("trial", f"{SHORT}: {SPEED}", trial(measured()), 1),
         Event("trial", f"{SHORT}: out of memory: tried 2 GiB", trial(OUT_OF_MEMORY), 2),
+        Event("answer", f"{SHORT}: the answer so far", plan=PLAN),
         Event("running", "running it", phase="proof", plan=PLAN),
         Event("race", "round 3: 2 plans left", None, 2),
         Event("proof", f"{SHORT}: {SPEED}", trial(measured(), Purpose.PROOF), 2),
@@ -68,12 +69,14 @@ def test_a_terminal_gets_finished_trials_and_a_live_line_that_is_taken_away() ->
         Terminal(),
         Event("stage", "searching", phase="search"),
         Event("trial", "", trial(measured()), 1),
+        Event("answer", "16 x 2: the answer so far", plan=PLAN),
         Event("skipped", "", trial(Outcome(status=Status.SKIPPED, reason="cannot fit")), 1),
         Event("trial", "", trial(measured()), 2),
         Event("proof", "", trial(measured(), Purpose.PROOF), 2),
     )
     assert "\r" in text
-    assert "search  2 trials  best 64 samples/s" in text
+    assert "search  2 trials  peak 3 MiB  64 samples/s so far, 0 s elapsed" in text
+    assert "the answer so far" not in text
     assert "3 trials" not in text
     assert "cannot fit" not in text
     left = [line.split("\r")[-1].removesuffix("\x1b[K") for line in text.split("\n")]

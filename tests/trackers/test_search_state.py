@@ -1,4 +1,4 @@
-"""B18: what a person sees of a search fits the terminal, and names phase, trials, best, memory and time left."""
+"""B18: what a person sees of a search fits the terminal: phase, trials, memory, the answer so far and the time left."""
 
 import re
 
@@ -14,6 +14,7 @@ from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
+from autofit.search.evidence import Placing
 from autofit.terminal import cells
 from autofit.trackers.search_state import SearchState
 from autofit.trackers.yardstick import Yardstick
@@ -52,20 +53,31 @@ def state(
     return SearchState(against), time
 
 
-def running(plan: Plan, mib: float, bounded: bool = True, phase: str = "search") -> Event:
+def running(plan: Plan, mib: float, bounded: bool = True, phase: str = "search", so_far: float | None = 1.32) -> Event:
     bound = round(mib * MIB) if bounded else None
     estimate = Estimate(value_bytes=round(mib * MIB), lower_bytes=bound)
-    return Event("running", f"running {plan}", phase=phase, plan=plan, estimate=estimate)
+    return Event("running", f"running {plan}", phase=phase, plan=plan, estimate=estimate, so_far=so_far)
+
+
+def answered(plan: Plan, so_far: float | None) -> Event:
+    return Event("answer", f"{plan}: the answer so far", phase="search", plan=plan, so_far=so_far)
+
+
+def raced(*gains: tuple[Plan, Ratio], text: str = "round 4: 2 plans left") -> Event:
+    standings = tuple(Placing(plan=plan, gain=gain) for plan, gain in gains)
+    return Event("race", text, phase="race", standings=standings, so_far=1.32)
 
 
 EVENTS = (
     Event("stage", "3 plans are known from earlier runs", phase="search"),
     Event("stage", "searching", phase="search"),
     Event("trial", "", trial(BASELINE), 1, phase="search"),
-    Event("trial", "", trial(BEST, 132.0, 54), 2, phase="search"),
-    Event("trial", "", trial(BEST.replace(micro_batch_size=32), status=Status.OUT_OF_MEMORY), 3, phase="search"),
-    Event("trial", "", trial(BASELINE.replace(precision="bf16"), 90.0), 4, phase="search"),
-    Event("skipped", "", trial(BEST.replace(micro_batch_size=64), status=Status.SKIPPED), 4, phase="search"),
+    answered(BASELINE, 1.0),
+    Event("trial", "", trial(BEST, 132.0, 54), 2, phase="search", so_far=1.0),
+    answered(BEST, 1.32),
+    Event("trial", "", trial(BEST.replace(micro_batch_size=32), status=Status.OUT_OF_MEMORY), 3, so_far=1.32),
+    Event("trial", "", trial(BASELINE.replace(precision="bf16"), 90.0), 4, phase="search", so_far=1.32),
+    Event("skipped", "", trial(BEST.replace(micro_batch_size=64), status=Status.SKIPPED), 4, so_far=1.32),
 )
 
 
@@ -97,18 +109,17 @@ def test_extreme_ratios_are_short_and_stay_in_their_column() -> None:
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (140, "search  4 trials  best 1.32x at 54 MiB  now 16 x 2, precision=bf16: est. 61 of 72 MiB"
-              "  ######----  0:47 left"),
-        (99, "search  4 trials  best 1.32x at 54 MiB  now 16 x 2, precision=bf16: est. 61 of 72 MiB  0:47 left"),
-        (79, "search  4 trials  best 1.32x at 54 MiB  now est. 61 of 72 MiB  0:47 left"),
-        (59, "search  4 trials  best 1.32x  est. 61 of 72 MiB  0:47 left"),
-        (39, "search  4  1.32x  ~61/72 MiB  0:47 left"),
-        (36, "search 4 1.32x ~61/72 MiB 0:47 left"),
-        (33, "search 1.32x ~61/72 MiB 0:47 left"),
-        (30, "search  4  1.32x  0:47 left"),
+        (140, "search  4 trials  now 16 x 2, precision=bf16: est. 61 of 72 MiB  ######----  1.32x so far, 47 s left"),
+        (99, "search  4 trials  now 16 x 2, precision=bf16: est. 61 of 72 MiB  1.32x so far, 47 s left"),
+        (79, "search  4 trials  now est. 61 of 72 MiB  1.32x so far, 47 s left"),
+        (59, "search  4  est. 61 of 72 MiB  1.32x so far, 47 s left"),
+        (39, "search  4  ~61/72 MiB  1.32x, 47 s left"),
+        (36, "search 4 ~61/72 MiB 1.32x, 47 s left"),
+        (34, "search ~61/72 MiB 1.32x, 47 s left"),
+        (33, "search  4  1.32x, 47 s left"),
     ],
 )  # fmt: skip
-def test_b18_the_live_line_has_phase_trials_best_memory_and_time_left(width: int, line: str) -> None:
+def test_b18_the_live_line_has_phase_trials_memory_the_answer_and_the_time_left(width: int, line: str) -> None:
     it, time = state()
     told(it, *EVENTS, running(BASELINE.replace(micro_batch_size=16, accumulation_steps=2, precision="bf16"), 61))
     time.seconds = 73.0
@@ -153,17 +164,50 @@ def test_a_wait_for_another_tuner_is_a_phase() -> None:
     assert it.live(30).startswith("waiting  ")
 
 
-def test_in_a_race_the_best_is_the_leaders_gain_with_its_interval() -> None:
+def test_before_an_answer_nothing_is_said_of_one_and_then_what_is_proven() -> None:
+    it, time = state()
+    time.seconds = 82.0
+    told(it, running(BASELINE, 9, so_far=None))
+    assert it.live(80) == "search  0 trials  now baseline: est. 9 of 72 MiB  #######---  38 s left"
+    told(it, *EVENTS[2:4])
+    assert it.live(80) == "search  1 trial  peak 48 of 72 MiB  #######---  baseline proven, 38 s left"
+    told(it, *EVENTS[4:6])
+    assert it.live(80) == "search  2 trials  peak 54 of 72 MiB  #######---  1.32x so far, 38 s left"
+
+
+def test_a_faster_plan_that_is_not_proven_is_not_the_answer() -> None:
     it, _ = state()
-    race = Event("race", "round 3: 2 plans left", phase="race")
-    told(it, *EVENTS, race)
-    assert it.live(99).startswith("race: round 3: 2 plans left  4 trials  best 1.32x  peak 54 of 72 MiB")
-    told(it, Event("race", "round 4: 2 plans left", phase="race", plan=BEST, gain=Ratio(value=1.2, low=1.1, high=1.3)))
-    assert it.live(99) == (
-        "race: round 4: 2 plans left  4 trials  best 1.20x (1.10 to 1.30)  peak 54 of 72 MiB  2:00 left"
+    told(it, *EVENTS, Event("trial", "", trial(BEST.replace(micro_batch_size=16), 500.0, 66), 5, so_far=1.32))
+    assert it.live(80).endswith("  1.32x so far, 2:00 left")
+    assert "peak 54 of 72 MiB" in it.live(80)
+
+
+def test_an_answer_whose_last_proof_failed_is_taken_back() -> None:
+    it, _ = state()
+    told(it, *EVENTS, answered(BASELINE, 1.0))
+    assert it.live(80).endswith("  baseline proven, 2:00 left")
+
+
+def test_an_event_from_another_thread_says_nothing_of_the_answer() -> None:
+    it, _ = state()
+    told(it, *EVENTS, Event("waiting", "no sign of life for 20 s"))
+    assert it.live(80).endswith("  1.32x so far, 2:00 left")
+
+
+def test_once_the_answer_has_raced_its_gain_is_that_of_the_race_with_its_interval() -> None:
+    it, _ = state()
+    told(it, *EVENTS, raced((BEST, Ratio(value=1.4, low=1.2, high=1.6)), text="round 1: 2 plans left"))
+    assert (
+        it.live(99) == "race: round 1: 2 plans left  4 trials  peak 54 of 72 MiB  ----------  1.32x so far, 2:00 left"
     )
-    assert it.live(59) == "race  4 trials  best 1.20x  peak 54 of 72 MiB  2:00 left"
-    assert it.live(39) == "race  4  1.20x  54/72 MiB  2:00 left"
+    other = BEST.replace(micro_batch_size=16)
+    gain, ahead = (Ratio(value=value, low=value - 0.1, high=value + 0.1, pairs=4) for value in (1.2, 1.3))
+    told(it, raced((other, ahead), (BEST, gain)))
+    assert it.live(120) == (
+        "race: round 4: 2 plans left  4 trials  peak 54 of 72 MiB  ----------  1.20x (1.10 to 1.30) so far, 2:00 left"
+    )
+    assert it.live(59) == "race  4 trials  peak 54 of 72 MiB  1.20x so far, 2:00 left"
+    assert it.live(39) == "race  4  54 of 72 MiB  1.20x, 2:00 left"
 
 
 @pytest.mark.parametrize("limit_s", [120.0, None])
@@ -175,15 +219,14 @@ def test_memory_against_the_budget_and_what_the_time_means_stay_on_a_narrow_term
     it, time = state(limit_s)
     told(it, *EVENTS)
     if phase == "race":
-        gain = Ratio(value=1.2, low=1.1, high=1.3)
-        told(it, Event("race", "round 14: 2 plans left", phase="race", done=12, plan=BEST, gain=gain))
+        told(it, raced((BEST, Ratio(value=1.2, low=1.1, high=1.3, pairs=14)), text="round 14: 2 plans left"))
     else:
         told(it, running(BASELINE.replace(micro_batch_size=16, accumulation_steps=2, precision="bf16"), 61))
     for elapsed_s in (18.0, 119.0):
         time.seconds = elapsed_s
         line = it.live(width)
         assert re.search(r"\d(/| of )72 MiB", line), line
-        assert line.endswith("left" if limit_s else ("so far", "elapsed")[width > 40]), line
+        assert line.endswith("left" if limit_s else "elapsed"), line
 
 
 def test_a_guess_is_not_shown_and_a_measured_peak_goes_before_an_estimate() -> None:
@@ -199,9 +242,9 @@ def test_a_guess_is_not_shown_and_a_measured_peak_goes_before_an_estimate() -> N
 @pytest.mark.parametrize(
     ("limit_s", "elapsed_s", "said"),
     [
-        (None, 5.0, "0:05 elapsed"),
+        (None, 5.0, "5 s elapsed"),
         (None, 3725.0, "1:02:05 elapsed"),
-        (10.0, 12.0, "########## 0:00 left"),
+        (10.0, 12.0, "########## 0 s left"),
         (600.0, 1.0, "---------- 9:59 left"),
     ],
 )
@@ -213,10 +256,10 @@ def test_time_is_what_is_left_of_the_budget_or_what_went_by(limit_s: float | Non
 
 def test_without_a_time_budget_the_time_left_is_an_estimate_of_the_search_and_marked_as_one() -> None:
     it, time = state(None, max_trials=5)
-    assert it.live(80) == "survey  0:00 elapsed"  # nothing is known
+    assert it.live(80) == "survey  0 s elapsed"  # nothing is known
     time.seconds = 10.0
     told(it, running(BASELINE, 9))
-    assert "10 elapsed" in it.live(80)  # one trial has to finish first
+    assert "10 s elapsed" in it.live(80)  # one trial has to finish first
     time.seconds = 30.0
     told(it, Event("trial", "", trial(BASELINE), 1, phase="search", left_s=80.0))
     assert "  ##--------  up to about 1:20 of search left" in it.live(120)
@@ -224,11 +267,11 @@ def test_without_a_time_budget_the_time_left_is_an_estimate_of_the_search_and_ma
     told(it, Event("waiting", "no sign of life for 20 s"))
     assert "up to about 1:00 of search left" in it.live(80)
     time.seconds = 109.5
-    assert "up to about 0:01 of search left" in it.live(80)  # not 0:00
+    assert "up to about 1 s of search left" in it.live(80)  # not 0 s
     time.seconds = 111.0
     assert it.live(80).endswith("1:51 elapsed")  # it took longer than estimated
     told(it, Event("race", "round 3: 2 plans left", phase="race", left_s=25.0))
-    assert it.live(80).endswith("up to about 0:25 left")
+    assert it.live(80).endswith("up to about 25 s left")
 
 
 def test_with_a_time_budget_what_is_left_of_it_is_shown_and_no_estimate() -> None:
@@ -237,10 +280,16 @@ def test_with_a_time_budget_what_is_left_of_it_is_shown_and_no_estimate() -> Non
     assert it.live(120).endswith("----------  2:00 left")
 
 
-def test_without_the_baseline_the_best_is_its_throughput() -> None:
+def test_without_the_baseline_the_answer_is_its_throughput() -> None:
     it, _ = state()
-    told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1, phase="search"))
-    assert it.live(80).startswith("search  1 trial  best 52,380 samples/s  peak 54 of 72 MiB")
+    told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1, phase="search"), answered(BEST, None))
+    assert it.live(90) == "search  1 trial  peak 54 of 72 MiB  ----------  52,380 samples/s so far, 2:00 left"
+
+
+def test_an_answer_that_is_known_from_an_earlier_run_is_shown_before_anything_ran() -> None:
+    it, _ = state()
+    told(it, answered(BEST, None))
+    assert it.live(80).endswith("  a plan proven, 2:00 left")
 
 
 @pytest.mark.parametrize(
@@ -249,8 +298,8 @@ def test_without_the_baseline_the_best_is_its_throughput() -> None:
 )
 def test_the_unit_is_written_once_and_figures_are_short(peak_mib: int, limit_mib: int, said: str) -> None:
     it, _ = state(limit_mib=limit_mib)
-    told(it, Event("trial", "", trial(BASELINE, 100.0, peak_mib), 1, phase="search"))
-    assert f"best 1.00x  peak {said}" in it.live(80)
+    told(it, Event("trial", "", trial(BASELINE, 100.0, peak_mib), 1, phase="search"), answered(BASELINE, 1.0))
+    assert f"1 trial  peak {said}  " in it.live(80)
 
 
 def test_a_stage_is_wrapped_and_not_cut() -> None:
@@ -271,7 +320,6 @@ def test_a_proof_is_a_row_that_is_not_compared() -> None:
         Event("proof", "", trial(BEST, 500.0), 1, phase="proof"),
     )
     assert row == "proof             proven      48 MiB  8 x 4, precision=bf16, checkpointed_blocks=2"
-    assert "best 1.00x" in it.live(80)
 
 
 def test_a_long_silence_is_reported_above_the_line() -> None:

@@ -139,16 +139,27 @@ class RemoteBench:
         return Checked(passed=False, checked=False, reason=f"could not be checked: {reason}")
 
     def trace(self, plan: Plan) -> Trace:
-        """Returns the allocations of the plan's training steps, traced in the warm child. Raises as `record`."""
-        return self._trace(plan, "trace", "in the process that traces")
-
-    def record(self, plan: Plan) -> Trace:
-        """Returns the allocations of a few steps of the plan, run in the warm child.
+        """Returns the allocations of the plan's training steps, traced in the warm child.
 
         Raises:
-            Untraceable: as in `LocalBench.record`, or the child ended. A new child serves the next call.
+            Untraceable: as in `LocalBench.trace`, or the child ended. A new child serves the next call.
         """
-        return self._trace(plan, "record", "in the process that probes")
+        where, patience_s = "in the process that traces", TRACE_RATIO * self._clock.patience_s()
+        if patience_s <= 0:
+            raise errors.Untraceable(f"{self._over()} before it began", where)
+        request: dict[str, Any] = {"do": "trace", "plan": plan.model_dump(mode="json")}
+        if patience_s < math.inf:
+            request["limit_s"] = 0.9 * patience_s  # the tracing process then ends by itself, without killing the child
+        try:
+            reply = asked(self._warm(), request, "trace", patience_s, self._beat)
+        except errors.BudgetSpent as spent:
+            raise errors.Untraceable(str(spent), where) from None
+        except ChildEnded as ended:
+            self._retire()
+            raise errors.Untraceable(ended.outcome.reason, where) from None
+        except errors.DevicePoisoned as error:  # in that process only, which has ended
+            raise errors.Untraceable(str(error), where) from None
+        return trace_of(reply)
 
     def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, for a stand-in's workload; () if it is unknown."""
@@ -158,25 +169,6 @@ class RemoteBench:
             self._retire()
             return ()
         return tuple(Part.model_validate(part) for part in reply["parts"])
-
-    def _trace(self, plan: Plan, do: str, where: str) -> Trace:
-        patience_s = TRACE_RATIO * self._clock.patience_s()
-        if patience_s <= 0:
-            raise errors.Untraceable(f"{self._over()} before it began", where)
-        request: dict[str, Any] = {"do": do, "plan": plan.model_dump(mode="json")}
-        if do == "trace" and patience_s < math.inf:
-            request["limit_s"] = 0.9 * patience_s  # the tracing process then ends by itself, without killing the child
-        try:
-            child = self._warm()
-            reply = asked(child, request, "trace", patience_s, self._beat)
-        except errors.BudgetSpent as spent:
-            raise errors.Untraceable(str(spent), where) from None
-        except ChildEnded as ended:
-            self._retire()
-            raise errors.Untraceable(ended.outcome.reason, where) from None
-        except errors.DevicePoisoned as error:  # in that process only, which has ended
-            raise errors.Untraceable(str(error), where) from None
-        return trace_of(reply)
 
     def close(self) -> None:
         """Ends the child, after it has put its workload back and verified this.

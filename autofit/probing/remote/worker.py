@@ -4,16 +4,16 @@ Only this process imports the user's code. Requests and replies are JSON objects
 descriptors, so that output of the user's code cannot disturb them. Nothing is unpickled on either side.
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ..., "terms": ...}`,
-`{"do": "trace", "plan": ...}`, `{"do": "record", "plan": ...}`, `{"do": "check", "plan": ..., "known": ...}`,
-`{"do": "fixed_parts"}`, `{"do": "close"}`.
+`{"do": "trace", "plan": ...}`, `{"do": "check", "plan": ..., "known": ...}`, `{"do": "fixed_parts"}`,
+`{"do": "close"}`.
 
-Replies, in the same order: `briefing`, `outcome`, `trace`, `trace`, `checked`, `fixed_parts`, `closed`; or `error`. At
-every phase the worker sends `beat`, as a sign of life.
+Replies, in the same order: `briefing`, `outcome`, `trace`, `checked`, `fixed_parts`, `closed`; or `error`. At every
+phase the worker sends `beat`, as a sign of life.
 
 * If `open` has `"claims": true`, the worker first replies `device`. It sends `briefing` after the next request,
   `{"do": "go"}`, which the parent sends once no other process uses that device.
 * If `open` has a `"time_budget"` (`limit_s` and `elapsed_s`), checks and compilations end when their time is used up.
-* If `open` has a `"stand_in"`, the worker only traces, for the device described there. For the host it also records.
+* If `open` has a `"stand_in"`, the worker only traces, for the device described there.
 """
 
 import json
@@ -96,9 +96,6 @@ class Worker:
             assert self._bench is not None, "open comes first"
             limit = {} if request.get("limit_s") is None else {"limit_s": request["limit_s"]}
             self._trace(partial(self._bench.trace, **limit), Plan.model_validate(request["plan"]))
-        elif request["do"] == "record":
-            assert self._bench is not None, "open comes first"
-            self._trace(self._bench.record, Plan.model_validate(request["plan"]))
         elif request["do"] == "fixed_parts":
             assert isinstance(self._bench, StandInBench), "open comes first, with a stand-in"
             self._say("fixed_parts", parts=[part.model_dump(mode="json") for part in self._bench.fixed_parts()])

@@ -1,5 +1,6 @@
 """The pictures of a report as SVG text, drawn without a plotting library."""
 
+from autofit.reports.svg.answers import ANSWERS
 from autofit.reports.svg.breakdown import BREAKDOWN
 from autofit.reports.svg.curves import CURVES
 from autofit.reports.svg.estimates import ESTIMATES
@@ -7,5 +8,5 @@ from autofit.reports.svg.front import FRONT
 from autofit.reports.svg.race import RACE
 from autofit.reports.svg.timeline import TIMELINE
 
-CHARTS = (FRONT, CURVES, BREAKDOWN, TIMELINE, RACE, ESTIMATES)
+CHARTS = (FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE, ESTIMATES)
 """All charts, in the order of a report."""

@@ -9,6 +9,9 @@ from autofit.core.units import short_number
 from autofit.reports.svg.lettering import text_width
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_DURATIONS = (("h", 3600), ("min", 60), ("s", 1))
+_LEAST_TICKED = 5
+"""An axis of time is in the largest unit that it holds this many times."""
 _STEPS = (1, 2, 2.5, 5, 10)
 _FROM_ZERO = 0.4
 """An axis starts at zero if its smallest value is below this share of the largest one."""
@@ -77,6 +80,12 @@ def byte_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     return [
         (tick * size, f"{tick:,.4g} {unit}" if tick else "0") for tick in nice_ticks(low / size, high / size, count)
     ]
+
+
+def duration_ticks(high_s: float, count: int) -> list[tuple[float, str]]:
+    """Returns ticks from 0 to `high_s` seconds in seconds, minutes or hours, as value and label."""
+    unit, size = next((name, size) for name, size in _DURATIONS if high_s >= _LEAST_TICKED * size or size == 1)
+    return [(tick * size, f"{tick:,.4g} {unit}" if tick else "0") for tick in nice_ticks(0, high_s / size, count)]
 
 
 def rate_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:

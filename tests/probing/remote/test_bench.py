@@ -32,7 +32,6 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
-from autofit.estimators import Scaling, memory_use, scaling
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Deadlines
@@ -400,16 +399,11 @@ def test_a_trace_comes_back_as_the_record_it_is(opened: Open, log: Log) -> None:
     assert log.requests[1]["plan"] == PLAN.model_dump(mode="json")
 
 
-def test_a_recording_comes_back_as_a_trace(opened: Open, log: Log) -> None:
-    assert opened(TRACES.replace('"trace":', '"record":', 1)).record(PLAN).tensors.sizes == (5,)
-    assert (log.requests[1]["do"], log.requests[1]["plan"]) == ("record", PLAN.model_dump(mode="json"))
-
-
-def test_a_child_whose_device_is_poisoned_by_a_recording_is_replaced(opened: Open, log: Log) -> None:
+def test_a_child_whose_device_is_poisoned_in_a_trace_is_replaced(opened: Open, log: Log) -> None:
     says = "say('error', type='DevicePoisoned', message='an illegal memory access')"
-    bench = opened(f"if request['do'] == 'record':\n    {says}\nelse:\n    {FAILS}")
+    bench = opened(f"if request['do'] == 'trace':\n    {says}\nelse:\n    {FAILS}")
     with pytest.raises(Untraceable, match="an illegal memory access"):
-        bench.record(PLAN)
+        bench.trace(PLAN)
     assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
     assert len(log.pids) == 2
 
@@ -545,7 +539,6 @@ import sys
 from pathlib import Path
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
-from autofit.estimators import Scaling, memory_use, scaling
 from autofit.probing.remote.bench import RemoteBench, Target
 order = Path(sys.argv[2])
 order.write_text("go")
@@ -600,20 +593,3 @@ def test_a_proof_over_the_budget_fails_in_the_allocator_itself_and_one_inside_pa
         assert outcome.status is Status.OUT_OF_MEMORY
         assert "can't allocate memory" in outcome.reason
         assert bench.evaluate(inside, Purpose.BLOCK).measured  # the warm child never saw it
-
-
-@pytest.mark.slow
-def test_a_recording_by_a_real_child_estimates_what_it_then_measures() -> None:
-    with RemoteBench(Target(f"{TARGETS}:make_wide", device="cpu", options=SMALL), deadlines=PATIENT) as bench:
-        base, account = bench.briefing.space.baseline, bench.briefing.account
-        assert account is not None
-        law = scaling([bench.record(base.replace(micro_batch_size=size)) for size in (2, 4, 8)])
-        assert isinstance(law, Scaling)
-        scaled = law.at(64)
-        assert isinstance(scaled, Trace)
-        measured = bench.evaluate(base.replace(micro_batch_size=64), Purpose.PROBE).measurement
-        assert measured is not None
-        assert memory_use(scaled, account).judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.02)
-        with pytest.raises(Untraceable, match="nobodys"):
-            bench.record(base.replace(nobodys=1))
-        assert bench.evaluate(base, Purpose.BLOCK).measured  # the same child

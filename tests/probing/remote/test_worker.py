@@ -209,16 +209,6 @@ def test_a_workload_takes_what_is_its_own() -> None:
     assert made.loader == [1]
 
 
-def test_a_recording_is_answered_as_a_trace_is_also_where_there_is_none(run: Run) -> None:
-    recording = {"do": "record", "plan": {"values": {"micro_batch_size": 4}}}
-    unknown = {"do": "record", "plan": {"values": {"micro_batch_size": 4, "nobodys": 1}}}
-    _, trace, refused, closed = run(opening(), recording, unknown, {"do": "close"})
-    assert Trace.model_validate(trace["trace"]).micro_batch_size == 4
-    assert refused["kind"] == "trace"
-    assert "nobodys" in refused["reason"]
-    assert closed == {"kind": "closed"}
-
-
 def test_a_stand_in_only_traces(run: Run) -> None:
     stand_in = StandIn(type="cpu").model_dump(mode="json")
     tracing = {"do": "trace", "plan": {"values": {"micro_batch_size": 8}}}

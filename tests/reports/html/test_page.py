@@ -11,7 +11,7 @@ import pytest
 from autofit.core.briefing import GateRecord
 from autofit.reports.html.page import render
 from autofit.reports.html.parts import CODE
-from autofit.reports.report import LeftOut
+from autofit.reports.report import AnswerTime, LeftOut
 from autofit.reports.svg import CHARTS
 from tests.reports import samples
 from tests.reports.html.page_checks import (
@@ -101,11 +101,17 @@ def test_any_values_can_be_drawn(seed: int) -> None:
         rows.append(one.model_copy(update=values))
     ranks = {row.rank for row in rows if row.rate_per_s is not None}
     curves = [curve.model_copy(update={"ranks": tuple(ranks & set(curve.ranks))}) for curve in report.curves]
+    answers = [
+        AnswerTime(at_s=noise.choice([0.0, 1e-3, 9.9, 1e6]), rank=row.rank, rate_per_s=row.rate_per_s)
+        for row in rows
+        if row.rate_per_s is not None
+    ]
     changed = report.model_copy(
         update={
             "rows": tuple(rows),
             "curves": tuple(curve for curve in curves if curve.ranks),
             "race": tuple(racer for racer in report.race if racer.rank in ranks),
+            "answers": tuple(sorted(answers, key=lambda answer: answer.at_s)),
         }
     )
     reader = Reader(render(changed))
@@ -113,8 +119,8 @@ def test_any_values_can_be_drawn(seed: int) -> None:
 
 
 def test_a_report_without_any_plan_can_be_drawn() -> None:
-    nothing = dict.fromkeys(("rows", "curves", "race", "memory", "caveats", "gates", "refused", "left_out"), ())
-    empty = samples.typical().model_copy(update=nothing)
+    lists = ("rows", "curves", "race", "answers", "memory", "caveats", "gates", "refused", "left_out")
+    empty = samples.typical().model_copy(update=dict.fromkeys(lists, ()))
     assert "0 plans" in render(empty)
 
 

@@ -6,6 +6,7 @@ from autofit.reports.svg.scales import (
     AxisScale,
     byte_ticks,
     byte_unit,
+    duration_ticks,
     nice_step,
     nice_ticks,
     power_ticks,
@@ -30,6 +31,21 @@ def test_equal_ratios_are_equally_long_on_a_logarithmic_scale() -> None:
 def test_values_outside_are_drawn_at_the_ends() -> None:
     scale = AxisScale(1, 2, 0, 10)
     assert [scale(-5), scale(7)] == [0, 10]
+
+
+@pytest.mark.parametrize(
+    ("high_s", "labels"),
+    [
+        (1.0, ["0", "0.2 s", "0.4 s", "0.6 s", "0.8 s", "1 s"]),
+        (63.0, ["0", "20 s", "40 s", "60 s"]),
+        (300.0, ["0", "1 min", "2 min", "3 min", "4 min", "5 min"]),
+        (5 * 3600.0, ["0", "1 h", "2 h", "3 h", "4 h", "5 h"]),
+    ],
+)
+def test_times_are_in_the_unit_in_which_they_are_read(high_s: float, labels: list[str]) -> None:
+    ticks = duration_ticks(high_s, 5)
+    assert [label for _, label in ticks] == labels
+    assert ticks[-1][0] == pytest.approx(high_s, rel=0.06)
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0], [3.0, 3.0], [990.0, 1000.0], [1.0, 1e9], [5e-7, 6e-7]])
