@@ -113,20 +113,6 @@ def export(parser: argparse.ArgumentParser) -> None:
     _force(parser)
 
 
-def worker(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `autofit worker`."""
-    parser.add_argument(
-        "--study",
-        metavar="URL",
-        required=True,
-        help="the database of the searches: a URL, env:NAME or file:PATH, as for `autofit tune`",
-    )
-    parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
-    parser.add_argument(
-        "--idle", metavar="TIME", help="end when no search needed a worker for this time: 10min (default: never)"
-    )
-
-
 def completion(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit completion`."""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
@@ -195,7 +181,7 @@ def _tune_search(group: _Group) -> None:
         "--study",
         metavar="PATH",
         help="where trials are kept: a path, a database URL, or env:NAME or file:PATH that contains one (default: "
-        ".autofit/study.db). The plans of a search in a database are shared with `autofit worker`",
+        ".autofit/study.db)",
     )
 
 

@@ -47,9 +47,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
          "autofit nightly jobs.yaml --time 4h --html nightly.html --junit nightly.xml"),
         ("See what a night would do, and what the last one found:", "autofit nightly jobs.yaml --dry-run"),
         ("", "autofit nightly jobs.yaml --list"),
-        ("Check one job now:", "autofit nightly jobs.yaml --job gpt"),
-        ("Split the jobs among machines that share the database of the history:",
-         "autofit nightly jobs.yaml --share"),
+        ("Check one job, as each task of a Slurm array does:", "autofit nightly jobs.yaml --job gpt"),
         ("Write a first jobs file:", "autofit nightly init train.py:make_workload"),
         ("Use the plan that a night proposes, and go back:", "autofit nightly accept gpt"),
         ("", "autofit nightly revert gpt"),
@@ -66,14 +64,6 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     ),
     "nightly revert": (
         ("Exchange the plan of a job and its predecessor:", "autofit nightly revert gpt"),
-    ),
-    "worker": (
-        ("Run plans for the searches of a database, whose URL is in the environment:",
-         "autofit worker --study env:AUTOFIT_STUDY"),
-        ("On the second GPU, until there was nothing to do for 10 minutes:",
-         "autofit worker --study env:AUTOFIT_STUDY --device cuda:1 --idle 10min"),
-        ("The search that they help, on a machine of the same kind:",
-         "autofit tune train.py:make_workload --study env:AUTOFIT_STUDY"),
     ),
     "completion": (
         ("Complete commands in this bash session:", 'eval "$(autofit completion bash)"'),

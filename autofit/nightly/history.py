@@ -105,14 +105,6 @@ class History:
             self._note_away(str(error))
         self._kept.append(record)
 
-    def refresh(self) -> None:
-        """Reads the records again, which other machines may have added to. Keeps those that it has if it cannot."""
-        found = stored_nights.read(self._place)
-        if found.away:
-            self._note_away(stored_nights.not_available(self._place, found.away))
-            return
-        self._stored, self._known = found, {}
-
     def answers(self) -> bool:
         """Returns whether the storage can be reached now, and notes it if it cannot."""
         found = stored_nights.read(self._place, ())

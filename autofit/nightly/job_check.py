@@ -7,8 +7,7 @@ from pathlib import Path
 
 from autofit import planfile
 from autofit.core.budget import Clock
-from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, BudgetSpent, DeviceMissing, PlanFileError, StorageError
+from autofit.core.errors import AutofitError, BudgetSpent, PlanFileError, StorageError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line
@@ -43,7 +42,6 @@ class NightContext:
         open_bench: opens the workload of a job.
         today: returns the present time, in UTC.
         say: receives one line for people.
-        shared: whether other machines check jobs too, so that a job stays on the device of its records.
     """
 
     night: str
@@ -53,7 +51,6 @@ class NightContext:
     open_bench: OpenBench
     today: Callable[[], datetime]
     say: Say
-    shared: bool = False
 
 
 class JobCheck:
@@ -90,25 +87,12 @@ class JobCheck:
             counted = CountedBench(bench)
             self.draft.opened(counted)
             environment = counted.briefing.environment
-            if context.shared:
-                self._check_device(environment)
             context.say(f"on {environment.device_name} ({environment.device_type})")
             self._runner = PlanRunner(counted, self._objective, self._clock, context.say)
             if accepted is None:
                 self._tune_first()
             else:
                 self._check(accepted)
-
-    def _check_device(self, environment: Environment) -> None:
-        """Leaves a job to the machines with the device of its records.
-
-        Raises:
-            DeviceMissing: this machine has another device.
-        """
-        known = [record.environment.device_name for record in self._past if record.environment is not None]
-        here = environment.device_name
-        if known and known[-1] != here:
-            raise DeviceMissing(f"its records were measured on {known[-1]}; this machine has {here}")
 
     def _check(self, accepted: Recommendation) -> None:
         verdict, runs = self._measure(accepted.plan)

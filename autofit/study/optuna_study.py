@@ -2,19 +2,16 @@
 
 import json
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
-from sqlalchemy import bindparam, text
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from autofit.core.environment import Environment
@@ -104,65 +101,21 @@ class OptunaStudy:
         """Returns the recorded drops."""
         return [Drop.model_validate(found) for found in self.study.user_attrs.get(DROPPED, [])]
 
-    def add(
-        self,
-        request: TrialStart,
-        state: TrialState = TrialState.RUNNING,
-        more: Mapping[str, Any] = MappingProxyType({}),
-    ) -> int:
-        """Adds a trial in one transaction and returns its number.
-
-        Args:
-            request: its record.
-            state: RUNNING, or WAITING for a worker.
-            more: further attributes.
+    def add(self, request: TrialStart) -> int:
+        """Adds a running trial in one transaction and returns its number.
 
         Raises:
             ValueError: the study has a different distribution for a parameter.
         """
         values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
         template = create_trial(
-            state=state,
+            state=TrialState.RUNNING,
             params=values,
             distributions={name: self.distributions[name] for name in values},
-            user_attrs={**_attributes(request), **more},
+            user_attrs=_attributes(request),
         )
         _wait_for_lock(self.storage)
         return self.storage.get_trial_number_from_id(self.storage.create_new_trial(self.study_id, template))
-
-    def waiting(self) -> list[tuple[int, Mapping[str, Any]]]:
-        """Returns number and attributes of the trials that wait for a worker, the oldest first."""
-        found = self.storage.get_all_trials(self.study_id, deepcopy=False, states=(TrialState.WAITING,))
-        return [(trial.number, trial.user_attrs) for trial in found]
-
-    def take(self, number: int, request: TrialStart, more: Mapping[str, Any]) -> bool:
-        """Sets a waiting trial to running, with a new record, in one transaction. False if it waits no more."""
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number)
-        with _one_transaction(self.storage):
-            try:
-                if not self.storage.set_trial_state_values(trial_id, TrialState.RUNNING):
-                    return False
-            except UpdateFinishedTrialError:
-                return False
-            for key, value in {**_attributes(request), **more}.items():
-                self.storage.set_trial_user_attr(trial_id, key, value)
-        return True
-
-    def finished(self, numbers: Collection[int]) -> frozenset[int]:
-        """Returns which of these trials of a database are finished, by one query."""
-        assert isinstance(self.storage, RDBStorage)
-        query = text("select number from trials where study_id = :study and number in :numbers and state in :states")
-        query = query.bindparams(bindparam("numbers", expanding=True), bindparam("states", expanding=True))
-        states = [state.name for state in TrialState if state.is_finished()]
-        with self.storage.engine.connect() as connection:
-            found = connection.execute(query, {"study": self.study_id, "numbers": list(numbers), "states": states})
-            return frozenset(number for (number,) in found)
-
-    def attributes(self, number: int) -> tuple[Mapping[str, Any], bool]:
-        """Returns the attributes of a trial, and whether it is finished."""
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number)
-        trial = self.storage.get_trial(trial_id)
-        return trial.user_attrs, trial.state.is_finished()
 
     def settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
         """Writes the outcome of a running trial in one transaction.

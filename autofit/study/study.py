@@ -25,7 +25,6 @@ from autofit.study.location import LOCK_WAIT_S, Place
 from autofit.study.optuna_distributions import distributions_of, domain
 from autofit.study.optuna_storage import DAMAGED, connect, disconnect
 from autofit.study.optuna_study import OptunaStudy
-from autofit.study.plan_queue import PlanQueue
 from autofit.study.repair import heal
 from autofit.study.stored import first_of
 from autofit.study.trial_start import RunContext, TrialStart
@@ -157,14 +156,6 @@ class Study:
     def name(self) -> str:
         """Name of the Optuna study that stores the trials of this run."""
         return self._stored.study.study_name
-
-    def queue(self, offer: int) -> PlanQueue:
-        """Returns the queue through which workers get plans of this run.
-
-        Args:
-            offer: number of the offer that the workers answer.
-        """
-        return PlanQueue(self._place, self._stored, self._context, offer)
 
     def close(self) -> None:
         """Closes the connections to a database. The study can still be used, which opens them again."""

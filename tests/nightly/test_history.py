@@ -130,18 +130,6 @@ def test_a_database_that_goes_away_in_the_night_costs_nothing(disk: Disk) -> Non
     assert later.notes == ()
 
 
-def test_reading_again_adds_what_others_wrote_and_loses_nothing_while_the_database_is_away(disk: Disk) -> None:
-    history, other = disk.open(), disk.open()
-    other.append(record(1))
-    history.refresh()
-    assert (ids(history.of_job("gpt")), history.away) == (["gpt-1"], False)
-    disk.go_away()
-    history.refresh()
-    assert ids(history.of_job("gpt")) == ["gpt-1"]
-    assert "is not available" in history.notes[0]
-    assert disk.open().away
-
-
 def test_a_history_opens_while_its_database_is_away_and_has_the_stored_records_when_it_returns(disk: Disk) -> None:
     disk.open().append(record(1))
     disk.go_away()

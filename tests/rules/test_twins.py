@@ -17,7 +17,6 @@ WITHOUT_TWIN = {
     "autofit/estimation/records.py": RECORD,
     "autofit/estimators/base.py": BASE,
     "autofit/exporters/base.py": BASE,
-    "autofit/fleet/worker.py": "takes part in nights: tests/fleet/test_refusals.py",
     "autofit/guard/bindings.py": "met through functions that hold things: tests/guard/test_unguarded.py",
     "autofit/guard/walk_rules.py": "met through what the walk follows: tests/guard/test_unguarded.py",
     "autofit/identity/reached_facts.py": "the result of `reach`: tests/identity/test_reachable_code.py",
