@@ -74,7 +74,7 @@ def report(parser: argparse.ArgumentParser) -> None:
         metavar="PLAN | STUDY",
         nargs="?",
         default="autofit.yaml",
-        help="plan file, or a study: an SQLite file or a database URL (default: %(default)s)",
+        help="plan file, or a study: a journal file or a storage URL (default: %(default)s)",
     )
     parser.add_argument(
         "-o",
@@ -180,8 +180,8 @@ def _tune_search(group: _Group) -> None:
     group.add_argument(
         "--study",
         metavar="PATH",
-        help="where trials are kept: a path, a database URL, or env:NAME or file:PATH that contains one (default: "
-        ".autofit/study.db)",
+        help="where trials are kept: a path, a storage URL of Optuna's, or env:NAME or file:PATH that contains one "
+        "(default: .autofit/study.journal)",
     )
 
 

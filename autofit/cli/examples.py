@@ -19,7 +19,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Find the shortest training of 20,000 steps, warm-up included:",
          "autofit tune train.py:make_workload --planned-steps 20000"),
         ("Keep the trials in another study. The same command resumes it:",
-         "autofit tune train.py:make_workload --study bert.db -o bert.yaml"),
+         "autofit tune train.py:make_workload --study bert.journal -o bert.yaml"),
         ("Log the search to TensorBoard and to MLflow:",
          "autofit tune train.py:make_workload --track tensorboard --track mlflow"),
     ),
@@ -36,7 +36,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "report": (
         ("Write autofit.html from autofit.yaml and its study:", "autofit report"),
         ("Print it as Markdown, for a pull request or a job summary:", "autofit report bert.yaml -o -"),
-        ("Show a search that found no plan:", "autofit report .autofit/study.db -o search.html"),
+        ("Show a search that found no plan:", "autofit report .autofit/study.journal -o search.html"),
     ),
     "export": (
         ("Print the training loop in plain PyTorch:", "autofit export"),

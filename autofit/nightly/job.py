@@ -248,8 +248,8 @@ class JobsFile(BaseModel):
 
     @property
     def local_study(self) -> Path:
-        """File for the trials of a night while the storage of the history is not available."""
-        return self.folder / _ASIDE_FOLDER / f"{self.path.name}.aside.db"
+        """Study of the searches of a night while the storage of the history is not available."""
+        return self.folder / _ASIDE_FOLDER / f"{self.path.name}.aside.journal"
 
     @property
     def aside(self) -> Path:

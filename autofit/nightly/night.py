@@ -21,7 +21,6 @@ from autofit.nightly.outputs import markdown
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.nightly.schedule import Scheduled, scheduled
-from autofit.nightly.study_place import StudyPlace
 from autofit.nightly.uninterrupted import uninterrupted
 
 HASTE_S = 10.0
@@ -95,10 +94,7 @@ class _Night:
         self._order = scheduled(jobs, history, now, unfinished, options.only)
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
-        self._studies = StudyPlace(history, jobs.history, jobs.local_study)
-        self._context = NightContext(
-            self._id, self._clock, jobs.folder, self._studies, open_bench, options.today, options.say
-        )
+        self._context = NightContext(self._id, self._clock, jobs, history, open_bench, options.today, options.say)
         self._records = [each.record_of(self._id) for each in self._order if each.done]
         self._unchecked: dict[str, str] = {}
         self._notes: list[str] = []
@@ -109,14 +105,12 @@ class _Night:
     def run(self) -> NightResult:
         if self._whole:
             self._history.begin_night(self._id)
-        self._merge_studies()
         if self._records:
             self._options.say(f"continuing the night of {self._id}")
         left = [each for each in self._order if not each.done]
         try:
             for number, each in enumerate(left):
                 self._check(each, len(left) - number)
-            self._merge_studies()
             if self._whole:
                 self._history.end_night(self._id)
         except KeyboardInterrupt as interrupt:
@@ -125,15 +119,7 @@ class _Night:
             known = {*self._unchecked, *(record.job for record in self._records)}
             missing = [each.job.name for each in left if each.job.name not in known]
             self._unchecked |= dict.fromkeys(missing, "the night was interrupted")
-        finally:
-            self._studies.close()
         return self._result()
-
-    def _merge_studies(self) -> None:
-        """Moves the trials of searches during which the storage of the history was not available into it."""
-        for note in self._studies.merge():
-            self._options.say(note)
-            self._notes.append(note)
 
     def _result(self) -> NightResult:
         codes = [*self._codes, *(code_of(record, self._options.fail_on) for record in self._records)]

@@ -29,7 +29,6 @@ WITHOUT_TWIN = {
     "autofit/search/tuning.py": RECORD,
     "autofit/searchers/base.py": BASE,
     "autofit/strategies/base.py": BASE,
-    "autofit/study/repair.py": "needs a damaged study: tests/faults/test_study_damage.py",
     "autofit/trackers/base.py": BASE,
     "autofit/tracing/cuda/autocast.py": "needs the stand-in's process: tests/tracing/cuda/test_standin.py",
     "autofit/tracing/cuda/device_spoofing.py": "needs the stand-in's process: tests/tracing/cuda/test_standin.py",
