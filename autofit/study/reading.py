@@ -10,7 +10,7 @@ import optuna
 from autofit.core.errors import StudyError
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.study.location import Place
-from autofit.study.records import SCHEMA, STUDY_SCHEMA, StoredTrial, dropped
+from autofit.study.records import SCHEMA, STUDY_SCHEMA, StoredTrial, readable
 from autofit.study.storages import disconnect, existing, studies_in
 
 
@@ -34,12 +34,9 @@ class ReadStudy:
     def of(cls, study: optuna.Study) -> Self:
         """Reads a study."""
         notes, died = study.user_attrs, Outcome(status=Status.CRASHED, reason=DIED)
-        gone = dropped(notes)
-        known = [each for each in study.get_trials(deepcopy=False) if each.number not in gone]
-        read = [StoredTrial.of(each.number, each.user_attrs, finished=each.state.is_finished()) for each in known]
-        found = [each for each in read if each is not None]
+        found, unreadable = readable(study.get_trials(deepcopy=False), notes)
         ended = [each if each.outcome else replace(each, outcome=died) for each in found if each.ended]
-        return cls(study.study_name, notes, tuple(ended), len(read) - len(found))
+        return cls(study.study_name, notes, tuple(ended), unreadable)
 
 
 def read_studies(location: str | Path) -> list[ReadStudy]:

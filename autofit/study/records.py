@@ -2,11 +2,11 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +15,9 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 STUDY_SCHEMA = "autofit.study/1"
 PREFIX = "autofit."
@@ -74,11 +77,6 @@ class TrialStart(BaseModel):
         return _start_of(self.pid) == self.process_start
 
 
-def dropped(notes: Mapping[str, Any]) -> set[int]:
-    """Returns the numbers of the trials that are never used again, from the attributes of their study."""
-    return {number for drop in notes.get(DROPPED, ()) for number in drop["trials"]}
-
-
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
     """A trial as stored.
@@ -115,6 +113,20 @@ class StoredTrial:
             return None
         plan, purpose = self.start.plan, self.start.purpose
         return Trial(number=self.number, plan=plan, outcome=outcome, purpose=purpose, earlier=earlier)
+
+
+def readable(trials: Sequence["FrozenTrial"], notes: Mapping[str, Any]) -> tuple[list[StoredTrial], int]:
+    """Returns the trials of a study, and the number of those without a readable record. Dropped ones are left out.
+
+    Args:
+        trials: Optuna's trials.
+        notes: attributes of the study.
+    """
+    dropped = {number for drop in notes.get(DROPPED, ()) for number in drop["trials"]}
+    known = [each for each in trials if each.number not in dropped]
+    read = [StoredTrial.of(each.number, each.user_attrs, finished=each.state.is_finished()) for each in known]
+    found = [each for each in read if each is not None]
+    return found, len(read) - len(found)
 
 
 def _rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:

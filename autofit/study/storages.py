@@ -42,9 +42,10 @@ def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
     permissions.make_directory(place.path.parent)
     permissions.make_file(place.path)
     lock = _JournalLock(place.path)
-    with lock.held():
-        if lock.cut_bytes and notes is not None:
-            notes.append("the last line of the study was incomplete, as after a crash, and was cut off")
+    lock.acquire()
+    lock.release()
+    if lock.cut_bytes and notes is not None:
+        notes.append("the last line of the study was incomplete, as after a crash, and was cut off")
     return JournalStorage(JournalFileBackend(str(place.path), lock))
 
 
@@ -133,15 +134,6 @@ class _JournalLock(JournalFileOpenLock):
     def release(self) -> None:
         """Releases the lock."""
         os.close(self._descriptor)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Holds the lock while the context is open."""
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
 
 
 def _cut(descriptor: int) -> int:

@@ -13,7 +13,7 @@ from typing import Self
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
@@ -25,7 +25,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.study.earlier_trials import EarlierTrials, counted_trials, usable
 from autofit.study.location import Place
 from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
-from autofit.study.records import DROPPED, OUTCOME, SCHEMA, START, STUDY_SCHEMA, StoredTrial, TrialStart, dropped
+from autofit.study.records import DROPPED, OUTCOME, SCHEMA, START, STUDY_SCHEMA, StoredTrial, TrialStart, readable
 from autofit.study.storages import connect, disconnect, quiet, study_in
 
 
@@ -52,9 +52,14 @@ class Study:
         self._environment, self._memory_bytes = environment, memory_bytes
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._running: dict[int, TrialStart] = {}
-        trials = study.get_trials(deepcopy=False)
+        trials, attributes = study.get_trials(deepcopy=False), study.user_attrs
         self._distributions = distributions_of(space, trials)
-        stored = self._settled_orphans(self._readable(trials, notes), notes)
+        for drop in attributes.get(DROPPED, ()):
+            notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
+        found, unreadable = readable(trials, attributes)
+        if unreadable:
+            notes.append(f"{counted_trials(unreadable)} without a readable autofit record left out")
+        stored = self._settled_orphans(found, notes)
         self._past = usable(stored, environment, space, memory_bytes)
         self.location, self.notes = place.shown, (*notes, *self._past.notes)
 
@@ -196,17 +201,6 @@ class Study:
             if key not in trial.constraints:  # a write that failed is made again
                 trial.set_constraint(key, value)
         self._study.tell(trial, result.value, result.state)
-
-    def _readable(self, trials: Sequence[FrozenTrial], notes: list[str]) -> list[StoredTrial]:
-        """Returns the trials of autofit that were not dropped, and notes why others were left out."""
-        attributes = self._study.user_attrs
-        for drop in attributes.get(DROPPED, ()):
-            notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
-        known = [each for each in trials if each.number not in dropped(attributes)]
-        found = [StoredTrial.of(each.number, each.user_attrs, finished=each.state.is_finished()) for each in known]
-        if lost := sum(each is None for each in found):
-            notes.append(f"{counted_trials(lost)} without a readable autofit record left out")
-        return [each for each in found if each is not None]
 
     def _settled_orphans(self, trials: Sequence[StoredTrial], notes: list[str]) -> list[StoredTrial]:
         """Returns the finished trials. Those whose process died meanwhile are recorded as failed."""
