@@ -115,7 +115,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             followed: any object with attributes, a tensor, or an object with `state_dict` and `load_state_dict`.
         device: "cuda", "cuda:1", "cpu". None uses the model's device.
         seed: makes the search repeatable.
-        study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None uses `.autofit/study.db`.
+        study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None uses `.autofit/study.journal`.
         searcher: name of the search method: "guided" (default), "tpe", "gp", "random", "grid", or a plugin's.
         objective: what to maximise per second: "samples", or "tokens" that are not padding.
         planned_steps: number of optimizer steps (in inference, batches) that you plan to train, at the baseline's

@@ -28,7 +28,7 @@ lengths."""
 _SHOWN_ERRORS = 3
 _SHOWN_LETTERS = 200
 _SCHEMA_LINE = re.compile(rb"^schema: *['\"]?autofit\.plan/", re.MULTILINE)
-_SQLITE_HEAD = b"SQLite format 3\0"
+_JOURNAL_HEAD = b'{"op_code":'
 _AGAIN = "Create the file again with `autofit tune ... -o FILE`, or correct it."
 
 
@@ -180,9 +180,9 @@ def _read(path: Path) -> str:
             f"cannot read the plan file {path}: found {error.strerror or error}; expected a file that `autofit tune` "
             "or `fit.save` wrote. Check the path."
         ) from error
-    if data.startswith(_SQLITE_HEAD):
+    if data.startswith(_JOURNAL_HEAD):
         raise PlanFileError(
-            f"{path}: found a study (an SQLite file); expected a plan file, which `autofit tune` writes with -o. "
+            f"{path}: found a study (a journal of trials); expected a plan file, which `autofit tune` writes with -o. "
             f"`autofit report {path}` shows a study."
         )
     if len(data) > MAX_BYTES:

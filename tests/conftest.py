@@ -116,20 +116,13 @@ def heap_not_frozen() -> Iterator[None]:
     gc.freeze()
 
 
-@pytest.fixture(scope="session")
-def empty_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study without trials; making the tables takes Optuna most of a second."""
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """A study of the test's own, without trials."""
     from tests.study.samples import reopen  # noqa: PLC0415  # Optuna, for tests that need it
 
-    path = tmp_path_factory.mktemp("study") / "empty.db"
-    reopen(path)
-    return path
-
-
-@pytest.fixture
-def db(empty_study: Path, tmp_path: Path) -> Path:
-    """A study of the test's own, without trials."""
-    return Path(shutil.copy(empty_study, tmp_path / "s.db"))
+    reopen(tmp_path / "s.journal")
+    return tmp_path / "s.journal"
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ def test_a_study_in_a_place_that_cannot_be_written_is_refused(tmp_path: Path) ->
     assert str(tmp_path / "file") in message
     (tmp_path / "notes.txt").write_text("my notes, longer than a header")
     message = refused(StudyError, targets.mlp(), targets.vectors(), study=tmp_path / "notes.txt")
-    assert "not an SQLite database" in message
+    assert "found a file of another kind" in message
     assert (tmp_path / "notes.txt").read_text() == "my notes, longer than a header"
 
 

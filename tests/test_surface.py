@@ -38,7 +38,7 @@ FLAGS = {
     ],
     "nightly": [
         "--benchmark-json", "--benchmark-memory-json", "--dry-run", "--fail-on", "--force", "--help", "--html", "--job",
-        "--json", "--junit", "--list", "--markdown", "--quiet", "--share", "--time", "-h", "-q", "FILE",
+        "--json", "--junit", "--list", "--markdown", "--quiet", "--time", "-h", "-q", "FILE",
     ],
     "nightly init": [
         "--device", "--force", "--global-batch", "--help", "--json", "--memory", "--name", "--output", "--quiet",
@@ -46,7 +46,6 @@ FLAGS = {
     ],
     "nightly accept": ["--help", "--jobs", "--json", "--level", "--quiet", "-h", "-q", "JOB"],
     "nightly revert": ["--help", "--jobs", "--json", "--quiet", "-h", "-q", "JOB"],
-    "worker": ["--device", "--help", "--idle", "--json", "--quiet", "--study", "-h", "-q"],
     "completion": ["--help", "-h", "None"],
     "export": [
         "--force", "--help", "--json", "--output", "--quiet", "--target-version", "--to", "-h", "-o", "-q", "PLAN",

@@ -26,7 +26,6 @@ _COMMANDS = {
     "nightly init": ("write a first jobs file", _nightly.init),
     "nightly accept": ("accept the plan that a night proposed for a job", _nightly.accept),
     "nightly revert": ("go back to the previous plan of a job", _nightly.revert),
-    "worker": ("run plans for the searches that share a database", _arguments.worker),
     "completion": ("print a shell completion script", _arguments.completion),
 }
 _EXIT_CODES = """\

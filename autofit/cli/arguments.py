@@ -74,7 +74,7 @@ def report(parser: argparse.ArgumentParser) -> None:
         metavar="PLAN | STUDY",
         nargs="?",
         default="autofit.yaml",
-        help="plan file, or a study: an SQLite file or a database URL (default: %(default)s)",
+        help="plan file, or a study: a journal file or a storage URL (default: %(default)s)",
     )
     parser.add_argument(
         "-o",
@@ -111,20 +111,6 @@ def export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
     _force(parser)
-
-
-def worker(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `autofit worker`."""
-    parser.add_argument(
-        "--study",
-        metavar="URL",
-        required=True,
-        help="the database of the searches: a URL, env:NAME or file:PATH, as for `autofit tune`",
-    )
-    parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
-    parser.add_argument(
-        "--idle", metavar="TIME", help="end when no search needed a worker for this time: 10min (default: never)"
-    )
 
 
 def completion(parser: argparse.ArgumentParser) -> None:
@@ -194,8 +180,8 @@ def _tune_search(group: _Group) -> None:
     group.add_argument(
         "--study",
         metavar="PATH",
-        help="where trials are kept: a path, a database URL, or env:NAME or file:PATH that contains one (default: "
-        ".autofit/study.db). The plans of a search in a database are shared with `autofit worker`",
+        help="where trials are kept: a path, a storage URL of Optuna's, or env:NAME or file:PATH that contains one "
+        "(default: .autofit/study.journal)",
     )
 
 

@@ -19,7 +19,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Find the shortest training of 20,000 steps, warm-up included:",
          "autofit tune train.py:make_workload --planned-steps 20000"),
         ("Keep the trials in another study. The same command resumes it:",
-         "autofit tune train.py:make_workload --study bert.db -o bert.yaml"),
+         "autofit tune train.py:make_workload --study bert.journal -o bert.yaml"),
         ("Log the search to TensorBoard and to MLflow:",
          "autofit tune train.py:make_workload --track tensorboard --track mlflow"),
     ),
@@ -36,7 +36,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "report": (
         ("Write autofit.html from autofit.yaml and its study:", "autofit report"),
         ("Print it as Markdown, for a pull request or a job summary:", "autofit report bert.yaml -o -"),
-        ("Show a search that found no plan:", "autofit report .autofit/study.db -o search.html"),
+        ("Show a search that found no plan:", "autofit report .autofit/study.journal -o search.html"),
     ),
     "export": (
         ("Print the training loop in plain PyTorch:", "autofit export"),
@@ -47,9 +47,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
          "autofit nightly jobs.yaml --time 4h --html nightly.html --junit nightly.xml"),
         ("See what a night would do, and what the last one found:", "autofit nightly jobs.yaml --dry-run"),
         ("", "autofit nightly jobs.yaml --list"),
-        ("Check one job now:", "autofit nightly jobs.yaml --job gpt"),
-        ("Split the jobs among machines that share the database of the history:",
-         "autofit nightly jobs.yaml --share"),
+        ("Check one job, as each task of a Slurm array does:", "autofit nightly jobs.yaml --job gpt"),
         ("Write a first jobs file:", "autofit nightly init train.py:make_workload"),
         ("Use the plan that a night proposes, and go back:", "autofit nightly accept gpt"),
         ("", "autofit nightly revert gpt"),
@@ -66,14 +64,6 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     ),
     "nightly revert": (
         ("Exchange the plan of a job and its predecessor:", "autofit nightly revert gpt"),
-    ),
-    "worker": (
-        ("Run plans for the searches of a database, whose URL is in the environment:",
-         "autofit worker --study env:AUTOFIT_STUDY"),
-        ("On the second GPU, until there was nothing to do for 10 minutes:",
-         "autofit worker --study env:AUTOFIT_STUDY --device cuda:1 --idle 10min"),
-        ("The search that they help, on a machine of the same kind:",
-         "autofit tune train.py:make_workload --study env:AUTOFIT_STUDY"),
     ),
     "completion": (
         ("Complete commands in this bash session:", 'eval "$(autofit completion bash)"'),

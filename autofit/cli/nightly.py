@@ -21,7 +21,6 @@ from autofit.nightly.outputs import night_json, text
 from autofit.nightly.records import NightRecord
 from autofit.nightly.schedule import plan_of_night
 from autofit.reports.canvas import Canvas
-from autofit.study.location import Place
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -29,11 +28,6 @@ def execute(given: argparse.Namespace) -> int:
     time_s = None if given.time is None else parse_duration(given.time)
     files = NightlyFiles.of(given)
     jobs = read_jobs(given.jobs)
-    if given.share and Place.of(jobs.history).url is None:
-        raise UsageError(
-            f"found --share and the history {jobs.history_shown}; expected a database that all machines reach. Set "
-            "`history` in the jobs file to its URL, {env: NAME} or {file: PATH}."
-        )
     history = History.open(jobs.history, jobs.aside)
     if given.list or given.dry_run:
         return _listed(given, jobs, history)
@@ -55,8 +49,6 @@ def _night(
         clock=Clock(start=given.began_s),
         say=(lambda line: None) if given.quiet else _say,
         show_trace=_show_trace,
-        share=given.share,
-        host=given.jobs,
     )
     result = run_night(jobs, history, options)
     past = _past(jobs, history)

@@ -21,17 +21,13 @@ def nightly(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to check")
     what.add_argument(
         "--job", action="append", default=[], dest="only", metavar="NAME",
-        help="check this job alone. May be repeated (default: all, the longest unchecked first)",
+        help="check this job alone, as each task of a Slurm array or Kubernetes job does. May be repeated (default: "
+        "all, the longest unchecked first)",
     )  # fmt: skip
     what.add_argument(
         "--time", metavar="TIME",
         help="time for the whole night: 4h, 90min (default: that of the jobs file). Jobs that were not reached come "
         "first in the next night",
-    )  # fmt: skip
-    what.add_argument(
-        "--share", action="store_true",
-        help="share the jobs with machines that run the same command, and with `autofit worker`, through the database "
-        "of the history: each job is checked by one machine with its device",
     )  # fmt: skip
     what.add_argument("--dry-run", action="store_true", help="say what would be checked, in which order and why")
     what.add_argument("--list", action="store_true", help="list the jobs with their last verdict, its age and the plan")

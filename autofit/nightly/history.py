@@ -48,7 +48,7 @@ class History:
         If the storage cannot be reached, the history has only the records that were set aside, and `notes` says so.
 
         Args:
-            location: path of an SQLite file, or a database URL.
+            location: path of a journal file, or a storage URL.
             aside: file that keeps records while the storage is not available.
 
         Raises:
@@ -83,9 +83,10 @@ class History:
     def of_job(self, name: str) -> tuple[NightRecord, ...]:
         """Returns the records of a job, oldest first."""
         if name not in self._known:
-            texts = [text for text in self._stored.texts.get(name, ()) if text is not None]
+            texts = self._stored.texts.get(name, ())
             records = [record for text in texts if (record := from_text(text)) is not None]
-            self._note_damaged(name, len(texts) - len(records))
+            if lost := len(texts) - len(records):
+                self._note(f"left out, since it cannot be read: {counted(lost, 'record')} of the job {name}")
             self._known[name] = tuple(records)
         found = {record.id: record for record in (*self._kept, *self._known[name]) if record.job == name}
         return tuple(sorted(found.values(), key=lambda record: instant(record.at) or _NEVER))
@@ -105,19 +106,11 @@ class History:
             self._note_away(str(error))
         self._kept.append(record)
 
-    def refresh(self) -> None:
-        """Reads the records again, which other machines may have added to. Keeps those that it has if it cannot."""
-        found = stored_nights.read(self._place)
-        if found.away:
-            self._note_away(stored_nights.not_available(self._place, found.away))
-            return
-        self._stored, self._known = found, {}
-
     def answers(self) -> bool:
         """Returns whether the storage can be reached now, and notes it if it cannot."""
         found = stored_nights.read(self._place, ())
         if found.away:
-            self._note_away(stored_nights.not_available(self._place, found.away))
+            self._note_away(found.away)
         return not found.away
 
     def begin_night(self, night: str) -> None:
@@ -168,19 +161,13 @@ class History:
         if lost:
             self._note(f"left out, since it cannot be read: {counted(lost, 'line')} of {self._aside.path}")
         if self._stored.away:
-            self._note_away(stored_nights.not_available(self._place, self._stored.away))
-        for job, texts in self._stored.texts.items():
-            self._note_damaged(job, sum(text is None for text in texts))
+            self._note_away(self._stored.away)
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
     def _note_away(self, reason: str) -> None:
         self._note(f"{reason} Records are kept in {self._aside.path} until they can be merged.")
-
-    def _note_damaged(self, job: str, count: int) -> None:
-        if count:
-            self._note(f"left out, since it cannot be read: {counted(count, 'record')} of the job {job}")
 
     @property
     def _mark(self) -> Path:

@@ -5,7 +5,7 @@ The models of this module also make the published JSON Schema, so each field has
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationInfo
 from pydantic import WithJsonSchema as Shown
@@ -206,16 +206,6 @@ class Job(JobDefaults):
             options=Options.model_validate({name: value for name, value in chosen.items() if value is not None}),
         )
 
-    def on(self, device: str | None) -> Self:
-        """Returns this job on a device, if the job names none or only the kind of that device; else the job as it is.
-
-        Args:
-            device: "cuda:1"; None for the device of the job.
-        """
-        if device is None or self.device not in (None, device.partition(":")[0]):
-            return self
-        return self.model_copy(update={"device": device})
-
     @property
     def _located(self) -> str:
         """The workload with the absolute path of its file."""
@@ -258,8 +248,8 @@ class JobsFile(BaseModel):
 
     @property
     def local_study(self) -> Path:
-        """File for the trials of a night while the storage of the history is not available."""
-        return self.folder / _ASIDE_FOLDER / f"{self.path.name}.aside.db"
+        """Study of the searches of a night while the storage of the history is not available."""
+        return self.folder / _ASIDE_FOLDER / f"{self.path.name}.aside.journal"
 
     @property
     def aside(self) -> Path:

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 from autofit import planfile
 from autofit.core.budget import Clock
-from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, BudgetSpent, DeviceMissing, PlanFileError, StorageError
+from autofit.core.errors import AutofitError, BudgetSpent, PlanFileError, StorageError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
 from autofit.nightly import proposals, retune
+from autofit.nightly.history import History
+from autofit.nightly.job import JobsFile
 from autofit.nightly.judging import Tonight, failed, judge
 from autofit.nightly.opening import OpenBench, Say
 from autofit.nightly.plan_runner import CountedBench, PlanRunner
@@ -22,7 +22,6 @@ from autofit.nightly.recheck import confirm, recheck
 from autofit.nightly.record_draft import RecordDraft
 from autofit.nightly.records import Verdict, VerdictKind
 from autofit.nightly.schedule import Scheduled
-from autofit.nightly.study_place import StudyPlace
 from autofit.search.event import Event
 from autofit.search.request import Request
 
@@ -38,22 +37,20 @@ class NightContext:
     Attributes:
         night: identifier of the night.
         clock: time of the night.
-        folder: folder of the jobs file.
-        studies: where searches keep their trials.
+        jobs: the jobs file.
+        history: the records of all nights, in the storage in which searches keep their trials.
         open_bench: opens the workload of a job.
         today: returns the present time, in UTC.
         say: receives one line for people.
-        shared: whether other machines check jobs too, so that a job stays on the device of its records.
     """
 
     night: str
     clock: Clock
-    folder: Path
-    studies: StudyPlace
+    jobs: JobsFile
+    history: History
     open_bench: OpenBench
     today: Callable[[], datetime]
     say: Say
-    shared: bool = False
 
 
 class JobCheck:
@@ -86,29 +83,16 @@ class JobCheck:
         if accepted is None:
             planfile.check_replaceable(job.plan)
         self._clock = Clock(now=context.clock.now, limit_s=self._time_s(PARTS))
-        with context.open_bench(job, self._clock, context.say, context.folder) as bench:
+        with context.open_bench(job, self._clock, context.say, context.jobs.folder) as bench:
             counted = CountedBench(bench)
             self.draft.opened(counted)
             environment = counted.briefing.environment
-            if context.shared:
-                self._check_device(environment)
             context.say(f"on {environment.device_name} ({environment.device_type})")
             self._runner = PlanRunner(counted, self._objective, self._clock, context.say)
             if accepted is None:
                 self._tune_first()
             else:
                 self._check(accepted)
-
-    def _check_device(self, environment: Environment) -> None:
-        """Leaves a job to the machines with the device of its records.
-
-        Raises:
-            DeviceMissing: this machine has another device.
-        """
-        known = [record.environment.device_name for record in self._past if record.environment is not None]
-        here = environment.device_name
-        if known and known[-1] != here:
-            raise DeviceMissing(f"its records were measured on {known[-1]}; this machine has {here}")
 
     def _check(self, accepted: Recommendation) -> None:
         verdict, runs = self._measure(accepted.plan)
@@ -139,7 +123,7 @@ class JobCheck:
             self._job.name, segment, environment, found.accepted, budget_bytes, found.unit, found.baseline
         )
         self._begin(self._time_s())
-        known = not self._context.studies.away
+        known = not self._context.history.away
         judged = judge(self._past, tonight, lambda: confirm(self._runner, plan), known=known)
         draft.update(accepted=found.accepted, baseline=found.baseline, gain=found.gain, unit=found.unit)
         draft.update(confirmation=judged.confirmation)
@@ -187,16 +171,14 @@ class JobCheck:
             request = self._request(study, anew=accepted is not None)
             return retune.retune(self._runner, request, accepted, [self._show], self._begin_tuning, runs=runs)
 
-        studies = self._context.studies
-        study = studies.now()
-        try:
-            return searched(study)
-        except StorageError as error:
-            if study != studies.location:
-                raise
-            found = one_line(str(error)).partition("; expected ")[0]
-            self._note(f"the search began again in a local study, since {found}")
-        return searched(studies.local())
+        jobs = self._context.jobs
+        if self._context.history.answers():
+            try:
+                return searched(jobs.history)
+            except StorageError as error:
+                found = one_line(str(error)).partition("; expected ")[0]
+                self._note(f"the search began again in a local study, since {found}")
+        return searched(str(jobs.local_study))
 
     def _keep(self, result: retune.Retune, accepted: Recommendation) -> None:
         path, found = self._job.plan, result.recommendation

@@ -1,10 +1,8 @@
 """Night: one run over all jobs of a jobs file. The failure of one job never stops the others."""
 
-import os
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -13,7 +11,6 @@ from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, BudgetSpent, Busy, DeviceMissing, StudyError, UsageError, UserCodeError
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
-from autofit.nightly.claims import BEING_CHECKED, Claims, OneMachine, claims_of
 from autofit.nightly.exit_codes import INTERRUPTED, FailOn, code_of, worst
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
@@ -24,12 +21,8 @@ from autofit.nightly.outputs import markdown
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.nightly.schedule import Scheduled, scheduled
-from autofit.nightly.study_place import StudyPlace
 from autofit.nightly.uninterrupted import uninterrupted
-from autofit.probing.child_request import HIDING_ENVIRONMENT
 
-WAIT_S = 1.0
-"""Seconds between two looks at the jobs that other machines are checking."""
 HASTE_S = 10.0
 """Maximum duration of a command after an interrupt. Schedulers kill a process soon after they ask it to end."""
 
@@ -51,10 +44,6 @@ class NightOptions:
         today: returns the present time, in UTC.
         say: receives one line for people.
         show_trace: receives the traceback of the user's code, or of an internal error.
-        share: whether the jobs are shared with other machines through the database of the history.
-        host: the jobs file that workers open to take part in a shared night; None for a worker that takes part.
-        device: where this process runs the jobs of a shared night that name no device or only its kind; None for the
-            device of the job.
     """
 
     only: Sequence[str] = ()
@@ -64,9 +53,6 @@ class NightOptions:
     today: Callable[[], datetime] = utc_now
     say: Say = field(default=lambda text: None)
     show_trace: Say = field(default=lambda text: None)
-    share: bool = False
-    host: str | None = None
-    device: str | None = None
 
 
 def run_night(jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened) -> NightResult:
@@ -82,36 +68,25 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
         open_bench: opens the workload of a job.
 
     Raises:
-        Busy: another night over these jobs runs.
+        Busy: another night over all jobs runs. Nights over named jobs may run beside it; each job is checked by one.
         UsageError: a job was named that does not exist.
         StudyError: the history cannot be used.
     """
-    key, what = f"night-{jobs.path.resolve()}", f"the jobs file {jobs.path}"
-    if options.share:
-        key += _own_devices(options.device)
-        jobs = jobs.model_copy(update={"jobs": tuple(job.on(options.device) for job in jobs.jobs)})
-    with locks.held(key, what, 0.0), ExitStack() as held:  # a night that waits for another one would repeat it
-        claims: Claims = OneMachine()
-        if options.share:
-            today, say, named = options.today, options.say, bool(options.only)
-            shared = claims_of(history, jobs.history, today, say, host=options.host, named=named)
-            claims = held.enter_context(shared)
-        return _Night(jobs, history, options, open_bench, claims).run()
+    # A night that waits for another one would repeat it. Nights over named jobs lock these jobs alone.
+    whole = nullcontext() if options.only else locks.held(_lock_of(jobs), f"the jobs file {jobs.path}", 0.0)
+    with whole:
+        return _Night(jobs, history, options, open_bench).run()
 
 
-def _own_devices(device: str | None) -> str:
-    """Returns the devices of this process, as the end of a key: a machine shares a night among its devices too."""
-    visible = "".join(f"-{os.environ[name]}" for name in HIDING_ENVIRONMENT if name in os.environ)
-    return f"-{device or ''}{visible}"
+def _lock_of(jobs: JobsFile) -> str:
+    return f"night-{jobs.path.resolve()}"
 
 
 class _Night:
     """One night, while it runs."""
 
-    def __init__(
-        self, jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench, claims: Claims
-    ) -> None:
-        self._jobs, self._history, self._options, self._claims = jobs, history, options, claims
+    def __init__(self, jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench) -> None:
+        self._jobs, self._history, self._options = jobs, history, options
         now = options.today()
         unfinished = None if options.only else history.unfinished_night()
         self._whole = not options.only
@@ -119,31 +94,23 @@ class _Night:
         self._order = scheduled(jobs, history, now, unfinished, options.only)
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
-        self._studies = StudyPlace(history, jobs.history, jobs.local_study)
-        self._context = NightContext(
-            self._id, self._clock, jobs.folder, self._studies, open_bench, options.today, options.say, claims.shared
-        )
+        self._context = NightContext(self._id, self._clock, jobs, history, open_bench, options.today, options.say)
         self._records = [each.record_of(self._id) for each in self._order if each.done]
         self._unchecked: dict[str, str] = {}
         self._notes: list[str] = []
         self._codes = [UsageError.exit_code] if jobs.problems else []
         if history.away:  # no job can be compared with earlier nights
             self._codes.append(StudyError.exit_code)
-        self._elsewhere = dict[str, int]()  # exit codes of the jobs that are left to other machines
 
     def run(self) -> NightResult:
         if self._whole:
             self._history.begin_night(self._id)
-        self._merge_studies()
         if self._records:
             self._options.say(f"continuing the night of {self._id}")
         left = [each for each in self._order if not each.done]
         try:
             for number, each in enumerate(left):
                 self._check(each, len(left) - number)
-            if self._is_host:
-                self._wait_for_others(left)
-            self._merge_studies()
             if self._whole:
                 self._history.end_night(self._id)
         except KeyboardInterrupt as interrupt:
@@ -152,47 +119,11 @@ class _Night:
             known = {*self._unchecked, *(record.job for record in self._records)}
             missing = [each.job.name for each in left if each.job.name not in known]
             self._unchecked |= dict.fromkeys(missing, "the night was interrupted")
-        finally:
-            self._studies.close()
         return self._result()
 
-    def _merge_studies(self) -> None:
-        """Moves the trials of searches during which the storage of the history was not available into it."""
-        for note in self._studies.merge():
-            self._options.say(note)
-            self._notes.append(note)
-
-    @property
-    def _is_host(self) -> bool:
-        """Whether the result of this process is that of a night that others take part in."""
-        return self._options.host is not None and self._claims.shared
-
-    def _wait_for_others(self, jobs: Sequence[Scheduled]) -> None:
-        """Waits until other machines have checked what they claimed, while there is time; takes over what they left."""
-        while self._clock.left_s > 0:
-            claimed = [each for each in jobs if self._unchecked.get(each.job.name) == BEING_CHECKED]
-            if not claimed:
-                return
-            time.sleep(WAIT_S)
-            for each in claimed:
-                self._check(each, len(claimed))
-
-    def _add_records_of_others(self) -> None:
-        """Adds the records that other machines made of the jobs that were left to them, and counts what nobody did."""
-        for name, code in self._elsewhere.items():
-            record = self._claims.record_elsewhere(name)
-            if record is None:
-                self._codes.append(code)
-            elif self._unchecked.pop(name, None) is not None:
-                self._records.append(record)
-                if record.verdict.kind is VerdictKind.ERROR:  # most are of the workload; the record does not say
-                    self._codes.append(UserCodeError.exit_code)
-
     def _result(self) -> NightResult:
-        if self._is_host:
-            self._add_records_of_others()
         codes = [*self._codes, *(code_of(record, self._options.fail_on) for record in self._records)]
-        if not self._records and self._unchecked and not worst(codes) and not self._claims.shared:
+        if not self._records and self._unchecked and not worst(codes):
             codes.append(BudgetSpent.exit_code)  # the time of the night did not even suffice for one job
         return NightResult(
             night=self._id,
@@ -209,26 +140,11 @@ class _Night:
         if self._clock.left_s <= 0:
             self._unchecked[name] = "the time of the night ran out"
             return
-        with self._claims.claim(name) as taken:
-            if taken:
-                if self._unchecked.get(name) != taken:
-                    self._options.say(f"{name}: left to another machine: {taken}")
-                self._unchecked[name] = taken
-                self._elsewhere[name] = 0
-                return
-            self._unchecked.pop(name, None)
-            self._elsewhere.pop(name, None)
-            if self._claims.shared:
-                each = replace(each, past=self._history.of_job(name))
-            self._check_here(each, jobs_left)
-
-    def _check_here(self, each: Scheduled, jobs_left: int) -> None:
-        """Checks a job that no other machine checks."""
-        name, say = each.job.name, self._options.say
-        say(f"{name}: {each.why}")
+        self._options.say(f"{name}: {each.why}")
         check = JobCheck(each, self._saying(name), jobs_left)
         try:
-            check.run()
+            with locks.held(f"{_lock_of(self._jobs)}-{name}", f"the job {name}", 0.0):
+                check.run()
         except KeyboardInterrupt:
             if check.draft.verdict is not None:
                 check.draft.note("interrupted: the work that follows the verdict was not finished")
@@ -248,9 +164,6 @@ class _Night:
             self._unchecked[name] = text
             night_over = isinstance(error, BudgetSpent) and self._clock.left_s <= 0
             skipped = Busy if isinstance(error, DeviceMissing) else type(error)
-            if isinstance(error, DeviceMissing | Busy) and self._claims.shared:
-                self._elsewhere[name] = skipped.exit_code  # another machine, or process with another device, may do it
-                return
             self._codes.append(0 if night_over else skipped.exit_code)
             return
         known = isinstance(error, AutofitError)

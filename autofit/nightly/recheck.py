@@ -11,7 +11,7 @@ from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
 from autofit.nightly.plan_runner import PlanRunner, Rounds, measurement_of
 from autofit.nightly.records import Figures
-from autofit.study.current_space import completed
+from autofit.study.earlier_trials import completed
 
 ROUNDS = 3
 """Number of rounds of blocks in a re-check. With the proof and the probe of the baseline, a re-check takes 8 runs."""

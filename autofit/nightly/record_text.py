@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autofit.core.errors import StudyError
 from autofit.nightly.records import NIGHT_SCHEMA, NightRecord
-from autofit.study.stored import STORED_LETTERS
+from autofit.study.records import STORED_LETTERS
 
 _SHORT_LETTERS, _FEW = 500, 10
 """Maximum length and number of the texts of a record that would be longer than `STORED_LETTERS`."""

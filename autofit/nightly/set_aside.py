@@ -1,10 +1,9 @@
 """SetAside: a local file that keeps the records of a night while the storage of the history is not available.
 
-The file has one record per line, as JSON with a checksum, and is only appended to until its records are merged. It may
+The file has one record per line, as JSON, and is only appended to until its records are merged. It may
 be used by several processes at once. A last line that a killed process left incomplete is ignored.
 """
 
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from autofit.core.errors import StudyError
 from autofit.nightly.record_text import check_schema, from_text, to_text
 from autofit.nightly.records import NightRecord
 from autofit.study import permissions
-from autofit.study.stored import checksum
 
 LOCK_WAIT_S = 30.0
 """Maximum time to wait for another process that is using the file."""
@@ -38,8 +36,7 @@ class SetAside:
         Raises:
             StudyError: the file cannot be written.
         """
-        text = to_text(record)
-        line = f'{{"sum": "{checksum(text)}", "record": {text}}}\n'.encode()
+        line = f"{to_text(record)}\n".encode()
         with self._guarded():
             permissions.make_directory(self.path.parent)
         with self._open(os.O_RDWR | os.O_CREAT) as descriptor:
@@ -82,14 +79,9 @@ class SetAside:
         return records, len(found) - len(records)
 
     def _record(self, line: bytes) -> NightRecord | None:
-        try:
-            entry = json.loads(line)
-            text = json.dumps(entry["record"])
-            total = entry["sum"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return None
+        text = line.decode(errors="replace")
         check_schema(text, str(self.path))
-        return from_text(text) if total == checksum(text) else None
+        return from_text(text)
 
     @contextmanager
     def _open(self, flags: int) -> Iterator[int | None]:

@@ -43,7 +43,7 @@ _ENDINGS = {
 }
 _BASIS = re.compile(r" \([^()]*\)$")
 """The basis of an estimate at the end of the reason why a plan was skipped."""
-_UNKNOWN = "an earlier version of autofit made this study"
+_UNKNOWN = "the study does not have one"
 
 
 def headline(r: Recommendation) -> str:

@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autofit import planfile
+from autofit import study as studies_of
 from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, StudyError, UsageError
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Trial
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
-from autofit.study.reading import ReadStudy, ReadTrial, read_studies
-from autofit.study.tables import SQLITE_HEAD
+from autofit.study import permissions
+
+if TYPE_CHECKING:
+    from autofit.study.reading import ReadStudy
 
 _MEMORY = "memory"
 """How a recommendation names a study that was kept in memory."""
@@ -48,7 +52,7 @@ def of_name(given: str | Path, name: str | None = None) -> Source:
     """Returns the records of a plan file or a study.
 
     Args:
-        given: path of a plan file, path of an SQLite study, or a database URL.
+        given: path of a plan file, path of a study, or a storage URL.
         name: which search of a study; None for the newest.
 
     Raises:
@@ -56,7 +60,7 @@ def of_name(given: str | Path, name: str | None = None) -> Source:
         StudyError: the study cannot be read, has no such search, or has no finished trial.
         UsageError: a plan file is given together with a name.
     """
-    if "://" in str(given) or _is_database(Path(given)):
+    if "://" in str(given) or _is_study(Path(given)):
         return of_study(given, name)
     if name is not None and Path(given).is_file():
         raise UsageError(
@@ -87,15 +91,15 @@ def of_recommendation(recommendation: Recommendation, plan_file: str = "") -> So
     r = recommendation
     trials, evidence, missing = tuple[Trial, ...](), None, ""
     try:
-        family = _family_of(r)
-        evidence = next((each for study in family if (each := evidence_in(study.notes, CLOSED)) is not None), None)
+        study = _study_of(r)
+        evidence = None if study is None else evidence_in(study.notes, CLOSED)
         if evidence is not None and not evidence.supports(r):
             evidence, missing = None, "the study has a newer search"
         elif evidence is None:
-            missing = "an earlier version of autofit made the study, without them"
+            missing = "the study does not have them"
         until = _time(r.created) + timedelta(seconds=1)
         began = until - timedelta(seconds=r.duration_s + 1) if evidence is None else _time(evidence.began)
-        trials = _trials(family, r.environment, r.budget.memory_bytes, began, until)
+        trials = _trials(study, r.environment, r.budget.memory_bytes, began, until)
     except AutofitError as error:
         missing = f"the study cannot be read: {error}"
     parts = "estimates, rounds of the race, memory over a step, gates and combinations that were not measured"
@@ -117,18 +121,16 @@ def of_study(location: str | Path, name: str | None = None) -> Source:
     Raises:
         StudyError: as for `of_name`.
     """
-    studies = read_studies(location)
-    chosen = _chosen(studies, location, name)
-    family = [study for study in studies if study.family == chosen.family]
-    newest = chosen.trials[-1]
+    chosen = _chosen(studies_of.read_studies(location), location, name)
+    newest = chosen.trials[-1].start
     evidence = _latest(chosen)
-    missing = "" if evidence is not None else "an earlier version of autofit made this study"
+    missing = "" if evidence is not None else "the study does not have them"
     if evidence is not None and not evidence.stopped and not evidence.failure:
         missing = "the search did not end: it was stopped, its process died, or it still runs"
     environment = newest.environment if evidence is None else evidence.environment
     memory_bytes = newest.memory_bytes if evidence is None else evidence.budget.memory_bytes
     began = datetime.min.replace(tzinfo=UTC) if evidence is None else _time(evidence.began)
-    trials = _trials(family, environment, memory_bytes, began, datetime.max.replace(tzinfo=UTC))
+    trials = _trials(chosen, environment, memory_bytes, began, datetime.max.replace(tzinfo=UTC))
     return Source(
         recommendation=None if evidence is None else evidence.answer(trials),
         evidence=evidence,
@@ -140,7 +142,7 @@ def of_study(location: str | Path, name: str | None = None) -> Source:
     )
 
 
-def _chosen(studies: Sequence[ReadStudy], location: str | Path, name: str | None) -> ReadStudy:
+def _chosen(studies: Sequence["ReadStudy"], location: str | Path, name: str | None) -> "ReadStudy":
     """Returns the study of a name, or the one with the newest trial.
 
     Raises:
@@ -153,33 +155,32 @@ def _chosen(studies: Sequence[ReadStudy], location: str | Path, name: str | None
     tried = [study for study in named if study.trials]
     if not tried:
         raise StudyError(f"{_shown(location)} has no finished trial; expected at least one. Run `autofit tune` first.")
-    return max(tried, key=lambda study: study.trials[-1].started)
+    return max(tried, key=lambda study: study.trials[-1].start.started)
 
 
-def _latest(study: ReadStudy) -> SearchEvidence | None:
+def _latest(study: "ReadStudy") -> SearchEvidence | None:
     """Returns the evidence of the last search: of its end, or of its beginning if it did not end."""
     found = [each for name in (OPENED, CLOSED) if (each := evidence_in(study.notes, name)) is not None]
     return max(found, key=lambda each: (each.began, bool(each.stopped or each.failure)), default=None)
 
 
 def _trials(
-    family: Sequence[ReadStudy], environment: Environment, memory_bytes: int, began: datetime, until: datetime
+    study: "ReadStudy | None", environment: Environment, memory_bytes: int, began: datetime, until: datetime
 ) -> tuple[Trial, ...]:
     """Returns the trials of comparable environments up to a time, judged by one budget, oldest first."""
-    read: list[ReadTrial] = sorted((each for study in family for each in study.trials), key=lambda each: each.started)
     return tuple(
         trial
-        for each in read
-        if each.started <= until and environment.comparable(each.environment)
-        if (trial := each.under(memory_bytes, earlier=each.started < began)) is not None
+        for each in (() if study is None else study.trials)
+        if each.start.started <= until and environment.comparable(each.start.environment)
+        if (trial := each.under(memory_bytes, earlier=each.start.started < began)) is not None
     )
 
 
-def _family_of(recommendation: Recommendation) -> list[ReadStudy]:
-    """Returns the studies that hold the trials of a recommendation, newest first.
+def _study_of(recommendation: Recommendation) -> "ReadStudy | None":
+    """Returns the study that holds the trials of a recommendation; None if it is not in its storage any more.
 
     Raises:
-        StudyError: they cannot be read.
+        StudyError: the storage cannot be read.
     """
     location = recommendation.study
     if location in ("", _MEMORY):
@@ -187,15 +188,14 @@ def _family_of(recommendation: Recommendation) -> list[ReadStudy]:
     if "***" in location:
         raise StudyError(f"{location} needs its password. Name the study itself: `autofit report URL`.")
     name = f"{recommendation.environment.workload}-{recommendation.objective.unit}"
-    return [study for study in reversed(read_studies(location)) if study.family == name]
+    return next((study for study in studies_of.read_studies(location) if study.name == name), None)
 
 
-def _is_database(path: Path) -> bool:
-    if path.suffix in (".db", ".sqlite", ".sqlite3"):  # also if it is not there: the message is about a study
+def _is_study(path: Path) -> bool:
+    if path.suffix in (".journal", ".db", ".sqlite"):  # also if it is not there: the message is about a study
         return True
     try:
-        with path.open("rb") as file:
-            return file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
+        return permissions.is_storage(path)
     except OSError:
         return False
 

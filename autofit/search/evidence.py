@@ -25,7 +25,7 @@ from autofit.core.space import Refusal
 from autofit.core.trial import Purpose, Trial
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
-from autofit.study.stored import STORED_LETTERS
+from autofit.study.records import STORED_LETTERS
 
 BATCH_CHANGED = "the global batch was free and changed"
 """Beginning of the caveat on a changed global batch, which reports show first."""

@@ -10,7 +10,7 @@ from autofit.core.objective import Objective
 from autofit.search.event import Event
 from autofit.searchers.base import Searcher
 
-DEFAULT_STUDY = Path(".autofit") / "study.db"
+DEFAULT_STUDY = Path(".autofit") / "study.journal"
 
 Listen = Callable[[Event], None]
 """Called with each event of a search."""

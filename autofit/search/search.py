@@ -33,7 +33,8 @@ from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, questi
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
-from autofit.study import Study, optuna_imports, writing
+from autofit.study import Study
+from autofit.study.location import writing
 
 TRACING_RATIO, TRACING_S = 0.2, 120.0
 """Limits on the time for estimating memory: this share of the time left, and this many seconds."""
@@ -45,7 +46,6 @@ LEAST_WAIT_S = 1.0
 _CHANGES: Effect = "changes the result"
 
 
-@optuna_imports.released
 def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Recommendation:
     """Searches the space of a bench and returns the proven recommendation.
 

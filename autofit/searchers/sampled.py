@@ -1,25 +1,18 @@
 """Sampled: Optuna's samplers as searchers, for users who ask for them and as a reference for `guided`.
 
 A sampler works in its own Optuna study, in memory, over one flat space. It receives every trial of the durable study in
-the same form (`study/optuna_outcomes.py`), except that every trial is complete: samplers ignore failed trials, and
+the same form (`study/optuna_terms.py`), except that every trial is complete: samplers ignore failed trials, and
 would suggest their plans again.
 """
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.trial import TrialState, create_trial
 
 from autofit.core.errors import UsageError
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
-from autofit.study.optuna_outcomes import OptunaResult, optuna_result
+from autofit.study import optuna, quiet
+from autofit.study.optuna_terms import OptunaResult, optuna_result
 
 PATIENCE = 15
 """Number of trials in a row without a gain beyond the tie margin after which a sampler counts as converged."""
@@ -28,8 +21,8 @@ STARTUP = 5
 (reference/ecosystem.md 3.4)."""
 ATTEMPTS = 50
 """Number of suggestions in a row that are forbidden or already known after which the search ends."""
-SKIPPED = OptunaResult(TrialState.COMPLETE, 0.0, {"memory": 0.5, "valid": -1.0})
-FORBIDDEN = OptunaResult(TrialState.COMPLETE, 0.0, {"memory": 0.0, "valid": 1.0})
+SKIPPED = OptunaResult(optuna.trial.TrialState.COMPLETE, 0.0, {"memory": 0.5, "valid": -1.0})
+FORBIDDEN = OptunaResult(optuna.trial.TrialState.COMPLETE, 0.0, {"memory": 0.0, "valid": 1.0})
 """Results of a skipped plan and of a forbidden one. Every trial has the same two constraints in the same order, because
 GPSampler identifies them by position."""
 
@@ -45,11 +38,11 @@ class Sampled(Searcher):
         self._pending: dict[str, optuna.Trial] = {}
         self._results: dict[str, OptunaResult] = {}
         self._best, self._since = 0.0, 0
-        with _quiet():
+        with quiet():
             self._study = optuna.create_study(direction="maximize", sampler=self._sampler(problem.seed))
 
     @abstractmethod
-    def _sampler(self, seed: int) -> BaseSampler:
+    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """Returns the sampler.
 
         Raises:
@@ -62,7 +55,7 @@ class Sampled(Searcher):
             return self.problem.space.baseline
         if self._since >= PATIENCE:
             return None
-        with _quiet():
+        with quiet():
             for _ in range(ATTEMPTS):
                 asked = self._study.ask(self._distributions)
                 plan = self._plan(asked.params)
@@ -81,19 +74,19 @@ class Sampled(Searcher):
         if trial.purpose is Purpose.BLOCK or self.problem.space.violation(plan) is not None:
             return
         result = optuna_result(outcome, self.problem.objective, self.problem.memory_bytes)
-        if result.state is not TrialState.COMPLETE:
-            result = SKIPPED if result.state is TrialState.PRUNED else FORBIDDEN
+        if result.state is not optuna.trial.TrialState.COMPLETE:
+            result = SKIPPED if result.state is optuna.trial.TrialState.PRUNED else FORBIDDEN
         self._since += plan.key not in self._results
         self._results[plan.key] = result
         if outcome.measured and (result.value or 0.0) > self._best * (1 + self.problem.objective.tie_ratio):
             self._best, self._since = result.value or 0.0, 0
         asked, params = self._pending.pop(plan.key, None), self._params(plan)
-        with _quiet():
+        with quiet():
             if asked is not None:
                 self._settle(asked, result)
             elif params is not None:
                 self._study.add_trial(
-                    create_trial(
+                    optuna.trial.create_trial(
                         value=result.value,
                         params=params,
                         distributions=self._distributions,
@@ -131,8 +124,8 @@ class Tpe(Sampled):
 
     name = "tpe"
 
-    def _sampler(self, seed: int) -> BaseSampler:
-        return TPESampler(seed=seed, n_startup_trials=STARTUP)
+    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
 
 
 class Gp(Sampled):
@@ -140,9 +133,9 @@ class Gp(Sampled):
 
     name = "gp"
 
-    def _sampler(self, seed: int) -> BaseSampler:
+    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         try:
-            return GPSampler(seed=seed, n_startup_trials=STARTUP)
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP)
         except ImportError as error:
             raise UsageError(
                 f"the searcher 'gp' needs a package that is not installed: {error}. Expected scipy: "
@@ -155,25 +148,12 @@ class Random(Sampled):
 
     name = "random"
 
-    def _sampler(self, seed: int) -> BaseSampler:
-        return RandomSampler(seed=seed)
+    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        return optuna.samplers.RandomSampler(seed=seed)
 
 
-def _distribution(values: tuple[KnobValue, ...]) -> BaseDistribution:
+def _distribution(values: tuple[KnobValue, ...]) -> optuna.distributions.BaseDistribution:
     """Returns the domain as a range of indices: ordered for numbers, categorical for choices."""
     if all(type(value) is int for value in values):
-        return IntDistribution(0, len(values) - 1)
-    return CategoricalDistribution(range(len(values)))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Optuna's progress lines and its warnings about experimental features out of the user's log."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(level)
+        return optuna.distributions.IntDistribution(0, len(values) - 1)
+    return optuna.distributions.CategoricalDistribution(range(len(values)))

@@ -1,20 +1,33 @@
-"""The durable record of trials. Its parts are loaded when first asked for: a report reads studies without Optuna."""
+"""The durable record of trials: Optuna's studies in a journal file, or in any storage that Optuna has a URL for.
+
+Optuna, and what needs it, is loaded when it is first asked for, in a thread of its own: Optuna keeps the errors of
+optional imports that failed, and with them the frames of all callers, which may hold a model.
+"""
 
 from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autofit.study.location import writing
+    import optuna as optuna
+
+    from autofit.study.reading import read_studies
+    from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
     from autofit.study.study import Study
 
-__all__ = ["Study", "writing"]
+__all__ = ["Study", "connect", "disconnect", "existing", "optuna", "quiet", "read_studies", "studies_in", "study_in"]
 
-_HOMES = {"Study": "autofit.study.study", "writing": "autofit.study.location"}
+_HOMES = {"Study": "autofit.study.study", "read_studies": "autofit.study.reading", "optuna": "optuna"}
+"""The modules that other names than those of `autofit.study.storages` come from."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'autofit.study' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
+    where = _HOMES.get(name, "autofit.study.storages")
+    loading = Thread(target=import_module, args=(where,))
+    loading.start()
+    loading.join()
+    home = import_module(where)
+    globals()[name] = value = home if name == home.__name__ else getattr(home, name)
     return value

@@ -1,17 +1,15 @@
-"""EarlierTrials: the trials of earlier runs that are valid for this run, and notes on the others."""
+"""Which trials of earlier runs are valid for this run, in terms of its search space, and notes on the others."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from optuna.exceptions import UpdateFinishedTrialError
-
-from autofit.core.outcome import DIED, Outcome, Status
+from autofit.core.environment import Environment
+from autofit.core.outcome import DIED, Status
 from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
-from autofit.study.optuna_study import OptunaStudy, StoredTrial
-from autofit.study.stored import rejudged
-from autofit.study.trial_start import RunContext
+from autofit.study.records import StoredTrial
 
 IN_A_ROW = 2
 """Number of consecutive crashes, hangs or dead processes after which a plan is not tried again. After fewer it is,
@@ -31,108 +29,92 @@ _REUSED = (
 """Outcomes that a later run reuses. The others do not depend on the plan alone, or are decided anew in each run."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EarlierTrials:
-    """The trials of earlier runs that are valid for this run, and notes on the others.
+    """The trials of earlier runs that are valid for this run.
 
     Attributes:
-        context: facts common to all trials of this run.
-        notes: notes for the user.
-        trials: the trials that are valid for this run, oldest first.
-        comparable: all finished trials of a comparable environment, as stored.
+        trials: the trials, oldest first.
+        comparable: numbers of all trials of a comparable environment.
+        notes: notes for the user on the other trials.
     """
 
-    context: RunContext
-    notes: list[str] = field(default_factory=list)
-    trials: list[Trial] = field(default_factory=list)
-    comparable: list[StoredTrial] = field(default_factory=list)
-
-    def read(self, studies: Sequence[OptunaStudy]) -> None:
-        """Reads the trials of `studies`, oldest first. Trials whose process no longer exists are recorded as failed."""
-        entries = [entry for study in studies for entry in self._of(study)]
-        self._note_count(sum(entry is None for entry in entries), "without a readable autofit record left out")
-        finished = self._settled([entry for entry in entries if entry is not None])
-        comparable = self.comparable = self._comparable(finished)
-        failures = _in_a_row(comparable)
-        retried = 0
-        for entry in comparable:
-            stored, request = entry.outcome, entry.request
-            if stored is None or stored.status not in _REUSED:
-                continue
-            if stored.status.inconclusive and len(failures[request.plan]) < IN_A_ROW:
-                continue
-            outcome = rejudged(stored, request.memory_bytes, self.context.memory_bytes)
-            retried += outcome is None
-            if outcome is not None:
-                plan, purpose = request.plan, request.purpose
-                self.trials.append(
-                    Trial(number=entry.number, plan=plan, outcome=outcome, purpose=purpose, earlier=True)
-                )
-        self._note_count(retried, "that did not fit a smaller memory budget left out")
-        for plan, reasons in failures.items():
-            if len(reasons) >= IN_A_ROW:
-                died = all(reason == DIED for reason in reasons)
-                what = "its process died" if died else "it crashed or hung"
-                self.notes.append(f"not tried again because {what} {len(reasons)} times: {plan}")
-
-    def _of(self, study: OptunaStudy) -> list[StoredTrial | None]:
-        """Returns the entries of a study without dropped ones, and notes why they were dropped."""
-        entries, dropped = list(study.entries()), set[int]()
-        for drop in study.drops():
-            dropped.update(drop.trials)
-            self._note_count(len(drop.trials), f"dropped on {drop.when}: {drop.reason}")
-        return [entry for entry in entries if entry is None or entry.number not in dropped]
-
-    def _settled(self, entries: Sequence[StoredTrial]) -> list[StoredTrial]:
-        finished, orphans = [], 0
-        for entry in entries:
-            if entry.outcome is not None:
-                finished.append(entry)
-            elif entry.request.alive:
-                where = f"process {entry.request.pid} on {entry.request.host}"
-                self.notes.append(f"trial {entry.number} is running in {where}: left alone")
-            else:
-                outcome = Outcome(status=Status.CRASHED, reason=DIED)
-                try:
-                    entry.study.settle(entry.number, outcome, entry.request.memory_bytes)
-                except UpdateFinishedTrialError:
-                    continue  # its process finished it and ended after it was read here
-                orphans += 1
-                finished.append(replace(entry, outcome=outcome))
-        if orphans:
-            verb = "was running when its" if orphans == 1 else "were running when their"
-            self.notes.append(f"{_trials(orphans)} {verb} process died: recorded as failed")
-        return finished
-
-    def _comparable(self, entries: Sequence[StoredTrial]) -> list[StoredTrial]:
-        others: Counter[str] = Counter()
-        comparable = []
-        for entry in entries:
-            differences = self.context.environment.differences(entry.environment)
-            if differences:
-                others["; ".join(differences)] += 1
-            else:
-                comparable.append(entry)
-        for text, count in others.items():
-            self._note_count(count, f"of another environment left out: {text}")
-        return comparable
-
-    def _note_count(self, count: int, what: str) -> None:
-        if count:
-            self.notes.append(f"{_trials(count)} {what}")
+    trials: tuple[Trial, ...] = ()
+    comparable: tuple[int, ...] = ()
+    notes: tuple[str, ...] = field(default=())
 
 
-def _trials(count: int) -> str:
+def usable(
+    stored: Sequence[StoredTrial], environment: Environment, space: SpaceFacts, memory_bytes: int
+) -> EarlierTrials:
+    """Returns which finished trials, oldest first, are valid in an environment, a space and a memory budget."""
+    comparable, notes = _comparable(stored, environment)
+    failures = _in_a_row(comparable)
+    trials, retried = list[Trial](), 0
+    for each in comparable:
+        if each.outcome is None or each.outcome.status not in _REUSED:
+            continue
+        if each.outcome.status.inconclusive and len(failures[each.start.plan]) < IN_A_ROW:
+            continue
+        trial = each.under(memory_bytes)
+        retried += trial is None
+        trials += [] if trial is None else [trial]
+    if retried:
+        notes.append(f"{counted_trials(retried)} that did not fit a smaller memory budget left out")
+    for plan, reasons in failures.items():
+        if len(reasons) >= IN_A_ROW:
+            what = "its process died" if all(reason == DIED for reason in reasons) else "it crashed or hung"
+            notes.append(f"not tried again because {what} {len(reasons)} times: {plan}")
+    found, foreign = in_terms_of(space, trials)
+    return EarlierTrials(tuple(found), tuple(each.number for each in comparable), (*notes, *foreign))
+
+
+def in_terms_of(facts: SpaceFacts, trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
+    """Returns the trials with a value for each present knob, and a note on those whose plans are outside the space.
+
+    A knob that was not in an earlier search had its default value, which leaves the user's setting unchanged.
+    """
+    space = SearchSpace(facts)
+    found = [trial.model_copy(update={"plan": completed(trial.plan, facts)}) for trial in trials]
+    foreign = [reason for trial in found if (reason := space.violation(trial.plan)) is not None]
+    if not foreign:
+        return found, []
+    more = "" if len(set(foreign)) == 1 else "; and other reasons"
+    count = counted_trials(len(foreign))
+    return found, [f"{count} not used, since this run does not search these plans: {foreign[0]}{more}"]
+
+
+def completed(plan: Plan, facts: SpaceFacts) -> Plan:
+    """Returns a plan with the default of each present knob for which it has no value."""
+    missing = {knob.name: knob.default for knob in facts.knobs if knob.name not in plan.values}
+    return plan.replace(**missing) if missing else plan
+
+
+def counted_trials(count: int) -> str:
+    """Returns "1 trial" or "2 trials"."""
     return "1 trial" if count == 1 else f"{count} trials"
 
 
-def _in_a_row(entries: Sequence[StoredTrial]) -> dict[Plan, list[str]]:
+def _comparable(stored: Sequence[StoredTrial], environment: Environment) -> tuple[list[StoredTrial], list[str]]:
+    """Returns the trials of comparable environments, and notes on the others."""
+    others, comparable = Counter[str](), list[StoredTrial]()
+    for each in stored:
+        differences = environment.differences(each.start.environment)
+        if differences:
+            others["; ".join(differences)] += 1
+        else:
+            comparable.append(each)
+    notes = [f"{counted_trials(count)} of another environment left out: {text}" for text, count in others.items()]
+    return comparable, notes
+
+
+def _in_a_row(stored: Sequence[StoredTrial]) -> dict[Plan, list[str]]:
     """Returns, for each plan, the reasons of its latest consecutive crashes and hangs."""
     reasons: dict[Plan, list[str]] = {}
-    for entry in entries:
-        found, outcome = reasons.setdefault(entry.request.plan, []), entry.outcome
+    for each in stored:
+        found, outcome = reasons.setdefault(each.start.plan, []), each.outcome
         if outcome is not None and outcome.status.inconclusive:
             found.append(outcome.reason)
-        elif outcome is not None and outcome.status in _REUSED and entry.request.purpose is not Purpose.BLOCK:
+        elif outcome is not None and outcome.status in _REUSED and each.start.purpose is not Purpose.BLOCK:
             found.clear()
     return reasons

@@ -1,36 +1,36 @@
-"""Where a study is stored (memory, an SQLite file or a database), and how that place is shown without secrets.
+"""Place: where a study is kept, how that is shown without secrets, and what a failure of it means.
 
-Loads neither Optuna nor SQLAlchemy, which would take longer than reading a study.
+Loads neither Optuna nor SQLAlchemy.
 """
 
+import json
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
 
 from autofit import locks
-from autofit.core.errors import StorageError, StudyError, UsageError
-from autofit.core.units import format_duration
-from autofit.study import permissions
-from autofit.study.silence import ANSWER_S, limited
+from autofit.core.errors import AutofitError, StorageError, StudyError, UsageError
+from autofit.core.redaction import redacted
 
-LOCK_WAIT_S = 30.0
-"""Maximum time to wait for another process that holds the study's file or directory."""
+_SQLITE = "sqlite:///"
+_IN_MEMORY = ("", ":memory:", "sqlite://", _SQLITE, f"{_SQLITE}:memory:")
+_AWAY = frozenset({"OSError", "DatabaseError", "InterfaceError", "StorageInternalError"})
+"""Errors of a storage that does not answer, or refuses: of the system, of any database driver (PEP 249), of Optuna."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a study is stored.
+    """Where a study is kept.
 
     Attributes:
         shown: the place without secrets.
-        path: path of an SQLite file.
-        url: URL of a database. Without path and URL, the study is in memory.
-        secrets: parts of the URL that must not be shown, longest first.
+        path: path of a journal file.
+        url: storage URL of Optuna's. Without path and URL, the study is in memory.
+        secrets: the password in the URL, as it is written there and as drivers see it.
     """
 
     shown: str
@@ -40,24 +40,24 @@ class Place:
 
     @classmethod
     def of(cls, location: str | Path | None) -> Self:
-        """Parses the user's location: None or ":memory:", a path, or a database URL.
+        """Parses the user's location: None or ":memory:", a path, or a storage URL.
 
         Raises:
             UsageError: the location is empty, or is in the home of an unknown user.
         """
-        if location == "":
+        text = "" if location is None else str(location)
+        if isinstance(location, str) and not text:
             raise UsageError(
-                "the study location is empty, perhaps from an unset variable; expected a path, a database URL or "
+                "the study location is empty, perhaps from an unset variable; expected a path, a storage URL or "
                 "':memory:'. Set one, or leave it out."
             )
-        text = "" if location is None else str(location)
-        if isinstance(location, str) and "://" in text:
-            if not text.startswith("sqlite://") or "?" in text:
-                return cls(_redacted(text), url=text, secrets=_secrets(text))
-            text = text.removeprefix("sqlite://").removeprefix("/")
-        if text in ("", ":memory:"):
+        if text in _IN_MEMORY:
             return cls("memory")
-        # Absolute, since the user's code may change the working directory.
+        if "://" in text and isinstance(location, str):
+            if text.startswith(_SQLITE):  # absolute, since the user's code may change the working directory
+                text = f"{_SQLITE}{os.path.abspath(text.removeprefix(_SQLITE))}"
+            password = text.partition("://")[2].rpartition("@")[0].partition(":")[2]
+            return cls(redacted(text), url=text, secrets=tuple({password, unquote(password)} - {""}))
         try:
             path = Path(text).expanduser().absolute()
         except RuntimeError as error:
@@ -67,67 +67,38 @@ class Place:
         return cls(str(path), path=path)
 
     @contextmanager
-    def guarded(self, doing: str, seconds: float = ANSWER_S) -> Iterator[None]:
-        """Raises failures of the storage as `StudyError`, also that of a database that is silent for this long."""
+    def guarded(self, doing: str) -> Iterator[None]:
+        """Raises failures of the storage as `StudyError`, and as `StorageError` if it does not answer now.
+
+        Args:
+            doing: "opened", "read" or "written".
+        """
         try:
-            with nullcontext() if self.url is None else limited(seconds):
-                yield
-        except _storage_failures() as error:
-            # The cause is left out: tracebacks of database drivers can show the password.
-            raise StorageError(self._message(error, doing)) from None
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Lets one process at a time create the file and its tables: Optuna fails if two create them at once."""
-        if self.path is None:
             yield
-            return
-        permissions.make_directory(self.path.parent)
-        descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            free = True
-            with suppress(
-                OSError
-            ):  # some network file systems have no locks; two concurrent first runs may then collide
-                free = locks.locked(descriptor, LOCK_WAIT_S)
-            if not free:
-                raise StudyError(self._locked(self.path.parent))
-            yield
-        finally:
-            os.close(descriptor)
+        except AutofitError:
+            raise
+        except Exception as error:  # noqa: BLE001  # each driver has its own errors, and a damaged line may cause any
+            # Without the cause: tracebacks of database drivers can show the password.
+            raise self._error(error, doing) from None
 
-    def _locked(self, path: Path) -> str:
-        return (
-            f"the study at {self.shown} is locked: found {path} held by {locks.holder_of(path)}; expected it to be "
-            f"free within {format_duration(LOCK_WAIT_S)}. Wait until that process ends, or end it, then run again: "
-            "earlier records are kept."
-        )
-
-    def cause(self, error: BaseException) -> str:
-        """Returns the failure that is behind an error of the storage, as one line without secrets."""
-        if type(error).__module__.startswith("optuna."):  # it says less than the error that it was raised for
-            error = error.__cause__ or error.__context__ or error
-        while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
-            error = inner
-        text = (str(error).strip().splitlines() or [""])[0]
+    def _error(self, error: Exception, doing: str) -> StudyError:
+        cause = _cause(error)
+        text = redacted(next(iter(str(cause).strip().splitlines()), ""))
         for secret in self.secrets:
             text = text.replace(secret, "***")
-        return f"{type(error).__name__}: {text}"
-
-    def _message(self, error: BaseException, doing: str) -> str:
-        cause = self.cause(error)
-        if self.path is not None and "database is locked" in cause:
-            return self._locked(self.path)
-        found = f"the study at {self.shown} could not be {doing}: found {cause}"
-        if doing == "opened":
-            return (
-                f"{found}; expected the path of a new file or of an earlier study, or a database URL such as "
-                "postgresql+psycopg://host/database whose driver is installed. Choose another location: a path that "
-                "you can write to, or ':memory:' for a study that is not saved."
+        found = f"{type(cause).__name__}: {text}"
+        if not _AWAY.isdisjoint(each.__name__ for each in type(cause).__mro__):
+            return StorageError(
+                f"the study at {self.shown} could not be {doing}: found {found}; expected a storage that answers and "
+                "that this user can read and write. Check the path or URL, permissions and free space, then run "
+                "again: earlier records are kept."
             )
-        return (
-            f"{found}; expected that this process can write to it and that no other process changes this trial. Check "
-            "free space, permissions and other processes, then run again: earlier records are kept."
+        if self.path is not None and (line := _damaged_line(self.path)):
+            found = f"a damaged line {line}"
+        return StudyError(
+            f"the study at {self.shown} could not be {doing}: found {found}; expected a journal that Optuna can read, "
+            "or a storage URL such as postgresql+psycopg://host/database whose driver is installed. Nothing was "
+            "changed. Restore the file from a backup, or choose another location."
         )
 
 
@@ -146,40 +117,21 @@ def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Sa
         yield
 
 
-def _redacted(url: str) -> str:
-    """Returns a database URL without user, password and query values."""
-    scheme, _, rest = url.partition("://")
-    body, _, query = rest.partition("?")
-    if "@" in query:  # ambiguous: a password with a "?", or a value with an "@"
-        return f"{scheme}://***"
-    shown = f"{scheme}://{'***@' if '@' in body else ''}{body.rpartition('@')[2]}"
-    names = [f"{part.partition('=')[0]}=***" if "=" in part else "***" for part in query.split("&") if part]
-    return f"{shown}?{'&'.join(names)}" if names else shown
+def _cause(error: BaseException) -> BaseException:
+    """Returns the failure behind an error of a storage: that of the driver or of the operating system."""
+    if type(error).__module__.startswith("optuna."):  # it says less than the error that it was raised for
+        error = error.__cause__ or error.__context__ or error
+    while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
+        error = inner
+    return error
 
 
-def _secrets(url: str) -> tuple[str, ...]:
-    """Returns the parts that `_redacted` hides, as in the URL and as drivers see them, longest first."""
-    rest = url.partition("://")[2]
-    user, _, tail = rest.rpartition("@")
-    values = [part.rpartition("=")[2] for part in f"{rest}&{tail}".partition("?")[2].split("&")]
-    parts = [url, user, *user.split(":", 1), *values]
-    return tuple(sorted({form for part in parts for form in (part, unquote(part)) if form}, key=len, reverse=True))
-
-
-def _storage_failures() -> tuple[type[Exception], ...]:
-    """Returns the exceptions that a storage raises. Called once one was raised."""
-    from optuna.exceptions import OptunaError  # noqa: PLC0415  # see the module's docstring
-    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
-
-    return (
-        OptunaError,
-        SQLAlchemyError,
-        OSError,
-        ImportError,  # the driver of a database URL is not installed
-        sqlite3.Error,  # a file that another process has locked
-        RuntimeError,  # a database of another Optuna version
-        ValueError,  # a malformed URL; a trial that another process has finished
-        LookupError,  # a study or trial that another process has deleted
-        TypeError,  # a damaged distribution
-        AttributeError,
-    )
+def _damaged_line(path: Path) -> int:
+    """Returns the number of the first line of a journal that is not an operation of Optuna's; 0 if there is none."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                json.loads(line)["op_code"]
+            except (ValueError, LookupError, TypeError):
+                return number
+    return 0

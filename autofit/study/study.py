@@ -1,40 +1,36 @@
-"""Study: the durable record of trials, stored as an Optuna study.
+"""Study: the durable record of trials, which is an Optuna study.
 
-A trial is stored as RUNNING when `begin` returns, and with its complete outcome when `finish` returns.
+A trial is on disk as RUNNING when `begin` returns, and with its outcome when `finish` returns.
 """
 
-import re
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
+from optuna.trial import TrialState, create_trial
 
 from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
-from autofit.core.outcome import Outcome
+from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
-from autofit.study.current_space import in_terms_of
-from autofit.study.earlier_trials import EarlierTrials
-from autofit.study.location import LOCK_WAIT_S, Place
-from autofit.study.optuna_distributions import distributions_of, domain
-from autofit.study.optuna_storage import DAMAGED, connect, disconnect
-from autofit.study.optuna_study import OptunaStudy
-from autofit.study.plan_queue import PlanQueue
-from autofit.study.repair import heal
-from autofit.study.stored import first_of
-from autofit.study.trial_start import RunContext, TrialStart
+from autofit.study.earlier_trials import EarlierTrials, counted_trials, usable
+from autofit.study.location import Place
+from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
+from autofit.study.records import DROPPED, OUTCOME, SCHEMA, START, STUDY_SCHEMA, StoredTrial, TrialStart, readable
+from autofit.study.storages import connect, disconnect, quiet, study_in
 
 
 class Study:
-    """The durable record of trials: an Optuna study.
-
-    An object is used by one thread. Several processes may share a storage.
+    """The durable record of trials: an Optuna study. An object is used by one thread.
 
     Attributes:
         location: where the trials are stored, without secrets.
@@ -42,13 +38,30 @@ class Study:
     """
 
     def __init__(
-        self, place: Place, stored: OptunaStudy, past: EarlierTrials, earlier: Sequence[Trial], notes: Sequence[str]
+        self,
+        place: Place,
+        storage: BaseStorage,
+        study: optuna.Study,
+        notes: list[str],
+        environment: Environment,
+        space: SpaceFacts,
+        objective: Objective,
+        memory_bytes: int,
     ) -> None:
-        self.location = place.shown
-        self.notes = tuple(notes)
-        self._place, self._stored, self._context, self._past = place, stored, past.context, past
-        self._earlier = tuple(earlier)
+        self._place, self._storage, self._study, self._objective = place, storage, study, objective
+        self._environment, self._memory_bytes = environment, memory_bytes
+        self._study_id = storage.get_study_id_from_name(study.study_name)
         self._running: dict[int, TrialStart] = {}
+        trials, attributes = study.get_trials(deepcopy=False), study.user_attrs
+        self._distributions = distributions_of(space, trials)
+        for drop in attributes.get(DROPPED, ()):
+            notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
+        found, unreadable = readable(trials, attributes)
+        if unreadable:
+            notes.append(f"{counted_trials(unreadable)} without a readable autofit record left out")
+        stored = self._settled_orphans(found, notes)
+        self._past = usable(stored, environment, space, memory_bytes)
+        self.location, self.notes = place.shown, (*notes, *self._past.notes)
 
     @classmethod
     def open(
@@ -63,12 +76,9 @@ class Study:
     ) -> Self:
         """Opens the study `name` at `location`, or creates it.
 
-        If the domain of a knob or the objective has changed, trials are stored in a new study `name#2`, `name#3`, ...
-        of the same storage, since Optuna keeps one domain per parameter. The older trials are still used.
-
         Args:
-            location: None or ":memory:" for this process only, a path of an SQLite file, created with mode 0600, or a
-                database URL.
+            location: None or ":memory:" for this process only, a path of a journal file, created with mode 0600, or a
+                storage URL of Optuna's.
             name: name of the study in the storage.
             environment: environment in which this run measures.
             space: the knobs of the search.
@@ -78,19 +88,11 @@ class Study:
         Raises:
             StudyError: the storage cannot be used, is not of autofit, or has a newer schema.
         """
-        place = Place.of(location)
-        context = RunContext.of(environment, objective, memory_bytes)
-        with place.guarded("opened"), place.exclusive():
-            try:
-                stored, past = _read(place, name, context, space)
-            except DAMAGED as error:
-                lost = 0 if place.path is None else heal(place.path, LOCK_WAIT_S)
-                if not lost:
-                    raise error from None
-                stored, past = _read(place, name, context, space)
-                past.notes.append(f"the study was damaged: {lost} of its values could not be read and were deleted")
-        earlier, more = in_terms_of(space, past.trials)
-        return cls(place, replace(stored, distributions=distributions_of(space)), past, earlier, [*past.notes, *more])
+        place, notes = Place.of(location), list[str]()
+        with place.guarded("opened"):
+            storage = connect(place, notes)
+            study = _created(storage, name, objective)
+            return cls(place, storage, study, notes, environment, space, objective, memory_bytes)
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
         """Records that a trial of `plan` is starting, and returns its number.
@@ -98,10 +100,10 @@ class Study:
         Raises:
             StudyError: the record cannot be written.
         """
-        request = TrialStart.now(plan, purpose, self._context)
+        start = TrialStart.now(plan, purpose, self._environment, self._memory_bytes)
         with self._place.guarded("written"):
-            number = self._stored.add(request)
-        self._running[number] = request
+            number = self._add(start)
+        self._running[number] = start
         return number
 
     def finish(self, number: int, outcome: Outcome) -> Trial:
@@ -110,28 +112,22 @@ class Study:
         Raises:
             StudyError: the record cannot be written (calling again is allowed), or the trial is not running here.
         """
-        request = self._running.get(number)
-        if request is None:
+        start = self._running.get(number)
+        if start is None:
             raise StudyError(
                 f"trial {number} cannot be finished: found running {sorted(self._running) or 'none'}; expected a "
                 "number returned by begin() that is not finished yet. Call begin() first."
             )
+        kept = number
         with self._place.guarded("written"):
-            kept = self._settled(number, request, outcome)
+            try:
+                self._settle(number, outcome, start.memory_bytes)
+            except UpdateFinishedTrialError:
+                # Containers that share a host name do not see each other's processes, and treat them as dead.
+                kept = self._add(start)
+                self._settle(kept, outcome, start.memory_bytes)
         del self._running[number]
-        return Trial(number=kept, plan=request.plan, outcome=outcome, purpose=request.purpose)
-
-    def _settled(self, number: int, request: TrialStart, outcome: Outcome) -> int:
-        """Writes an outcome and returns the number of its trial, a new one if the trial was set to FAIL or deleted.
-
-        Containers that share a host name do not see each other's processes, and treat them as dead.
-        """
-        try:
-            self._stored.settle(number, outcome, request.memory_bytes)
-        except (UpdateFinishedTrialError, KeyError):
-            number = self._stored.add(request)
-            self._stored.settle(number, outcome, request.memory_bytes)
-        return number
+        return Trial(number=kept, plan=start.plan, outcome=outcome, purpose=start.purpose)
 
     def earlier(self) -> Sequence[Trial]:
         """Returns the trials that were finished before this study was opened and are valid for this run, oldest first.
@@ -140,7 +136,7 @@ class Study:
         `notes` states whether some of their plans are not searched by this run. A plan that was running when its
         process died is left out once, so that it may be tried again. After a second death it is returned as CRASHED.
         """
-        return self._earlier
+        return self._past.trials
 
     def drop(self, reason: str) -> None:
         """Drops the comparable trials of earlier runs, for later runs too. They stay on disk.
@@ -148,39 +144,24 @@ class Study:
         Raises:
             StudyError: the record cannot be written.
         """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        drop = {"trials": self._past.comparable, "reason": reason, "when": now}
         with self._place.guarded("written"):
-            for stored in {id(entry.study): entry.study for entry in self._past.comparable}.values():
-                stored.drop([entry.number for entry in self._past.comparable if entry.study is stored], reason)
-        self._earlier = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the Optuna study that stores the trials of this run."""
-        return self._stored.study.study_name
-
-    def queue(self, offer: int) -> PlanQueue:
-        """Returns the queue through which workers get plans of this run.
-
-        Args:
-            offer: number of the offer that the workers answer.
-        """
-        return PlanQueue(self._place, self._stored, self._context, offer)
+            self._study.set_user_attr(DROPPED, [*self._study.user_attrs.get(DROPPED, ()), drop])
+        self._past = EarlierTrials()
 
     def close(self) -> None:
         """Closes the connections to a database. The study can still be used, which opens them again."""
-        disconnect(self._stored.storage)
+        disconnect(self._storage)
 
     def kept_notes(self) -> Mapping[str, object]:
-        """Returns the notes on the whole study and its continuations, by name (`note`); of equal names the newest.
+        """Returns the notes on the whole study, by name (`note`).
 
         Raises:
             StudyError: they cannot be read.
         """
-        storage, notes = self._stored.storage, dict[str, object]()
         with self._place.guarded("read"):
-            for name in _family(storage, first_of(self.name)):
-                notes |= storage.get_study_user_attrs(storage.get_study_id_from_name(name))
-            return notes | self._stored.study.user_attrs
+            return self._study.user_attrs
 
     def note(self, name: str, value: dict[str, object]) -> None:
         """Stores a named note on the whole study, as JSON.
@@ -189,53 +170,75 @@ class Study:
             StudyError: the note cannot be written.
         """
         with self._place.guarded("written"):
-            self._stored.study.set_user_attr(name, value)
+            self._study.set_user_attr(name, value)
+
+    def _add(self, start: TrialStart) -> int:
+        """Adds a running trial and returns its number."""
+        values = {k: v for k, v in start.plan.values.items() if holds(self._distributions.get(k), v)}
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=values,
+            distributions={name: self._distributions[name] for name in values},
+            user_attrs={START: start.model_dump_json(), "purpose": start.purpose.value},
+        )
+        return self._storage.get_trial_number_from_id(self._storage.create_new_trial(self._study_id, template))
+
+    def _settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
+        """Writes the outcome of a running trial. Its state comes last, so that a finished trial is complete.
+
+        Raises:
+            UpdateFinishedTrialError: the trial is no longer running.
+        """
+        result = optuna_result(outcome, self._objective, memory_bytes)
+        # As text, because NaN is not valid JSON and would break the dashboard. Python's reader accepts it.
+        attributes = {**columns(outcome), OUTCOME: json.dumps(outcome.model_dump(mode="json"))}
+        trial = optuna.trial.Trial(
+            self._study, self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        )
+        for key, value in attributes.items():
+            trial.set_user_attr(key, value)
+        for key, value in result.constraints.items():
+            if key not in trial.constraints:  # a write that failed is made again
+                trial.set_constraint(key, value)
+        self._study.tell(trial, result.value, result.state)
+
+    def _settled_orphans(self, trials: Sequence[StoredTrial], notes: list[str]) -> list[StoredTrial]:
+        """Returns the finished trials. Those whose process died meanwhile are recorded as failed."""
+        finished, orphans = list[StoredTrial](), 0
+        died = Outcome(status=Status.CRASHED, reason=DIED)
+        for each in trials:
+            start = each.start
+            if each.outcome is not None:
+                finished.append(each)
+            elif start.alive:
+                notes.append(f"trial {each.number} is running in process {start.pid} on {start.host}: left alone")
+            else:
+                with suppress(UpdateFinishedTrialError):  # its process finished it, and ended after it was read here
+                    self._settle(each.number, died, start.memory_bytes)
+                    orphans += 1
+                    finished.append(StoredTrial(each.number, start, died))
+        if orphans:
+            verb = "was running when its" if orphans == 1 else "were running when their"
+            notes.append(f"{counted_trials(orphans)} {verb} process died: recorded as failed")
+        return finished
 
 
-def _read(place: Place, name: str, context: RunContext, space: SpaceFacts) -> tuple[OptunaStudy, EarlierTrials]:
-    """Returns the study that stores this run's trials, and the trials of earlier runs."""
-    storage = connect(place)
-    studies = [OptunaStudy.load(storage, found, context.objective) for found in _family(storage, name)]
-    stored, notes = _choose(storage, name, studies, space, context.objective)
-    stored.remember(context)
-    past = EarlierTrials(context, notes)
-    past.read([*studies, *([] if stored in studies else [stored])])
-    return stored, past
+def _created(storage: BaseStorage, name: str, objective: Objective) -> optuna.Study:
+    """Loads a study, or creates it.
 
-
-def _choose(
-    storage: BaseStorage, name: str, studies: Sequence[OptunaStudy], space: SpaceFacts, objective: Objective
-) -> tuple[OptunaStudy, list[str]]:
-    """Returns the newest of `studies` that can store trials of this space, or a new one with a note why."""
-    reasons: list[str] = []
-    for stored in reversed(studies):
-        found = _conflicts(stored, space, objective)
-        if not found:
-            return stored, []
-        reasons = reasons or found
-    if not studies:
-        return OptunaStudy.load(storage, name, objective), []
-    fresh = f"{name}#{max(int(stored.study.study_name[len(name) + 1 :] or 1) for stored in studies) + 1}"
-    return OptunaStudy.load(storage, fresh, objective), [
-        f"trials of this run are stored in the study {fresh}: {'; '.join(reasons)}"
-    ]
-
-
-def _conflicts(stored: OptunaStudy, space: SpaceFacts, objective: Objective) -> list[str]:
-    """Returns why an Optuna study cannot store trials of this space."""
-    reasons = []
-    if stored.objective.unit != objective.unit:
-        reasons.append(f"objective: {objective.unit}, was {stored.objective.unit}")
-    wanted = distributions_of(space)
-    for trial in stored.study.get_trials(deepcopy=False):
-        for knob in wanted.keys() & trial.distributions.keys():
-            now, was = domain(wanted[knob]), domain(trial.distributions[knob])
-            if now != was and f"{knob}: {now}, was {was}" not in reasons:
-                reasons.append(f"{knob}: {now}, was {was}")
-    return reasons
-
-
-def _family(storage: BaseStorage, name: str) -> list[str]:
-    """Returns the names of the study and its continuations, oldest first."""
-    pattern = re.compile(re.escape(name) + r"(#[0-9]+)?")
-    return [study.study_name for study in storage.get_all_studies() if pattern.fullmatch(study.study_name)]
+    Raises:
+        StudyError: the study is of another program or of a newer schema.
+    """
+    with quiet():
+        study = study_in(storage, name)
+        found = study.user_attrs.get(SCHEMA)
+        if found is None and not study.get_trials(deepcopy=False):
+            study.set_user_attr(SCHEMA, STUDY_SCHEMA)
+            study.set_metric_names([f"{objective.unit}/s"])  # the name of values in optuna-dashboard
+        elif found != STUDY_SCHEMA:
+            raise StudyError(
+                f"the study {name} cannot be used: found {f'the schema {found}' if found else 'trials but no schema'}; "
+                f"expected {STUDY_SCHEMA}, which this version of autofit writes. Choose another study, or the version "
+                "of autofit that wrote it."
+            )
+    return study

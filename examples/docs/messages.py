@@ -29,8 +29,8 @@ WORDS = 4
 """Texts with fewer words, parts that vary among them, are names and parts of messages."""
 DESCRIPTIONS = {"help", "description", "epilog", "about", "cost", "heading", "missing"}
 """Names of arguments and attributes whose texts describe a part of autofit, and are not messages."""
-LANGUAGES = {"compile", "execute", "select"}
-"""Names of functions whose texts are regular expressions, or SQL."""
+LANGUAGES = {"compile"}
+"""Names of functions whose texts are regular expressions."""
 VERBS = (
     "add|allow|average|build|change|check|choose|close|compare|copy|correct|create|define|describe|do not|end|exclude|"
     "export|find|fix|free|give|install|keep|leave|let|load|look|make|move|name|override|pass|pin|put|quote|raise|rebuild|"

@@ -36,7 +36,7 @@ def tune(name: str, memory: str, seconds: float) -> Path:
     plan = folder / "autofit.yaml"
     target = f"{EXAMPLES / name}.py:make_workload"
     command = [sys.executable, "-m", "autofit", "tune", target, "-o", str(plan), "--memory", memory]
-    command += ["--time", str(seconds), "--study", str(folder / "study.db"), "--quiet"]
+    command += ["--time", str(seconds), "--study", str(folder / "study.journal"), "--quiet"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return plan
 

@@ -34,7 +34,7 @@ def timed(name: str, study: Path) -> tuple[Fit, float]:
 def measure(name: str, repetitions: int) -> dict[str, Any]:
     """Returns the figures of one example."""
     with tempfile.TemporaryDirectory() as folder:
-        study = Path(folder) / "study.db"
+        study = Path(folder) / "study.journal"
         first, first_s = timed(name, study)
         again = [timed(name, study) for _ in range(repetitions)]
     seconds = [spent_s for _, spent_s in again]

@@ -39,7 +39,7 @@ def play(folder: Path, nights: int | None = None) -> tuple[NightResult, Mapping[
         data = {"name": job.name, "workload": "recorded.py", "plan": f"{job.name}.yaml"}
         jobs.append(Job.model_validate(data, context={FOLDER: folder}))
         accept_fastest(table_of(job.name), jobs[-1].plan, job.planted(1).driver)
-    file = JobsFile(path=folder / "jobs.yaml", history=str(folder / "study.db"), jobs=tuple(jobs))
+    file = JobsFile(path=folder / "jobs.yaml", history=str(folder / "study.journal"), jobs=tuple(jobs))
     for night in range(1, (nights or NIGHTS) + 1):
         now = START + timedelta(days=night - 1)
         history = History.open(file.history, file.aside)

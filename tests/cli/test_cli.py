@@ -62,7 +62,7 @@ def test_a_real_run_keeps_torch_and_the_users_code_out_of_the_parent(
     assert "autofit: tuning for the CPU (" in done.stderr
     assert "accelerator was found" not in done.stderr + done.stdout  # --device cpu was given
     assert "autofit: searching" in done.stderr
-    assert (folder / ".autofit" / "study.db").stat().st_mode & 0o777 == 0o600
+    assert (folder / ".autofit" / "study.journal").stat().st_mode & 0o777 == 0o600
     fit = autofit.load(folder / "autofit.yaml")
     assert fit.plan.global_batch_size == 16
     assert fit.proof.worst_steps >= 3

@@ -25,7 +25,7 @@ from tests.nightly.benches import calm, faster, recommended
 
 JOBS = """\
 schema: autofit.jobs/1
-history: study.db
+history: study.journal
 jobs:
   - {name: gpt, workload: train.py, plan: gpt.yaml}
   - {name: bert, workload: train.py, plan: bert.yaml}

@@ -56,7 +56,7 @@ def test_an_open_regression_is_accepted_as_the_new_level_and_reported_no_more(ru
     room = MachineRoom(tmp_path, start=datetime.now(UTC) - timedelta(days=30))
     job = room.add("gpt")
     Path("jobs.yaml").write_text(
-        "schema: autofit.jobs/1\nhistory: study.db\njobs: [{name: gpt, workload: train.py, plan: gpt.yaml}]\n"
+        "schema: autofit.jobs/1\nhistory: study.journal\njobs: [{name: gpt, workload: train.py, plan: gpt.yaml}]\n"
     )
     code, _, err = run("nightly", "accept", "gpt", "--level")
     assert code == 2

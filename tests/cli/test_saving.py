@@ -62,7 +62,7 @@ def test_defect_12_the_result_is_printed_where_the_plan_cannot_be_saved(
 
     monkeypatch.setattr(planfile, "save", full)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    words = ("tune", "t.py", "--study", "s.db", "--trials", "3")
+    words = ("tune", "t.py", "--study", "s.journal", "--trials", "3")
     code, out, err = run(*words)
     assert code == 2
     assert out.startswith(("Use micro batch", "Keep your own"))

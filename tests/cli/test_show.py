@@ -57,8 +57,8 @@ def test_defect_15_what_is_unseen_reaches_the_terminal_neither_as_json_nor_in_er
 
 
 def test_a_study_is_not_a_plan_file_and_the_command_that_shows_it_is_named(remote: type[FakeRemote], run: Run) -> None:
-    run("tune", "t.py", "--study", "study.db", "--trials", "3")
-    code, out, err = run("show", "study.db")
+    run("tune", "t.py", "--study", "study.journal", "--trials", "3")
+    code, out, err = run("show", "study.journal")
     assert (code, out) == (2, "")
-    assert "study.db: found a study (an SQLite file)" in err
-    assert "`autofit report study.db`" in err
+    assert "study.journal: found a study (a journal of trials)" in err
+    assert "`autofit report study.journal`" in err

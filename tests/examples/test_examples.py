@@ -157,7 +157,7 @@ def test_the_memory_budget_forbids_the_largest_batch(name: str) -> None:
 def test_it_prints_the_answer_trains_and_keeps_its_study(tuned: Tuned) -> None:
     assert "Proven by 3 whole steps on the worst batch" in " ".join(tuned.printed.split())
     assert "step 1: loss " in tuned.printed
-    assert (tuned.folder / ".autofit" / "study.db").is_file()
+    assert (tuned.folder / ".autofit" / "study.journal").is_file()
 
 
 def test_it_runs_as_a_script(tuned: Tuned) -> None:

@@ -14,7 +14,7 @@ from autofit import locks
 from autofit.core.errors import Busy
 from autofit.devices import choose
 from autofit.search.event import Event
-from autofit.study import writing
+from autofit.study.location import writing
 from tests.probing import targets
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,8 @@ def test_defect_03_two_commands_run_one_after_the_other(tmp_path: Path) -> None:
     """Neither dead-locks with its own children, of which one proves the plan beside the warm one."""
     options = ("--memory", "256MiB", "--strategies", "batching", "--trials", "1")
     both = [
-        command(*options, "-o", str(tmp_path / f"{n}.yaml"), "--study", str(tmp_path / f"{n}.db")) for n in range(2)
+        command(*options, "-o", str(tmp_path / f"{n}.yaml"), "--study", str(tmp_path / f"{n}.journal"))
+        for n in range(2)
     ]
     errors = [process.communicate(timeout=280)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
@@ -96,9 +97,9 @@ def test_defect_03_two_commands_run_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_defect_03_one_writer_in_a_study(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
+    path = tmp_path / "s.journal"
     with holding(f"study-{path.resolve()}-net-samples") as child:
-        with pytest.raises(Busy, match=r"the study .*s\.db is in use"), writing(path, "net-samples", 0.0, print):
+        with pytest.raises(Busy, match=r"the study .*s\.journal is in use"), writing(path, "net-samples", 0.0, print):
             pytest.fail("two writers")
         with writing(path, "other-samples", 0.0, print), writing(":memory:", "net-samples", 0.0, print):
             pass

@@ -47,7 +47,7 @@ def test_defect_07_what_the_users_code_prints_is_in_no_plan_study_json_or_termin
     assert done.returncode != 1, done.stderr
     assert CANARY not in done.stdout + done.stderr
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
-    log = tmp_path / ".autofit" / "study.db.log"
+    log = tmp_path / ".autofit" / "study.journal.log"
     assert kept == [log]
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     if order not in ("good", "raise"):
@@ -73,15 +73,15 @@ def test_defect_07_the_log_is_its_owners_is_bounded_and_is_kept_only_where_it_be
 
 
 def test_the_log_is_no_file_that_the_user_has_already(tmp_path: Path) -> None:
-    """`--study train.db` emptied a `train.log` beside it."""
-    assert _log(tmp_path / "train.db") == tmp_path / "train.db.log"
+    """`--study train.journal` emptied a `train.log` beside it."""
+    assert _log(tmp_path / "train.journal") == tmp_path / "train.journal.log"
     assert _log("/") is None
-    path = tmp_path / "train.db.log"
+    path = tmp_path / "train.journal.log"
     path.write_bytes(b"epoch 1: loss 0.3\n" * 10**5)
     before = path.read_bytes()
     log = OutputLog(path)
     log.write(b"x" * 2**16, b"the last")
-    assert "train.db.log already exists and is not a log of autofit's" in log.location()
+    assert "train.journal.log already exists and is not a log of autofit's" in log.location()
     assert path.read_bytes() == before
     path.unlink()
     for text in (b"first", b"second"):  # one of its own is gone on with

@@ -87,19 +87,21 @@ def left(path: Path, *outcomes: Outcome) -> None:
 
 
 @pytest.mark.parametrize("status", CRASHES)
-def test_defect_08_one_crash_is_not_taken_over_by_a_later_run_and_two_in_a_row_are(db: Path, status: Status) -> None:
-    left(db, failed(status))
-    assert reopen(db).earlier() == ()
-    left(db, failed(status))
-    assert [trial.outcome.status for trial in reopen(db).earlier()] == [status] * 2
-    assert reopen(db).notes == (f"not tried again because it crashed or hung 2 times: {PLAN}",)
+def test_defect_08_one_crash_is_not_taken_over_by_a_later_run_and_two_in_a_row_are(
+    journal: Path, status: Status
+) -> None:
+    left(journal, failed(status))
+    assert reopen(journal).earlier() == ()
+    left(journal, failed(status))
+    assert [trial.outcome.status for trial in reopen(journal).earlier()] == [status] * 2
+    assert reopen(journal).notes == (f"not tried again because it crashed or hung 2 times: {PLAN}",)
 
 
-def test_defect_08_a_crash_beside_a_measurement_does_not_count(db: Path) -> None:
-    left(db, failed(Status.CRASHED), measured(), failed(Status.TIMED_OUT))
-    assert [trial.outcome.status for trial in reopen(db).earlier()] == [Status.MEASURED]
+def test_defect_08_a_crash_beside_a_measurement_does_not_count(journal: Path) -> None:
+    left(journal, failed(Status.CRASHED), measured(), failed(Status.TIMED_OUT))
+    assert [trial.outcome.status for trial in reopen(journal).earlier()] == [Status.MEASURED]
 
 
-def test_a_death_and_a_crash_in_a_row_count(db: Path) -> None:
-    left(db, failed(Status.CRASHED), Outcome(status=Status.CRASHED, reason=DIED))
-    assert len(reopen(db).earlier()) == 2
+def test_a_death_and_a_crash_in_a_row_count(journal: Path) -> None:
+    left(journal, failed(Status.CRASHED), Outcome(status=Status.CRASHED, reason=DIED))
+    assert len(reopen(journal).earlier()) == 2

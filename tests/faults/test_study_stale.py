@@ -54,24 +54,24 @@ def tuned(study: Path, model: nn.Module, helper: Callable[[torch.Tensor], torch.
 
 
 def test_defect_02_an_attribute_of_the_model_makes_it_another_workload(tmp_path: Path) -> None:
-    once = tuned(tmp_path / "s.db", Repeated(1))
-    many = tuned(tmp_path / "s.db", Repeated(30))
+    once = tuned(tmp_path / "s.journal", Repeated(1))
+    many = tuned(tmp_path / "s.journal", Repeated(30))
     assert once.recommendation.environment.differences(many.recommendation.environment)
     assert any("of another environment left out: attributes" in caveat for caveat in many.caveats)
 
 
 def test_defect_02_a_helper_of_the_step_makes_it_another_workload(tmp_path: Path) -> None:
-    tuned(tmp_path / "s.db", Repeated(1))
-    other = tuned(tmp_path / "s.db", Repeated(1), dear)
+    tuned(tmp_path / "s.journal", Repeated(1))
+    other = tuned(tmp_path / "s.journal", Repeated(1), dear)
     assert any("of another environment left out" in caveat and "code: " in caveat for caveat in other.caveats)
 
 
 def test_the_same_workload_goes_on_after_it_was_trained(tmp_path: Path) -> None:
     model = Repeated(1)
-    first = tuned(tmp_path / "s.db", model)
+    first = tuned(tmp_path / "s.journal", model)
     for _ in range(3):
         model(torch.randn(4, 8))
-    again = tuned(tmp_path / "s.db", model)
+    again = tuned(tmp_path / "s.journal", model)
     assert not first.recommendation.environment.differences(again.recommendation.environment)
     assert not any("left out" in caveat or "dropped" in caveat for caveat in again.caveats)
 
@@ -158,17 +158,17 @@ def test_a_baseline_that_ended_its_process_twice_is_not_run_a_third_time() -> No
 # On disk
 
 
-def test_defect_02_what_was_dropped_stays_dropped_and_says_why(db: Path) -> None:
+def test_defect_02_what_was_dropped_stays_dropped_and_says_why(journal: Path) -> None:
     for size in (1, 2):
-        study = reopen(db)
+        study = reopen(journal)
         study.finish(study.begin(study_plan(size), Purpose.PROBE), measured())
-    study = reopen(db)
+    study = reopen(journal)
     assert len(study.earlier()) == 2
     study.drop("micro_batch_size=1 now shows 5 samples/s, was 50")
     assert study.earlier() == ()
     study.finish(study.begin(study_plan(4), Purpose.PROBE), measured())
     for _ in range(2):
-        later = reopen(db)
+        later = reopen(journal)
         assert [trial.plan for trial in later.earlier()] == [study_plan(4)]
         (note,) = later.notes
         assert note.startswith("2 trials dropped on 2")

@@ -82,7 +82,7 @@ class MachineRoom:
         """The jobs file."""
         return JobsFile(
             path=self.folder / "jobs.yaml",
-            history=self.location or str(self.folder / "study.db"),
+            history=self.location or str(self.folder / "study.journal"),
             time_s=self.time_s,
             jobs=tuple(self.jobs),
             problems=self.problems,

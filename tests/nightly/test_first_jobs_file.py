@@ -22,7 +22,7 @@ def test_it_holds_one_job_and_nothing_else(tmp_path: Path) -> None:
     assert found.problems == ()
     assert (job.name, job.workload, job.plan) == ("train", TARGET, tmp_path / "plans" / "train.yaml")
     assert job.model_dump(exclude_unset=True).keys() == {"name", "workload", "plan"}
-    assert found.history == str(tmp_path / ".autofit" / "study.db")
+    assert found.history == str(tmp_path / ".autofit" / "study.journal")
 
 
 def test_each_key_is_there_and_each_example_is_valid(tmp_path: Path) -> None:

@@ -30,19 +30,6 @@ def test_a_job_has_the_target_of_the_same_command_line(monkeypatch: pytest.Monke
     assert found.target == tune._target(parser().parse_args(words))
 
 
-@pytest.mark.parametrize(
-    ("named", "given", "found"),
-    [(None, "cuda:1", "cuda:1"), ("cuda", "cuda:1", "cuda:1"), ("cuda:0", "cuda:1", "cuda:0"), ("cpu", "cuda:1", "cpu"),
-     ("cuda", None, "cuda")],
-)  # fmt: skip
-def test_a_job_runs_on_the_device_of_a_worker_unless_it_names_another(
-    named: str | None, given: str | None, found: str
-) -> None:
-    placed = job(Path("/elsewhere"), device=named).on(given)
-    assert placed.target.device == found
-    assert placed.target.name == "/elsewhere/train.py:make_workload"
-
-
 def test_what_a_job_leaves_out_is_left_to_the_workload() -> None:
     given = parser().parse_args(["tune", "/work/train.py:make_workload"])
     assert job().target == tune._target(given)

@@ -225,11 +225,11 @@ def test_a_history_is_a_path_a_url_or_where_a_url_is(tmp_path: Path, monkeypatch
     assert history(tmp_path, "{env: AUTOFIT_HISTORY}") == history(tmp_path, "{file: url}") == SECRET
     assert history(tmp_path, SECRET) == SECRET
     assert history(tmp_path, "{file: jobs.yaml}") != SECRET
-    assert history(tmp_path, "night.db") == history(tmp_path, "sqlite:///night.db") == str(tmp_path / "night.db")
-    assert history(tmp_path, "sqlite:////abs/night.db") == "/abs/night.db"
-    assert history(tmp_path, "sqlite:///night.db?timeout=3") == "sqlite:///night.db?timeout=3"
-    monkeypatch.setenv("AUTOFIT_HISTORY", "night.db")
-    assert history(tmp_path, "{env: AUTOFIT_HISTORY}") == str(tmp_path / "night.db")
+    assert history(tmp_path, "night.journal") == str(tmp_path / "night.journal")
+    assert history(tmp_path, "sqlite:///night.db?timeout=3") == f"sqlite:///{tmp_path}/night.db?timeout=3"
+    assert history(tmp_path, "sqlite:////abs/night.db") == "sqlite:////abs/night.db"
+    monkeypatch.setenv("AUTOFIT_HISTORY", "night.journal")
+    assert history(tmp_path, "{env: AUTOFIT_HISTORY}") == str(tmp_path / "night.journal")
 
 
 @pytest.mark.parametrize(

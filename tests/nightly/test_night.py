@@ -202,6 +202,27 @@ def test_named_jobs_alone_are_checked_and_leave_an_unfinished_night(room: Machin
         room.night(only=("x",))
 
 
+def test_processes_with_different_jobs_run_at_once_and_each_job_is_checked_by_one(room: MachineRoom) -> None:
+    room.add("a")
+    room.add("b")
+    pid = os.fork()  # a lock is held by another process
+    if pid == 0:
+        with locks.held(f"night-{room.file.path.resolve()}-a", "the job a", 0.0):
+            (room.folder / "held").touch()
+            signal.pause()
+    try:
+        while not (room.folder / "held").exists():
+            pass
+        assert [record.job for record in room.night(only=("b",)).records] == ["b"]
+        left = room.night(only=("a",))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert (left.records, left.exit_code) == ((), Busy.exit_code)
+    assert f"the job a is in use: found process {pid} " in left.unchecked["a"]
+    assert [record.job for record in room.night().records] == ["a", "b"]
+
+
 def test_a_dry_run_says_the_order_and_runs_nothing(room: MachineRoom) -> None:
     room.add("a")
     room.night()

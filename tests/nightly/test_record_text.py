@@ -11,7 +11,7 @@ from autofit.core.errors import StudyError
 from autofit.core.plan import Plan
 from autofit.nightly.record_text import check_schema, from_text, to_text
 from autofit.nightly.records import Figures, NightRecord, Verdict, VerdictKind
-from autofit.study.stored import STORED_LETTERS
+from autofit.study.records import STORED_LETTERS
 from tests.nightly.history_samples import PLAN, record
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

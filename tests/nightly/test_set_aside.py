@@ -34,7 +34,7 @@ def test_records_are_lines_of_json_that_only_their_owner_reads(aside: SetAside) 
     aside.append(record(2, "resnet"))
     assert aside.read() == ((record(1), record(2, "resnet")), 0)
     lines = aside.path.read_text().splitlines()
-    assert [json.loads(line)["record"]["job"] for line in lines] == ["gpt", "resnet"]
+    assert [json.loads(line)["job"] for line in lines] == ["gpt", "resnet"]
     assert stat.S_IMODE(aside.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(aside.path.parent.stat().st_mode) == 0o700
 
@@ -63,11 +63,9 @@ def test_an_incomplete_last_line_is_ignored(aside: SetAside, cut: int) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b"99.25", b"98.25"),
-        (b'"sum"', b'"sun"'),
+        (b"99.25", b"9x.25"),
+        (b'"job"', b'"jib"'),
         (b"{", b"["),
-        (b"gpt-1", b"gpt\xff1"),
-        (b'"record": {', b'"record": [{'),
     ],
 )
 def test_a_damaged_line_is_lost_alone_and_counted(aside: SetAside, old: bytes, new: bytes) -> None:

@@ -15,7 +15,7 @@ from tests.recorded import recorded_search
 
 @pytest.fixture
 def kept(tmp_path: Path) -> tuple[Path, Path, SearchResult]:
-    study, plan = tmp_path / "study.db", tmp_path / "plan.yaml"
+    study, plan = tmp_path / "study.journal", tmp_path / "plan.yaml"
     result = recorded_search(study)
     assert result.recommendation is not None
     planfile.save(result.recommendation, plan)
@@ -46,7 +46,7 @@ def test_a_newer_search_is_not_mixed_into_an_older_plan(kept: tuple[Path, Path, 
 
 
 def test_trials_of_an_earlier_search_are_marked(tmp_path: Path) -> None:
-    study = tmp_path / "study.db"
+    study = tmp_path / "study.journal"
     first = recorded_search(study, request=Request(max_trials=3))
     second = recorded_search(study)
     found = sources.of_name(study)
@@ -63,7 +63,7 @@ def test_a_plan_whose_study_is_gone_says_so(kept: tuple[Path, Path, SearchResult
     found = sources.of_name(plan)
     assert (found.recommendation, found.evidence, found.trials) == (result.recommendation, None, ())
     assert "plans that were not measured" in found.missing[0]
-    assert "No such file" in found.missing[0]
+    assert "found no file" in found.missing[0]
 
 
 def test_a_study_in_memory_or_behind_a_password_says_so(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_a_study_in_memory_or_behind_a_password_says_so(tmp_path: Path) -> None:
 
 def test_a_study_without_a_feasible_plan_is_read(tmp_path: Path) -> None:
     with pytest.raises(NothingFits):
-        recorded_search(tmp_path / "study.db", memory_bytes=2**20)
-    found = sources.of_name(tmp_path / "study.db")
+        recorded_search(tmp_path / "study.journal", memory_bytes=2**20)
+    found = sources.of_name(tmp_path / "study.journal")
     assert found.recommendation is None
     assert found.evidence is not None
     assert found.evidence.failure.startswith("no plan fits into 1 MiB")
@@ -85,7 +85,7 @@ def test_a_study_without_a_feasible_plan_is_read(tmp_path: Path) -> None:
 
 
 def test_the_newest_search_is_shown_unless_another_is_named(tmp_path: Path) -> None:
-    study = tmp_path / "study.db"
+    study = tmp_path / "study.journal"
     first, second = recorded_search(study), recorded_search(study, "mlp")
     assert sources.of_name(study).evidence == second.evidence
     name = f"{first.evidence.environment.workload}-samples"
@@ -97,8 +97,8 @@ def test_the_newest_search_is_shown_unless_another_is_named(tmp_path: Path) -> N
 def test_what_is_neither_a_plan_nor_a_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanFileError, match="cannot read the plan file"):
         sources.of_name(tmp_path / "absent.yaml")
-    with pytest.raises(StudyError, match="cannot be read: found No such file"):
-        sources.of_name(tmp_path / "absent.db")
+    with pytest.raises(StudyError, match="cannot be shown: found no file"):
+        sources.of_name(tmp_path / "absent.journal")
     (tmp_path / "new.yaml").write_text("schema: autofit.plan/2\n")
     with pytest.raises(PlanFileError, match=r"found schema autofit\.plan/2, written by a newer autofit"):
         sources.of_name(tmp_path / "new.yaml")

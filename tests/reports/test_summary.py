@@ -53,7 +53,7 @@ def record(**changes: Any) -> Recommendation:
         "environment": Environment(
             workload="w", device_type="cpu", device_name="Chip 9", capacity_bytes=2**34, versions={"torch": "2.13"}
         ),
-        "study": "/somewhere/study.db",
+        "study": "/somewhere/study.journal",
         "counts": {"measured": 7, "out of memory": 1},
         "duration_s": 83.0,
     }
@@ -202,7 +202,7 @@ def test_the_facts_name_budget_device_cost_and_what_was_left_out() -> None:
     assert sections(summarize(record(refused=refusals)))["How it was found"][1:] == [
         "  budget    1 GiB as asked",
         "  device    Chip 9 (cpu), torch 2.13",
-        "  trials    7 measured, 1 out of memory in 1 min 23 s; study /somewhere/study.db",
+        "  trials    7 measured, 1 out of memory in 1 min 23 s; study /somewhere/study.journal",
         "  left out  knob0: reason 0",
         "  left out  knob1: reason 1",
         "  left out  knob2: reason 2",

@@ -89,7 +89,7 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
     def missing(*args: Any, **kwargs: Any) -> Any:
         raise ImportError("no module named 'scipy'")
 
-    monkeypatch.setattr("autofit.searchers.sampled.GPSampler", missing)
+    monkeypatch.setattr("optuna.samplers.GPSampler", missing)
     with pytest.raises(UsageError, match=r"torch-autofit\[gp\]"):
         Gp(problem_of(small_bench()))
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
-from sqlalchemy.pool import NullPool
 
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob
@@ -72,9 +72,16 @@ def failed(status: Status, **fields: object) -> Outcome:
     return Outcome.model_validate({"status": status, "reason": f"{status.value}, says the test", **fields})
 
 
-def storage_at(path: Path) -> RDBStorage:
-    """Returns Optuna's own view of a file. No connection outlives a call."""
-    return RDBStorage(f"sqlite:///{path}", engine_kwargs={"poolclass": NullPool})
+def storage_at(path: Path) -> JournalStorage:
+    """Returns Optuna's own view of a file."""
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Changes a text in a file, wherever it is."""
+    data = path.read_bytes()
+    assert old.encode() in data
+    path.write_bytes(data.replace(old.encode(), new.encode()))
 
 
 def in_optuna(path: Path, name: str = "net") -> list[FrozenTrial]:

@@ -1,23 +1,21 @@
-"""What a later run makes of trials whose process died."""
+"""What a later run makes of earlier trials: of those whose process died, and in terms of its own search space."""
 
+import json
 import os
-import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.study import trial_start as request
-from autofit.study.optuna_study import OptunaStudy, StoredTrial
-from tests.study.samples import MIB, PLAN, measured, reopen, storage_at
+from autofit.study.records import TrialStart
+from tests.study.samples import MIB, PLAN, in_optuna, measured, reopen, run, space
 
 
 def outcome_of(number: int) -> Outcome:
@@ -47,41 +45,29 @@ def begin_and_die(path: Path, plan: Plan = PLAN) -> None:
     assert in_child(work) == 0
 
 
-def writes_of(work: Callable[[], object]) -> int:
-    """Returns how many statements `work` writes with, commits included."""
-    found = [0]
+def killed_at(path: Path, write: int, written: float, acknowledged: int) -> Callable[[], None]:
+    """Returns work that runs two trials, says so on a pipe after each, and dies in its `write`-th write.
 
-    def counted(*args: object) -> None:
-        # A statement is the third argument of its event.
-        found[0] += len(args) < 3 or not str(args[2]).startswith("SELECT")
-
-    for name in ("before_cursor_execute", "commit"):
-        event.listen(Engine, name, counted)
-    try:
-        work()
-    finally:
-        for name in ("before_cursor_execute", "commit"):
-            event.remove(Engine, name, counted)
-    return found[0]
-
-
-def killed_at(path: Path, write: int, acknowledged: int) -> Callable[[], None]:
-    """Returns work that runs trials, says so on a pipe after each, and dies just before its `write`-th statement.
-
-    Each statement that writes counts, and each commit.
+    Args:
+        path: the journal.
+        write: number of that write, from 1.
+        written: which part of it is on disk by then.
+        acknowledged: the pipe.
     """
-    left = [write]
+    left, append = [write], JournalFileBackend.append_logs
 
-    def counted(*args: object) -> None:
-        # A statement is the third argument of its event.
-        left[0] -= len(args) < 3 or not str(args[2]).startswith("SELECT")
+    def counted(self: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        left[0] -= 1
         if left[0] == 0:
+            line = json.dumps(logs[0], separators=(",", ":")).encode() + b"\n"
+            with path.open("ab") as file:
+                file.write(line[: int(written * len(line))])
             os.kill(os.getpid(), signal.SIGKILL)
+        append(self, logs)
 
     def work() -> None:
         study = reopen(path)
-        for name in ("before_cursor_execute", "commit"):
-            event.listen(Engine, name, counted)
+        JournalFileBackend.append_logs = counted  # type: ignore[method-assign]
         for number in range(2):
             study.finish(study.begin(plan_of(number), Purpose.PROBE), outcome_of(number))
             os.write(acknowledged, b"x")
@@ -90,54 +76,40 @@ def killed_at(path: Path, write: int, acknowledged: int) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-def test_every_acknowledged_trial_survives_a_kill_at_every_write(db: Path) -> None:
-    blank = db.read_bytes()
+@pytest.mark.parametrize("written", [0.0, 0.5, 1.0])
+def test_every_acknowledged_trial_survives_a_kill_at_every_write(journal: Path, written: float) -> None:
+    blank = journal.read_bytes()
     for write in range(1, 100):
-        db.write_bytes(blank)
+        journal.write_bytes(blank)
         reader, writer = os.pipe()
-        code = in_child(killed_at(db, write, writer))
+        code = in_child(killed_at(journal, write, written, writer))
         os.close(writer)
         acknowledged = len(os.read(reader, 100))
         os.close(reader)
-        study = reopen(db)
+        study = reopen(journal)
         kept = [(trial.plan, trial.outcome) for trial in study.earlier()]
         # One more may be there: its outcome was written, and only the word that it was is missing.
         assert acknowledged <= len(kept) <= acknowledged + 1
         assert kept == [(plan_of(number), outcome_of(number)) for number in range(len(kept))]
-        assert all(
-            trial.state.is_finished() for trial in optuna.load_study(study_name="net", storage=storage_at(db)).trials
-        )
+        assert len(in_optuna(journal)) <= 2  # no trial is there twice
+        assert all(trial.state.is_finished() for trial in in_optuna(journal))
         if code == 0:
             assert acknowledged == 2
             break
         assert code == -signal.SIGKILL
     else:
         pytest.fail("the child never reached its end")
-    assert write > 40, "fewer kills than writes of two trials"
+    assert write > 14, "fewer kills than writes of two trials"
 
 
-def test_a_trial_that_was_cut_off_while_it_was_written_is_as_before(db: Path, tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    whole = reopen(shutil.copy(db, tmp_path / "whole.db"))
-    last_write = writes_of(lambda: whole.finish(whole.begin(plan_of(0), Purpose.PROBE), outcome_of(0)))
-    assert in_child(killed_at(db, last_write, writer)) == -signal.SIGKILL
-    os.close(writer)
-    assert os.read(reader, 100) == b""
-    os.close(reader)
-    (found,) = optuna.load_study(study_name="net", storage=storage_at(db)).trials
-    assert (found.state, found.constraints) == (TrialState.RUNNING, {})
-    assert set(found.user_attrs) == {"autofit.request", "autofit.request.sum", "purpose"}
-    assert reopen(db).notes == ("1 trial was running when its process died: recorded as failed",)
-
-
-def test_a_kill_from_outside_loses_no_acknowledged_trial(db: Path) -> None:
-    blank = db.read_bytes()
+def test_a_kill_from_outside_loses_no_acknowledged_trial(journal: Path) -> None:
+    blank = journal.read_bytes()
     for wanted in (1, 3):
-        db.write_bytes(blank)
+        journal.write_bytes(blank)
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            study = reopen(db)
+            study = reopen(journal)
             for number in range(1000):
                 study.finish(study.begin(plan_of(number), Purpose.PROBE), outcome_of(number))
                 os.write(writer, b"x")
@@ -148,51 +120,72 @@ def test_a_kill_from_outside_loses_no_acknowledged_trial(db: Path) -> None:
         os.waitpid(pid, 0)
         acknowledged += len(os.read(reader, 1000))
         os.close(reader)
-        plans = [trial.plan for trial in reopen(db).earlier()]
+        plans = [trial.plan for trial in reopen(journal).earlier()]
         assert acknowledged <= len(plans) <= acknowledged + 1
         assert plans == [plan_of(number) for number in range(len(plans))]
 
 
-def test_a_plan_is_tried_once_more_after_its_process_died_and_then_no_more(db: Path) -> None:
-    begin_and_die(db)
-    once = reopen(db)
+def test_a_plan_is_tried_once_more_after_its_process_died_and_then_no_more(journal: Path) -> None:
+    begin_and_die(journal)
+    once = reopen(journal)
     assert once.earlier() == ()
     assert once.notes == ("1 trial was running when its process died: recorded as failed",)
-    (kept,) = optuna.load_study(study_name="net", storage=storage_at(db)).trials
+    (kept,) = in_optuna(journal)
     assert (kept.state, kept.user_attrs["reason"]) == (TrialState.FAIL, DIED)
-    begin_and_die(db)
-    begin_and_die(db, PLAN.replace(micro_batch_size=1))
+    begin_and_die(journal)
+    begin_and_die(journal, PLAN.replace(micro_batch_size=1))
     for notes in (2, 1):  # the deaths are told once, the plan that is not tried again each time
-        twice = reopen(db)
+        twice = reopen(journal)
         assert [(trial.plan, trial.outcome.status) for trial in twice.earlier()] == [(PLAN, Status.CRASHED)] * 2
         assert len(twice.notes) == notes
         assert twice.notes[-1] == f"not tried again because its process died 2 times: {PLAN}"
 
 
-def test_a_run_that_was_taken_for_dead_loses_nothing(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_taken_for_dead_loses_nothing(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two containers with one host name do not see each other's processes."""
-    study = reopen(db)
+    study = reopen(journal)
     number = study.begin(PLAN, Purpose.PROBE)
     with monkeypatch.context() as patch:
-        patch.setattr(request.TrialStart, "alive", property(lambda one: False))
-        assert reopen(db).notes == ("1 trial was running when its process died: recorded as failed",)
+        patch.setattr(TrialStart, "alive", property(lambda one: False))
+        assert reopen(journal).notes == ("1 trial was running when its process died: recorded as failed",)
     finished = study.finish(number, outcome_of(1))
     assert finished.number == number + 1
-    again = reopen(db)
+    again = reopen(journal)
     assert [(trial.number, trial.outcome) for trial in again.earlier()] == [(finished.number, outcome_of(1))]
 
 
-def test_a_trial_that_ends_while_the_study_is_read_is_no_orphan(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_ends_while_the_study_is_read_is_no_orphan(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process finished it and ended between the reading of the trials and the look for the process."""
-    study = reopen(db)
+    study = reopen(journal)
     number = study.begin(PLAN, Purpose.PROBE)
-    entries = OptunaStudy.entries
 
-    def then_it_ends(book: OptunaStudy) -> Iterator[StoredTrial | None]:
-        found = list(entries(book))
+    def then_it_ends(start: TrialStart) -> bool:
         study.finish(number, outcome_of(1))
-        yield from found
+        return False
 
-    monkeypatch.setattr(OptunaStudy, "entries", then_it_ends)
-    monkeypatch.setattr(request.TrialStart, "alive", property(lambda one: False))
-    assert reopen(db).notes == ()
+    monkeypatch.setattr(TrialStart, "alive", property(then_it_ends))
+    assert reopen(journal).notes == ()
+
+
+def test_a_knob_that_came_into_play_later_has_its_default_in_older_trials(journal: Path) -> None:
+    narrow = space().model_copy(update={"knobs": space().knobs[1:]})
+    before = Plan(values={name: value for name, value in PLAN.values.items() if name != "precision"})
+    study = reopen(journal, facts=narrow)
+    study.finish(study.begin(before, Purpose.PROBE), measured())
+    later = reopen(journal)
+    assert [trial.plan for trial in later.earlier()] == [PLAN.replace(precision="fp32")]
+    assert later.notes == ()
+
+
+def test_trials_of_plans_that_are_not_searched_now_are_said_with_what_differs(journal: Path) -> None:
+    run(journal, measured())
+    other = space().model_copy(update={"global_batch_size": 16, "baseline": PLAN.replace(accumulation_steps=4)})
+    study = reopen(journal, facts=other)
+    assert study.notes == (
+        "1 trial not used, since this run does not search these plans: it has 4 x 2 samples per "
+        "optimizer step, and this search runs 4 x 4",
+    )
+    assert len(study.earlier()) == 1  # for the record
+    study.finish(study.begin(PLAN.replace(precision="fp32"), Purpose.PROBE), measured())
+    (note,) = reopen(journal, facts=space(precisions=("fp32",))).notes
+    assert note == ("1 trial not used, since this run does not search these plans: precision=bf16 is not one of fp32")

@@ -1,4 +1,4 @@
-"""A study belongs to its user alone, and is a study."""
+"""A study's file is its owner's alone, and is a study: what may not be one is refused and left alone."""
 
 import os
 import sqlite3
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from autofit.core.errors import StudyError
-from autofit.core.outcome import Outcome
-from autofit.core.trial import Purpose
-from tests.study.samples import PLAN, measured, reopen
+from autofit.study.permissions import is_storage
+from tests.study.samples import in_optuna, measured, reopen, run
 
 
 def refused(location: str | Path) -> str:
@@ -23,49 +22,79 @@ def refused(location: str | Path) -> str:
     return text
 
 
+def database(path: Path) -> Path:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("create table photos (name text)")
+    return path
+
+
 def test_an_empty_file_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "s.db").touch()
-    assert reopen(tmp_path / "s.db").earlier() == ()
+    (tmp_path / "s.journal").touch()
+    assert reopen(tmp_path / "s.journal").earlier() == ()
 
 
-def test_other_things_than_a_study_are_refused_and_left_alone(db: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.db").write_text("my thesis, the only copy\n")
-    os.symlink(db, tmp_path / "link.db")
-    os.symlink(tmp_path / "nowhere", tmp_path / "dangling.db")
-    os.mkfifo(tmp_path / "pipe.db")
-    connection = sqlite3.connect(tmp_path / "other.db")
-    connection.execute("create table photos (name text)")
-    connection.close()
-    (tmp_path / "torn.db").write_bytes(db.read_bytes()[:50])
+def test_other_things_than_a_study_are_refused_and_left_alone(journal: Path, tmp_path: Path) -> None:
+    thesis = tmp_path / "text.journal"
+    thesis.write_text("my thesis, the only copy")  # without a line feed: it is not cut off
+    os.symlink(journal, tmp_path / "link.journal")
+    os.symlink(tmp_path / "nowhere", tmp_path / "dangling.journal")
+    os.mkfifo(tmp_path / "pipe.journal")
+    other = database(tmp_path / "other.db")
+    before = other.read_bytes()
     assert "found a directory" in refused(tmp_path)
-    assert "found a file that is not an SQLite database" in refused(tmp_path / "text.db")
-    assert "found a symbolic link" in refused(tmp_path / "link.db")
-    assert "found a symbolic link" in refused(tmp_path / "dangling.db")
-    assert "found a special file" in refused(tmp_path / "pipe.db")
-    assert "found an SQLite database of another program" in refused(tmp_path / "other.db")
-    assert "found a damaged SQLite database" in refused(tmp_path / "torn.db")
-    assert "NotADirectoryError" in refused(tmp_path / "text.db" / "s.db")
-    assert (tmp_path / "text.db").read_text() == "my thesis, the only copy\n"
+    assert "found a file of another kind" in refused(thesis)
+    assert "found a symbolic link" in refused(tmp_path / "link.journal")
+    assert "found a symbolic link" in refused(tmp_path / "dangling.journal")
+    assert "found a special file" in refused(tmp_path / "pipe.journal")
+    assert f"found an SQLite database, whose URL is sqlite:///{other}" in refused(other)
+    assert "NotADirectoryError" in refused(thesis / "s.journal")
+    assert thesis.read_text() == "my thesis, the only copy"
+    assert other.read_bytes() == before
     assert not (tmp_path / "nowhere").exists()
-    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
-        assert connection.execute("select * from sqlite_master").fetchall()[1:] == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_read_only_file_is_refused(db: Path) -> None:
-    db.chmod(0o400)
-    assert "may not read and write" in refused(db)
-
-
-def run(path: Path, outcome: Outcome, **options: object) -> None:
-    study = reopen(path, **options)  # type: ignore[arg-type]  # the caller's keywords are those of reopen
-    study.finish(study.begin(PLAN, Purpose.PROBE), outcome)
+def test_a_read_only_file_is_refused(journal: Path) -> None:
+    journal.chmod(0o400)
+    assert "PermissionError" in refused(journal)
 
 
 def test_the_file_and_its_directories_are_for_the_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "s.db"
+    path = tmp_path / "a" / "b" / "s.journal"
     run(path, measured())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     for directory in (path.parent, path.parent.parent):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert [file.name for file in path.parent.iterdir()] == ["s.db"]
+    assert [file.name for file in path.parent.iterdir()] == ["s.journal"]
+
+
+def test_f60_the_default_directory_of_a_project_is_not_followed_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".autofit").symlink_to(tmp_path / "elsewhere")
+    assert "found a symbolic link to" in refused(tmp_path / ".autofit" / "study.journal")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_f60_a_directory_or_file_that_everybody_can_write_to_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / ".autofit"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "found a directory that everyone can write to" in refused(folder / "study.journal")
+    folder.chmod(0o700)
+    run(folder / "study.journal", measured())
+    (folder / "study.journal").chmod(0o666)
+    assert "found a file that everyone can write to" in refused(folder / "study.journal")
+
+
+def test_a_study_in_the_common_temporary_directory_is_allowed(tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    run(shared / "s.journal", measured())
+    assert len(in_optuna(shared / "s.journal")) == 1
+
+
+def test_a_storage_is_known_by_its_first_bytes(journal: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("schema: autofit.plan/1\n")
+    found = [is_storage(path) for path in (journal, database(tmp_path / "other.db"), tmp_path / "plan.yaml")]
+    assert found == [True, True, False]

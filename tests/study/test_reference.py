@@ -10,7 +10,7 @@ from autofit.study.reference import dereferenced
 URL = "postgresql+psycopg://bob:tiger@host/net"
 
 
-@pytest.mark.parametrize("location", [None, "study.db", URL, "environment.db", ":memory:"])
+@pytest.mark.parametrize("location", [None, "study.journal", URL, "environment.journal", ":memory:"])
 def test_other_locations_are_as_they_are(location: str | None) -> None:
     assert dereferenced(location) == location
 

@@ -71,7 +71,7 @@ def _nothing(why: str, seconds: float) -> Found:
 
 def _autofit(model: str, seconds: float, folder: Path) -> Found:
     """Tunes by the command line, as a user does."""
-    plan, study, steps = (folder / f"{model}.{end}" for end in ("yaml", "study.db", "steps"))
+    plan, study, steps = (folder / f"{model}.{end}" for end in ("yaml", "study.journal", "steps"))
     for path in (plan, study, steps):
         path.unlink(missing_ok=True)
     target = f"{models.__name__}:{model}"

@@ -89,7 +89,7 @@ def _ran(
         if given.study:
             folder = stack.enter_context(TemporaryDirectory())
             # perf_counter includes the time for waiting for the disk
-            changes |= {"log": _study(case, Path(folder) / "study.db"), "now": perf_counter}
+            changes |= {"log": _study(case, Path(folder) / "study.journal"), "now": perf_counter}
         ran = rehearse(case, bench, searcher, estimator, seed, **changes)
     if given.trace:
         print(f"{case.name}, {searcher}, {estimator}, seed {seed}:\n{traced(case, ran)}", flush=True)

@@ -1,4 +1,4 @@
-"""How autofit's outcomes are stored in Optuna.
+"""Plans and outcomes in Optuna's terms.
 
 measured                              COMPLETE, the score; constraints memory <= 0, valid <= 0
 does not fit                          COMPLETE, 0.0 (the worst score); memory > 0
@@ -7,16 +7,21 @@ refused, screened out, not compiled   PRUNED: shown separately; samplers treat i
 crashed, timed out, the user's error  FAIL: samplers ignore it
 
 A plan that does not fit is never FAIL: samplers forget a FAIL and propose the same plan again. Both constraints are
-set on every COMPLETE trial, in this order, because GPSampler identifies them by position (reference/ecosystem.md 3.2).
+set on every COMPLETE trial, in this order, because GPSampler identifies them by position.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from optuna.trial import TrialState
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
 
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, same_value
+from autofit.core.space import SpaceFacts
 
+_LARGEST_SIZE = 2**20  # one range for every search, so that a parameter is comparable in all trials
 _UNKNOWN_OVERSHOOT = 0.5  # an out-of-memory does not show by how much
 _REFUSED = frozenset({Status.SKIPPED, Status.REJECTED, Status.NOT_COMPILED})
 _INVALID = frozenset({Status.NUMERIC, Status.LAUNCH_LIMIT, Status.SHARED_MEMORY})
@@ -48,12 +53,39 @@ def optuna_result(outcome: Outcome, objective: Objective, memory_bytes: int) -> 
 
 
 def columns(outcome: Outcome) -> dict[str, str | float]:
-    """Returns the columns for optuna-dashboard."""
+    """Returns the columns for optuna-dashboard beside its own, such as the value."""
     columns: dict[str, str | float] = {"status": outcome.status.value}
     if outcome.reason:
         columns["reason"] = outcome.reason
     if outcome.measurement is not None:
-        columns["samples_per_s"] = round(outcome.measurement.samples_per_s, 3)
-        columns["step_time_ms"] = round(outcome.measurement.step_time_s * 1e3, 3)
         columns["peak_mib"] = round(outcome.measurement.memory.judged_bytes / 2**20, 1)
     return columns
+
+
+def distributions_of(space: SpaceFacts, trials: Iterable[FrozenTrial]) -> dict[str, BaseDistribution]:
+    """Returns the distribution of each knob in a study that has these trials.
+
+    Optuna keeps the choices of a parameter for all trials of a study, so the first ones stay. A value that is not among
+    them is in autofit's record of the trial, and not among Optuna's parameters.
+    """
+    sizes = IntDistribution(1, _LARGEST_SIZE, log=True)
+    found: dict[str, BaseDistribution] = {MICRO_BATCH_SIZE: sizes, ACCUMULATION_STEPS: sizes}
+    for knob in space.knobs:
+        numbers = [value for value in knob.values if type(value) is int]
+        if knob.name not in found and len(numbers) == len(knob.values):
+            found[knob.name] = IntDistribution(min(numbers), max(numbers))
+        elif knob.name not in found:
+            found[knob.name] = CategoricalDistribution(knob.values)
+    for trial in trials:
+        for name, first in trial.distributions.items():
+            if isinstance(first, CategoricalDistribution) or type(first) is not type(found.get(name)):
+                found[name] = first
+    return found
+
+
+def holds(distribution: BaseDistribution | None, value: KnobValue) -> bool:
+    """Returns whether Optuna can store `value` as a parameter."""
+    if isinstance(distribution, IntDistribution):
+        return type(value) is int and distribution.low <= value <= distribution.high
+    choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
+    return any(same_value(choice, value) for choice in choices)

@@ -44,22 +44,3 @@ assert model() is None, "the model outlives the function that tuned it"
 def test_the_model_of_the_first_caller_is_freed_when_its_function_ends(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-
-
-def test_an_error_that_optuna_keeps_can_still_be_shown() -> None:
-    from optuna import _imports  # noqa: PLC0415
-
-    from autofit.study import optuna_imports as frames  # noqa: PLC0415
-
-    with _imports.try_import() as kept:
-        import no_such_package  # type: ignore[import-not-found]  # noqa: F401, PLC0415
-    module = sys.modules["optuna.storages"]
-    module.kept_for_a_test = kept  # type: ignore[attr-defined]
-    try:
-        assert kept._deferred is not None
-        assert kept._deferred[0].__traceback__ is not None
-        frames.release()
-        assert kept._deferred[0].__traceback__ is None
-        assert not kept.is_successful()
-    finally:
-        del module.kept_for_a_test

@@ -1,1 +1,0 @@
-"""Workers: processes that run plans for searches on other machines, which share a database."""

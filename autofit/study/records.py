@@ -1,0 +1,161 @@
+"""What a study stores of a trial, and how that is read again. Loads no Optuna."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.core.environment import Environment
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+STUDY_SCHEMA = "autofit.study/1"
+PREFIX = "autofit."
+SCHEMA, DROPPED = f"{PREFIX}schema", f"{PREFIX}dropped"
+"""Attributes of a study. The second is a list of drops: the numbers of their trials, the reason, and the UTC time."""
+START, OUTCOME = f"{PREFIX}start", f"{PREFIX}outcome"
+"""Attributes of a trial."""
+STORED_LETTERS = 30_000
+"""Maximum number of characters of one text. Escaped, it stays below the 64 KiB that a text has in MySQL."""
+_LONGEST_TRIAL = timedelta(hours=24)
+
+
+class TrialStart(BaseModel):
+    """What is recorded of a trial when it starts.
+
+    Attributes:
+        plan: the plan.
+        purpose: why it is run.
+        environment: where it is measured.
+        memory_bytes: memory budget by which it is judged.
+        host: name of the machine.
+        pid: process that runs it.
+        process_start: when that process began, which differs for a later process with the same pid.
+        started: when the trial began.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: Plan
+    purpose: Purpose
+    environment: Environment
+    memory_bytes: int
+    host: str
+    pid: int
+    process_start: int
+    started: datetime
+
+    @classmethod
+    def now(cls, plan: Plan, purpose: Purpose, environment: Environment, memory_bytes: int) -> Self:
+        """Returns the record of a trial that this process starts now."""
+        return cls(
+            plan=plan,
+            purpose=purpose,
+            environment=environment,
+            memory_bytes=memory_bytes,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_start=_start_of(os.getpid()),
+            started=datetime.now(UTC),
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process of this trial may still run. Those of other machines may, for a day."""
+        if self.host != socket.gethostname():
+            return datetime.now(UTC) - self.started < _LONGEST_TRIAL
+        return _start_of(self.pid) == self.process_start
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrial:
+    """A trial as stored.
+
+    Attributes:
+        number: its number.
+        start: what was recorded when it started.
+        outcome: its outcome; None while it runs.
+    """
+
+    number: int
+    start: TrialStart
+    outcome: Outcome | None
+
+    @classmethod
+    def of(cls, number: int, attributes: Mapping[str, Any], *, finished: bool) -> Self | None:
+        """Returns the trial with these attributes; None without a record of autofit, or with one that is damaged."""
+        try:
+            start = TrialStart.model_validate_json(attributes[START])
+            outcome = Outcome.model_validate_json(attributes[OUTCOME]) if finished else None
+        except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
+            return None
+        return cls(number, start, outcome)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has an outcome, or its process died before that."""
+        return self.outcome is not None or not self.start.alive
+
+    def under(self, memory_bytes: int, *, earlier: bool = True) -> Trial | None:
+        """Returns the trial judged by a memory budget; None if its outcome under that is not known."""
+        outcome = None if self.outcome is None else _rejudged(self.outcome, self.start.memory_bytes, memory_bytes)
+        if outcome is None:
+            return None
+        plan, purpose = self.start.plan, self.start.purpose
+        return Trial(number=self.number, plan=plan, outcome=outcome, purpose=purpose, earlier=earlier)
+
+
+def readable(trials: Sequence["FrozenTrial"], notes: Mapping[str, Any]) -> tuple[list[StoredTrial], int]:
+    """Returns the trials of a study, and the number of those without a readable record. Dropped ones are left out.
+
+    Args:
+        trials: Optuna's trials.
+        notes: attributes of the study.
+    """
+    dropped = {number for drop in notes.get(DROPPED, ()) for number in drop["trials"]}
+    known = [each for each in trials if each.number not in dropped]
+    read = [StoredTrial.of(each.number, each.user_attrs, finished=each.state.is_finished()) for each in known]
+    found = [each for each in read if each is not None]
+    return found, len(read) - len(found)
+
+
+def _rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:
+    """Returns an outcome under the budget `then_bytes` as judged by `now_bytes`, or None if that is unknown."""
+    ran = outcome.status in (Status.MEASURED, Status.OVER_BUDGET)
+    memory = outcome.measurement.memory if ran and outcome.measurement is not None else None
+    if memory is not None and memory.judged_bytes > now_bytes:
+        peak, budget = format_bytes(memory.judged_bytes), format_bytes(now_bytes)
+        reason = f"its peak of {peak} ({memory.judged_by}) is above the memory budget of {budget}"
+        return outcome.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
+    if not outcome.status.does_not_fit:
+        return outcome
+    # The times of a plan that was short of memory are not valid with more memory.
+    if memory is None or memory.allocator_retries or memory.swallowed_ooms:
+        return None if now_bytes > then_bytes else outcome
+    return outcome.model_copy(update={"status": Status.MEASURED, "reason": ""})
+
+
+def _start_of(pid: int) -> int:
+    """Returns when a process began, in clock ticks after boot: -1 if it has ended, 0 where there is no /proc."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return -1
+    except PermissionError:
+        pass  # it exists and belongs to another user
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
+    return -1 if fields[0] in "ZX" else int(fields[19])

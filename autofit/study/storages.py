@@ -1,0 +1,172 @@
+"""Opens the Optuna storage at a place. A journal file is created for its owner alone, checked, and locked.
+
+Each operation is one line of the journal, and is on disk when Optuna's call returns.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from autofit import locks
+from autofit.study import permissions
+from autofit.study.location import Place
+
+LOCK_WAIT_S = 30.0
+"""Maximum time to wait for another process that is writing to the journal."""
+CREATING_S = (0.2, 1.0, 3.0)
+"""Waits, in seconds, for another process that is making the tables of a database: Optuna fails if two make them."""
+
+
+def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
+    """Opens a storage for writing, and creates it if there is none.
+
+    Args:
+        place: the place.
+        notes: receives a note if the end of the journal was cut off.
+
+    Raises:
+        StudyError: the path is not a journal, or other users could have written it.
+    """
+    if place.url is not None:
+        return _database(place.url)
+    if place.path is None:
+        return InMemoryStorage()
+    permissions.make_directory(place.path.parent)
+    permissions.make_file(place.path)
+    lock = _JournalLock(place.path)
+    lock.acquire()
+    lock.release()
+    if lock.cut_bytes and notes is not None:
+        notes.append("the last line of the study was incomplete, as after a crash, and was cut off")
+    return JournalStorage(JournalFileBackend(str(place.path), lock))
+
+
+def existing(place: Place) -> BaseStorage | None:
+    """Opens a storage for reading: nothing is changed or created. None if there is no such file, or an empty one.
+
+    Raises:
+        StudyError: the path is not a journal.
+    """
+    if place.url is not None:
+        return _existing_database(place.url)
+    if place.path is None or not place.path.exists() or not place.path.stat().st_size:
+        return None
+    permissions.check_file(place.path)
+    return JournalStorage(JournalFileBackend(str(place.path)))
+
+
+def study_in(storage: BaseStorage, name: str) -> optuna.Study:
+    """Loads a study, or creates it."""
+    sampler = optuna.samplers.RandomSampler()  # never used; the cheapest to create
+    if name in optuna.get_all_study_names(storage):  # creating it again would add a line to a journal
+        return optuna.load_study(storage=storage, study_name=name, sampler=sampler)
+    return optuna.create_study(
+        storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+    )
+
+
+def studies_in(storage: BaseStorage) -> list[optuna.Study]:
+    """Returns the studies of a storage in the order in which they were made."""
+    return [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
+
+
+def disconnect(storage: BaseStorage | None) -> None:
+    """Closes the connections to a database that this thread has used. The storage can still be used."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Optuna's progress lines and its warnings about experimental features out of the user's log."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)
+
+
+class _JournalLock(JournalFileOpenLock):
+    """Locks a journal for one operation, and cuts off an incomplete last line: a writer was killed, or the disk full.
+
+    It uses `flock`, which the kernel releases however a process ends. Optuna's own locks are files, for which the next
+    writer waits 30 s if a process was killed while it wrote.
+
+    Attributes:
+        cut_bytes: number of bytes that were cut off so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path, self._descriptor, self.cut_bytes = path, -1, 0
+
+    def acquire(self) -> bool:
+        """Waits for other processes, and returns True.
+
+        Raises:
+            OSError: another process holds the lock for `LOCK_WAIT_S`, or the file is gone.
+        """
+        descriptor, free = os.open(self._path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), True
+        try:
+            with suppress(OSError):  # some network file systems have no locks
+                free = locks.locked(descriptor, LOCK_WAIT_S)
+            if not free:
+                raise TimeoutError(f"it is locked by {locks.holder_of(self._path)}")
+            self.cut_bytes += _cut(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Releases the lock."""
+        os.close(self._descriptor)
+
+
+def _cut(descriptor: int) -> int:
+    """Cuts off what follows the last line feed of a file. Returns the number of bytes."""
+    size = os.fstat(descriptor).st_size
+    if not size or os.pread(descriptor, 1, size - 1) == b"\n":
+        return 0
+    with open(descriptor, "rb", closefd=False) as file:
+        kept = file.read().rfind(b"\n") + 1
+    os.ftruncate(descriptor, kept)
+    return size - kept
+
+
+def _existing_database(url: str) -> RDBStorage | None:
+    """Opens a database for reading. None if Optuna has made no tables in it."""
+    import sqlalchemy  # noqa: PLC0415  # takes 0.5 s
+
+    engine = sqlalchemy.create_engine(url)
+    made = sqlalchemy.inspect(engine).has_table("studies")
+    engine.dispose()
+    return RDBStorage(url, skip_table_creation=True) if made else None
+
+
+def _database(url: str) -> RDBStorage:
+    """Opens a database. One of the processes that open it first makes its tables; the others try again."""
+    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError  # noqa: PLC0415  # takes 0.5 s
+
+    options = {"pool_pre_ping": True}  # a server may close a connection while a plan runs
+    for wait_s in CREATING_S:
+        try:
+            return RDBStorage(url, engine_kwargs=options)
+        except (IntegrityError, ProgrammingError, OperationalError) as error:
+            if isinstance(error, OperationalError) and "already exists" not in str(error):
+                raise  # it cannot be reached
+            time.sleep(wait_s)
+    return RDBStorage(url, engine_kwargs=options)
