@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.plan import Plan
+from autofit.gates import compare
+from autofit.gates.chance import sketch
+from autofit.gates.gradients import VECTORS, Gradients, Steps, has_room
 from autofit.prepare import prepare
-from autofit.probing.survey import rounding_limits
-from autofit.probing.survey.gradients import VECTORS, Build, Gradients, has_room
-from autofit.probing.survey.two_sample_statistic import sketch
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
-from tests.probing.survey.comparing import accumulated, rounded
+from tests.gates.comparing import Build, accumulated, rounded
 
 SAMPLES = 8
 
@@ -55,12 +55,12 @@ def mlp(norm: nn.Module | None = None) -> nn.Module:
 
 
 def test_every_draw_on_the_device_is_known_by_its_sample() -> None:
-    gradients = Gradients(build(mlp(), noisy))
+    gradients = Gradients(Steps(build(mlp(), noisy)))
     parts = split(batch(), [1] * SAMPLES)
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
-    gradients.rehearse(parts[0], 0)
-    gradients.of([batch()], 0)
-    gradients.of(parts, 0)
+    gradients.rehearse(parts[0])
+    gradients.of([batch()])
+    gradients.of(parts)
     ledger = gradients.ledger
     assert ledger.drawn
     assert not ledger.unshared
@@ -71,9 +71,9 @@ def test_every_draw_on_the_device_is_known_by_its_sample() -> None:
 
 
 def test_draws_in_16_bits_are_the_same_draws() -> None:
-    gradients = Gradients(build(mlp(), noisy))
-    gradients.rehearse(batch(), 0)
-    gradients.of([batch()], 0, plan=Plan(values={"precision": "bf16"}))
+    gradients = Gradients(Steps(build(mlp(), noisy)))
+    gradients.rehearse(batch())
+    gradients.of([batch()], Plan(values={"precision": "bf16"}))
     assert not gradients.ledger.unshared
     assert len(gradients.ledger.shapes) == 6
 
@@ -91,8 +91,8 @@ def test_batch_norm_is_refused_in_noise_too() -> None:
 
 
 def test_gradients_are_compared_on_a_device_with_room() -> None:
-    gradients = Gradients(build(mlp(), noisy))
-    vector = gradients.rehearse(batch(), 0).vector
+    gradients = Gradients(Steps(build(mlp(), noisy)))
+    vector = gradients.rehearse(batch()).vector
     assert (vector.device.type, vector.dtype) == ("cuda", torch.float32)
     assert sketch(vector).device.type == "cpu"
 
@@ -105,14 +105,14 @@ def test_gradients_are_compared_on_the_host_if_the_users_limit_leaves_no_room(ca
     cap(torch.cuda.memory_reserved() + left * (VECTORS + 1))
     assert has_room(list(model.parameters()))
     cap(2**30)
-    gradients = Gradients(made, on_device=False)
-    assert gradients.rehearse(batch(), 0).vector.device.type == "cpu"
+    gradients = Gradients(Steps(made), on_device=False)
+    assert gradients.rehearse(batch()).vector.device.type == "cpu"
 
 
 def test_rounding_of_tf32_is_allowed_for_where_products_run_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's convolutions do by default, and take another algorithm for another batch size."""
-    gradients = Gradients(build(nn.Linear(16, 4, device="cuda"), lambda model, batch: model(batch).sum()))
+    gradients = Gradients(Steps(build(nn.Linear(16, 4, device="cuda"), lambda model, batch: model(batch).sum())))
     inputs = batch().cuda()
-    assert gradients.of([inputs], 0).most_l2 == rounding_limits.TF32_L2
-    monkeypatch.setattr(rounding_limits, "_multiplies_in_tf32", lambda: False)
-    assert gradients.of([inputs], 0).most_l2 == rounding_limits.ACCUMULATION_L2
+    assert gradients.of([inputs]).order_l2 == compare.TF32_L2
+    monkeypatch.setattr(compare, "_multiplies_in_tf32", lambda: False)
+    assert gradients.of([inputs]).order_l2 == compare.ORDER_L2
