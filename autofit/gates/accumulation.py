@@ -6,16 +6,16 @@ or in a balance term under `if self.training`. Evaluation mode is used only if r
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 
-from autofit.core.plan import Plan
 from autofit.core.units import format_names
-from autofit.gates.chance import by_chance, in_means
+from autofit.gates.chance import by_chance, compare_means
 from autofit.gates.compare import ZERO, Limits, compare, difference
-from autofit.gates.gradients import Gradient, Gradients, Steps
+from autofit.gates.gradients import BASELINE, Gradient, Gradients, Steps
 from autofit.gates.modes import dropout_off
 from autofit.gates.verdict import GateVerdict, failed
 from autofit.workloads.counted_batches import Counted, Cuttable
@@ -29,59 +29,40 @@ UNKNOWN = (
     "normalisation, contrastive loss), no weights help; numerics='any' allows accumulation nevertheless"
 )
 """What to do if accumulation changes the gradient."""
-LOSS_RATIO = 1e-3
-"""Maximum relative difference between the weighted sum of the parts' losses and the loss of the whole batch. A
-weighting that exceeds it is not tried."""
 NAMED = 3
 """Maximum number of names of a step's own state that are shown."""
 _SAME = "accumulation gives the same gradient"
 
 
 def accumulation(steps: Steps, batches: Sequence[Cuttable]) -> GateVerdict:
-    """Compares the gradients of batches with those of their single samples, accumulated as `TrainStep` does.
+    """Compares the gradients of batches with those of their single samples, weighted and added up.
 
     If the model does not accept single samples (batch normalisation of vectors, a deviation over the batch), halves of
-    the batch are used. If weighting by samples does not keep the gradient, other quantities are tried that the loss may
-    be a mean over. The same one must hold for all batches.
+    the batches are used. If weighting by samples does not keep the gradient, other quantities are tried that the loss
+    may be a mean over. The same one must hold for all batches.
 
     Args:
         steps: the steps, which run without the dropout of torch's own layers.
-        batches: each of at least 2 samples.
+        batches: each of the same number of samples, at least 2.
     """
-    found: list[GateVerdict] = []
-    for batch in batches:
-        found.append(_of_one(steps, batch))
-        if not found[-1].passed:
-            return found[-1]
-    weighted = next((each for each in found if each.weighing), found[0])
-    for batch, each in zip(batches, found, strict=True):
-        if each.weighing != weighted.weighing:
-            again = _of_one(steps, batch, Weighing.parse(weighted.weighing))
-            if not again.passed:
-                return again
-    return weighted
-
-
-def _of_one(steps: Steps, batch: Cuttable, weighing: Weighing | None = None) -> GateVerdict:
-    """Returns the verdict on one batch; with a weighing, on that one alone."""
-    size, whole = batch.samples, Counted(batch.batch, batch.samples)
+    size = batches[0].samples
+    wholes = [Counted(batch.batch, size) for batch in batches]
     try:
-        return _Accumulation(steps, whole, batch.cut([1] * size), weighing).verdict()
+        return _Accumulation(steps, wholes, [batch.cut([1] * size) for batch in batches]).verdict()
     except ValueError:
         if size == 2:
             raise
-        halves = batch.cut([size // 2, size - size // 2])
-        return _Accumulation(steps, whole, halves, weighing).verdict()
+        halves = [batch.cut([size // 2, size - size // 2]) for batch in batches]
+        return _Accumulation(steps, wholes, halves).verdict()
 
 
 @dataclass(slots=True)
 class _Accumulation:
-    """One comparison of a whole batch with its parts."""
+    """One comparison of whole batches with the micro batches that each is cut into."""
 
     steps: Steps
-    batch: Counted
-    parts: Sequence[Counted]
-    weighing: Weighing | None
+    wholes: Sequence[Counted]
+    cuts: Sequence[Sequence[Counted]]
 
     def verdict(self) -> GateVerdict:
         training = Gradients(self.steps, dropout_off)
@@ -103,70 +84,89 @@ class _Accumulation:
 
     def _compared(self, gradients: Gradients) -> GateVerdict | None:
         """Returns a verdict on one draw of the step's random numbers; None if its sides differ by chance."""
-        gradients.rehearse(self.parts[0])
-        found, whole = self._judged(gradients)
+        gradients.rehearse(self.cuts[0][0])
+        found, expected = self._judged(gradients)
         if not found.passed and gradients.moves:
-            gradients.first = self.batch
-            found, whole = self._judged(gradients)
-        if found.passed or not float(whole.vector.norm()):
-            return found
-        return None if by_chance(gradients, self.batch, whole.vector, whole.order_l2) else found
+            gradients.first = self.wholes[0]
+            found, expected = self._judged(gradients)
+        if not found.passed and found.compared:
+            pairs = zip(self.wholes, expected, strict=True)
+            if any(by_chance(gradients, whole, each.vector, each.order_l2) for whole, each in pairs):
+                return None
+        return found.model_copy(update={"moves": gradients.moves}) if found.compared else found
 
-    def _judged(self, gradients: Gradients) -> tuple[GateVerdict, Gradient]:
-        """Returns a verdict, and the gradient of the whole batch.
+    def _judged(self, gradients: Gradients) -> tuple[GateVerdict, list[Gradient]]:
+        """Returns a verdict, and the gradients of the whole batches.
 
         Raises:
             ValueError: the gradient of the parts alone is not finite, such as with a deviation over one sample.
         """
-        whole = gradients.of([self.batch])
-        if not float(whole.vector.norm()):
-            return ZERO, whole
-        weights = None if self.weighing is None else self._weights_of(self.weighing)
-        parts = gradients.of(self.parts, weights=weights)
-        if bool(whole.vector.isfinite().all()) and not bool(parts.vector.isfinite().all()):
+        wholes = [gradients.of(whole) for whole in self.wholes]
+        expected, limits = [each.vector for each in wholes], Limits(max(each.order_l2 for each in wholes))
+        if not all(float(each.norm()) for each in expected):
+            return ZERO, wholes
+        parts = [_of_parts(gradients, cut) for cut in self.cuts]
+        by_samples = [_sum(each, _shares(cut)) for each, cut in zip(parts, self.cuts, strict=True)]
+        if all(bool(each.isfinite().all()) for each in expected) and not bool(torch.stack(by_samples).isfinite().all()):
             raise ValueError("the gradient of its parts is not finite")
-        found = compare([parts.vector], [whole.vector], Limits(whole.order_l2))
-        moves, numbers = {"moves": gradients.moves}, found.reason
+        found = compare(by_samples, expected, limits)
         if found.passed:
-            return found.model_copy(update={**moves, "reason": f"{_SAME}: {numbers}"}), whole
-        weighted = None if self.weighing is not None else self._weighted(gradients, whole, parts, numbers)
-        if weighted is not None:
-            return weighted.model_copy(update=moves), whole
+            return found.model_copy(update={"reason": f"{_SAME}: {found.reason}"}), wholes
+        for weighing in self._weighings():
+            weighted = [_weighted(weighing, *each) for each in zip(parts, self.cuts, strict=True)]
+            again = compare(weighted, expected, limits)
+            if again.passed:
+                how = "added up, since the loss is a sum" if weighing.summed else f"weighted by {weighing}"
+                reason = f"{_SAME} with micro batches {how}: {again.reason}; weighted by samples: {found.reason}"
+                return again.model_copy(update={"reason": reason, "weighing": str(weighing)}), wholes
         moved = format_names(gradients.moves, NAMED)
         changed = f". The step changes {moved} by itself, once for each micro batch" if moved else ""
-        by = f" with micro batches weighted by {self.weighing}" if self.weighing is not None else ""
-        reason = f"accumulation changes the gradient of this model{by}: {numbers}{changed}. {UNKNOWN}"
-        return found.model_copy(update={**moves, "reason": reason}), whole
+        reason = f"accumulation changes the gradient of this model: {found.reason}{changed}. {UNKNOWN}"
+        return found.model_copy(update={"reason": reason}), wholes
 
-    def _weighted(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> GateVerdict | None:
-        """Returns a passing verdict with micro batches weighted by another quantity than samples, if there is one."""
-        with self.steps.build(Plan()) as step:
+    def _weighings(self) -> Iterator[Weighing]:
+        """Yields a sum, and the quantities other than samples that the loss may be a mean over."""
+        with self.steps.build(BASELINE) as step:
             ignore_index = step.draft.loss.ignore_index
-        tried: dict[tuple[float, ...], Weighing] = {}
-        for weighing in (SUM, *candidates(*self.batch, ignore_index)):
-            tried.setdefault(tuple(self._weights_of(weighing)), weighing)
-        for weights, weighing in tried.items():
-            sums = sum(loss * weight for loss, weight in zip(parts.losses, weights, strict=True) if weight)
-            if abs(sums - whole.losses[0]) > LOSS_RATIO * abs(whole.losses[0]):
-                continue
-            again = gradients.of(self.parts, weights=weights)
-            found = compare([again.vector], [whole.vector], Limits(whole.order_l2))
-            if found.passed:
-                how = "added up, since the loss is a sum" if weighing.summed else f"weighted by {weighing}"
-                reason = f"{_SAME} with micro batches {how}: {found.reason}; weighted by samples: {before}"
-                return GateVerdict(passed=True, reason=reason, weighing=str(weighing))
-        return None
-
-    def _weights_of(self, weighing: Weighing) -> list[float]:
-        return weights_of(weighing, [part.batch for part in self.parts])
+        yield SUM
+        yield from dict.fromkeys(each for whole in self.wholes for each in candidates(*whole, ignore_index))
 
     def _by_means(self, gradients: Gradients) -> GateVerdict:
-        """Returns a verdict on the means of many draws."""
-        found = in_means(gradients, (self.parts, Plan()), ([self.batch], Plan()))
-        if found.passed:
-            return found.model_copy(update={"reason": f"{_SAME}: {found.reason}"})
-        verdict = "accumulation changes the gradient of this model: " if found.compared else ""
-        return found.model_copy(update={"reason": f"{verdict}{found.reason}. {UNKNOWN}"})
+        """Returns a verdict on the means of many draws: that of the first batch whose means differ."""
+        for whole, cut in zip(self.wholes, self.cuts, strict=True):
+
+            def sides(draw: int, whole: Counted = whole, cut: Sequence[Counted] = cut) -> list[torch.Tensor]:
+                parts = _sum(_of_parts(gradients, cut, draw), _shares(cut))
+                return [parts, gradients.of(whole, draw=draw).vector]
+
+            found = compare_means(sides)
+            if not found.passed:
+                verdict = "accumulation changes the gradient of this model: " if found.compared else ""
+                return found.model_copy(update={"reason": f"{verdict}{found.reason}. {UNKNOWN}"})
+        return found.model_copy(update={"reason": f"{_SAME}: {found.reason}"})
+
+
+def _of_parts(gradients: Gradients, cut: Sequence[Counted], draw: int | None = None) -> list[torch.Tensor]:
+    """Returns the gradient of each micro batch."""
+    starts = accumulate((part.samples for part in cut), initial=0)
+    return [gradients.of(part, start=start, draw=draw).vector for part, start in zip(cut, starts, strict=False)]
+
+
+def _shares(cut: Sequence[Counted]) -> list[float]:
+    return [part.samples / sum(part.samples for part in cut) for part in cut]
+
+
+def _weighted(weighing: Weighing, vectors: Sequence[torch.Tensor], cut: Sequence[Counted]) -> torch.Tensor:
+    return _sum(vectors, weights_of(weighing, [part.batch for part in cut]))
+
+
+def _sum(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Returns a weighted sum. A part without a weight is left out: its mean is 0 / 0."""
+    found = torch.zeros_like(vectors[0])
+    for vector, weight in zip(vectors, weights, strict=True):
+        if weight:
+            found += weight * vector
+    return found
 
 
 def carried(steps: Steps, batch: Counted, smaller: Counted) -> GateVerdict:
@@ -177,12 +177,12 @@ def carried(steps: Steps, batch: Counted, smaller: Counted) -> GateVerdict:
     """
     gradients, names = Gradients(steps, dropout_off), list[str]()
     try:
-        first = gradients.of([batch])
+        first = gradients.of(batch)
         whole = _shapes(steps)
-        again = gradients.of([batch])
+        again = gradients.of(batch)
         if difference(again.vector, first.vector) > first.order_l2:
             steps.restore()
-            gradients.of([smaller])
+            gradients.of(smaller)
             sizes, fewer = (batch.samples, smaller.samples), _shapes(steps)
             names = [name for name, shape in whole.items() if sizes in _differing(shape, fewer.get(name, shape))]
     finally:
@@ -201,7 +201,7 @@ def _differing(one: torch.Size, other: torch.Size) -> list[tuple[int, int]]:
 
 def _shapes(steps: Steps) -> dict[str, torch.Size]:
     """Returns the shape of each tensor, except parameters, that the modules of the model hold now."""
-    with steps.build(Plan()) as step:
+    with steps.build(BASELINE) as step:
         return dict(_held(step.draft.model))
 
 

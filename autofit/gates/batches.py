@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from autofit.core.plan import Plan
-from autofit.gates.gradients import Steps, generators_restored
+from autofit.gates.gradients import BASELINE, Steps, generators_restored
 from autofit.gates.verdict import GateVerdict, unchecked
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
@@ -78,7 +77,7 @@ def weighted_mean(steps: Steps, batch: Counted) -> WeightedMean | None:
     """Runs the loss once and returns how it weights targets; None if it is another loss."""
     watching = _Watching()
     try:
-        with steps.build(Plan()) as step, generators_restored(step.draft.device), torch.no_grad(), watching:
+        with steps.build(BASELINE) as step, generators_restored(step.draft.device), torch.no_grad(), watching:
             part = map_tensors(fresh(batch.batch), lambda tensor: tensor.to(step.draft.device))
             step.draft.loss.compute(step.draft.model, part)
     finally:

@@ -12,14 +12,11 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
-from torch import nn
 
-from autofit.core.plan import Plan
 from autofit.gates.compare import difference
 from autofit.gates.gradients import Gradients
 from autofit.gates.verdict import GateVerdict, failed, unchecked
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.tree import Batch
 
 MOST_L2 = 0.2
 """Relative L2 difference below which means count as equal. The mildest known change of an objective is 0.26."""
@@ -30,22 +27,11 @@ PATIENCE_S = 20.0
 DEVIATIONS = 3.0
 """Distance of the bounds from the estimate, in standard deviations. With this value, none of 200 comparisons was wrong,
 with noise of 0.3 to 1.5 times the gradient and differences of 0, 0.26 and 0.6."""
-_WIDTH, _ROWS = 2**16, 64
-"""Length of a sketch, and the number of such pieces of a vector that are folded at once."""
-
-Side = tuple[Sequence[Batch | Counted], Plan]
-"""The micro batches of a step, and its plan."""
 
 
-def by_chance(gradients: Gradients, batch: Batch | Counted, found: torch.Tensor, most: float) -> bool:
+def by_chance(gradients: Gradients, batch: Counted, found: torch.Tensor, most: float) -> bool:
     """Returns whether the gradient of a batch differs by more than `most` from `found`, that of an earlier run."""
-    return difference(gradients.of([batch], draw=1).vector, found) > most
-
-
-def in_means(gradients: Gradients, one: Side, other: Side) -> GateVerdict:
-    """Compares the means of the gradients of two sides over many draws of the step's own random numbers."""
-    sides = one, other
-    return compare_means(lambda draw: tuple(gradients.of(*side, draw=draw).vector for side in sides))
+    return difference(gradients.of(batch, draw=1).vector, found) > most
 
 
 def compare_means(draw: Callable[[int], Sequence[torch.Tensor]]) -> GateVerdict:
@@ -59,7 +45,7 @@ def compare_means(draw: Callable[[int], Sequence[torch.Tensor]]) -> GateVerdict:
     began, numbers = perf_counter(), ""
     for most in LOOKS:
         while len(sides) < most and not (numbers and perf_counter() - began > PATIENCE_S):
-            one, other = (sketch(side) for side in draw(len(sides) + 1))
+            one, other = (side.double() for side in draw(len(sides) + 1))
             differences.append(one - other)
             sides.append(other)
         length, (squared, deviation) = _pairs(sides)[0], _pairs(differences)
@@ -86,19 +72,3 @@ def _pairs(rows: Sequence[torch.Tensor]) -> tuple[float, float]:
     without = (total - 2 * sums) / ((count - 1) * (count - 2))
     deviation = math.sqrt((count - 1) / count * float((without - without.mean()).square().sum()))
     return total / (count * (count - 1)), deviation
-
-
-def sketch(vector: torch.Tensor) -> torch.Tensor:
-    """Returns a vector folded to `_WIDTH` with random signs, on the host; products keep to 1 / sqrt(_WIDTH) of lengths.
-
-    The vector is folded where it lies. The signs depend on the kind of device.
-    """
-    if len(vector) <= _WIDTH:
-        return vector.double().cpu()
-    generator = torch.Generator(vector.device).manual_seed(0)
-    folded = torch.zeros(_WIDTH, dtype=torch.float64, device=vector.device)
-    for piece in torch.split(vector, _WIDTH * _ROWS):
-        signs = torch.randint(0, 2, piece.shape, generator=generator, device=vector.device, dtype=torch.int8) * 2 - 1
-        signed = nn.functional.pad(piece * signs, (0, -len(piece) % _WIDTH))
-        folded += signed.view(-1, _WIDTH).sum(0, dtype=torch.float64)
-    return folded.cpu()

@@ -17,8 +17,8 @@ from autofit.failures.evidence import named_error
 from autofit.gates.accumulation import NAMED, accumulation, carried
 from autofit.gates.batches import padded, uneven, unevenly_weighted, weighted_mean
 from autofit.gates.compare import ZERO
-from autofit.gates.gradients import Steps
-from autofit.gates.technique import Compared, technique
+from autofit.gates.gradients import BASELINE, Steps
+from autofit.gates.technique import output, technique, update
 from autofit.gates.verdict import (
     ACCUMULATION,
     OTHER_BATCH,
@@ -30,7 +30,6 @@ from autofit.gates.verdict import (
     unchecked,
     values_to_check,
 )
-from autofit.gates.whole_steps import output, update
 from autofit.prepare import batches_of
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -135,13 +134,13 @@ class GradientCheck:
                 objection = strategy.objection(self.facts, special)
             finally:
                 self.steps.restore()
-            return failed(objection) if objection else technique(self.steps, Compared(plan, strict=True), special)
+            return failed(objection) if objection else technique(self.steps, plan, special, strict=True)
         if changed is self.source:
-            return technique(self.steps, self._compared(plan), Counted(batch.batch, batch.samples))
+            return technique(self.steps, plan, Counted(batch.batch, batch.samples), rounded=self._rounds(plan))
         if isinstance(found := padded(self.source, changed, batch.samples), GateVerdict):
             return found
         plain, more = (Counted(each, batch.samples) for each in found)
-        return technique(self.steps, Compared(Plan(), strict=True, before=plain), more)
+        return technique(self.steps, BASELINE, more, strict=True, before=plain)
 
     def _all_together(self) -> None:
         """Compares the whole plan with the baseline; looks for the value at fault if it does not hold."""
@@ -150,16 +149,15 @@ class GradientCheck:
         if not values:
             return
         late = [value for value in values if techniques[value].gated_in_proof]
-        found = self._of(self._compared(self.plan), late=bool(late))
+        found = self._of(self.plan, as_typical=bool(late))
         if found.passed or (found is ZERO and not late):
             self._decide(values, found)
             return
         self._halve([value for value in values if value not in late])
         if late and (self._any or not self._fault()):
             names = {name for value in late for name in techniques[value].owns}
-            reference = Plan(values={name: value for name, value in self.plan.values.items() if name not in names})
-            compared = Compared(self.plan, reference, rounded=self._compared(self.plan).rounded)
-            self._decide(late, self._of(compared, late=True))
+            without = Plan(values={name: value for name, value in self.plan.values.items() if name not in names})
+            self._decide(late, self._of(self.plan, without, as_typical=True))
         if found.compared and not self._fault():
             self.found[together(techniques)] = found
 
@@ -167,7 +165,7 @@ class GradientCheck:
         """Finds verdicts on values that could not be compared at once, or of which one is at fault."""
         if not values:
             return
-        found = self._of(self._compared(self._only(values)))
+        found = self._of(self._only(values))
         if found.passed or len(values) == 1:
             self._decide(values, found)
             return
@@ -197,17 +195,25 @@ class GradientCheck:
         changed = self.plan.combination.changes_from(self.baseline)
         return Plan(values={name: value for name, value in changed.items() if f"{name}={value}" in values})
 
-    def _compared(self, plan: Plan) -> Compared:
-        """Returns the comparison of a plan with the baseline."""
+    def _rounds(self, plan: Plan) -> bool:
+        """Returns whether a plan computes in another precision than the baseline."""
         changed = plan.changes_from(self.baseline)
         rounding = (each for each in self.strategies if each.gated and not _has_special_batch(each))
-        return Compared(plan, rounded=any(changed.keys() & set(each.owns) for each in rounding))
+        return any(changed.keys() & set(each.owns) for each in rounding)
 
-    def _of(self, compared: Compared, *, late: bool = False) -> GateVerdict:
-        """Returns the verdict of a comparison; `late` if it runs code that is compiled for the plan's batch, if any."""
-        sizes = [self.plan.micro_batch_size] if late else self._sizes(loaders=True)
-        gate = update if self.facts.update_fn else technique if self.facts.training else output
-        return self._tried(lambda one: gate(self.steps, compared, Counted(one.batch, one.samples)), sizes, late)
+    def _of(self, plan: Plan, reference: Plan = BASELINE, *, as_typical: bool = False) -> GateVerdict:
+        """Returns the verdict on a plan; `as_typical` on the plan's micro batch, for which code may be compiled."""
+        sizes, rounded = self._sizes(loaders=True), self._rounds(plan)
+
+        def gate(found: Cuttable) -> GateVerdict:
+            batch = Counted(found.batch, found.samples)
+            if self.facts.update_fn:
+                return update(self.steps, plan, batch, reference=reference, rounded=rounded)
+            if self.facts.training:
+                return technique(self.steps, plan, batch, reference=reference, rounded=rounded)
+            return output(self.steps, plan, batch, reference)
+
+        return self._tried(gate, [plan.micro_batch_size] if as_typical else sizes, as_typical=as_typical)
 
     def _batch(self) -> None:
         """Checks another batch size: accumulation, or a batch whose size is free."""
@@ -239,7 +245,7 @@ class GradientCheck:
         return [*sizes, *([users] if loaders and users not in sizes else [])]
 
     def _tried(
-        self, gate: Callable[[Cuttable], GateVerdict], sizes: Sequence[int], as_typical: bool = False
+        self, gate: Callable[[Cuttable], GateVerdict], sizes: Sequence[int], *, as_typical: bool = False
     ) -> GateVerdict:
         """Returns a gate's result on a batch of the first size with which it runs.
 

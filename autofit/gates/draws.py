@@ -12,6 +12,7 @@ bits, since kernels draw differently for each type.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,6 @@ class DrawLog:
 
     Attributes:
         shapes: shape and number of samples of each draw at its first occurrence.
-        results: for draws without a sample dimension, shape of the first result and number of samples.
         axes: sample dimension of a draw; None if its shape is the same for any batch.
         generators: the user's own generators that were seen, with their initial states.
         learning: whether draws are seen for the first time. Afterwards, a new draw belongs to one side only.
@@ -41,7 +41,6 @@ class DrawLog:
     """
 
     shapes: dict[int, tuple[_Shape, int]] = field(default_factory=dict)
-    results: dict[int, tuple[_Shape, int]] = field(default_factory=dict)
     axes: dict[int, int | None] = field(default_factory=dict)
     generators: dict[int, tuple[torch.Generator, torch.Tensor]] = field(default_factory=dict)
     learning: bool = True
@@ -68,12 +67,6 @@ class DrawLog:
             self.unshared = True
         return self.axes.get(key)
 
-    def check(self, key: int, found: Any, size: int) -> None:
-        """Checks whether the result of a draw grows with the batch although its arguments do not."""
-        if isinstance(found, torch.Tensor):
-            known, samples = self.results.setdefault(key, (tuple(found.shape), size))
-            self.unshared |= samples != size and known != found.shape
-
     def _grown(self, known: _Shape, samples: int, shape: _Shape, size: int) -> int | None:
         if shape == known:
             return None
@@ -89,9 +82,9 @@ class DrawLog:
 class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """While it is active, random operators draw for the samples `first` to `first + size` of the step."""
 
-    def __init__(self, ledger: DrawLog) -> None:
+    def __init__(self, ledger: DrawLog, first: int, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger, self.first, self.size = ledger, 0, 1
+        self._ledger, self.first, self.size = ledger, first, size
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -116,35 +109,25 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             finally:
                 generator.set_state(after)
 
-        if axis is None:
-            found = drawn(0, args, kwargs)
-            self._ledger.check(key, found, self.size)
-            return found
-        return self._by_sample(drawn, func, args, kwargs, shape, axis)
+        return drawn(0, args, kwargs) if axis is None else self._by_sample(drawn, func, args, kwargs, shape, axis)
 
     def _by_sample(
-        self,
-        drawn: Callable[[int, Sequence[Any], Mapping[str, Any]], Any],
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        shape: _Shape,
-        axis: int,
+        self, drawn: Callable[..., Any], func: Any, args: Any, kwargs: Mapping[str, Any], shape: _Shape, axis: int
     ) -> Any:
-        rows = shape[axis] // self.size
-        pieces = []
         picks = func is _PICK and axis == len(shape) - 1  # all samples pick from the same distribution
-        self._ledger.unshared |= picks and not _replaces(args, kwargs)
+        self._ledger.unshared |= picks and not (args[2] if len(args) > 2 else kwargs.get("replacement", False))
+        rows, pieces = shape[axis] // self.size, []
         for sample in range(self.size):
 
-            def cut(tensor: torch.Tensor, sample: int = sample) -> torch.Tensor:
-                alike = not picks and tensor.dim() == len(shape) and tensor.shape[axis] == shape[axis]
-                return tensor.narrow(axis, sample * rows, rows) if alike else tensor
+            def cut(arg: Any, start: int = sample * rows) -> Any:
+                if isinstance(arg, torch.Tensor):
+                    alike = not picks and arg.dim() == len(shape) and arg.shape[axis] == shape[axis]
+                    return arg.narrow(axis, start, rows) if alike else arg
+                alike = isinstance(arg, (list, tuple)) and tuple(arg) == shape
+                return [*shape[:axis], rows, *shape[axis + 1 :]] if alike else arg
 
-            part = [_resized(arg, shape, axis, rows) for arg in tree_map_only(torch.Tensor, cut, list(args))]
-            if picks:
-                part[1] = rows
-            pieces.append(drawn(self.first + sample, part, tree_map_only(torch.Tensor, cut, dict(kwargs))))
+            part = [args[0], rows, *args[2:]] if picks else [cut(arg) for arg in args]
+            pieces.append(drawn(self.first + sample, part, {name: cut(arg) for name, arg in kwargs.items()}))
         if _in_place(func):
             return args[0]
         if isinstance(pieces[0], torch.Tensor):
@@ -179,26 +162,16 @@ def _in_place(func: Any) -> bool:
 _PICK = torch.ops.aten.multinomial.default
 
 
-def _replaces(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return bool(args[2] if len(args) > 2 else kwargs.get("replacement", False))
-
-
 def _shape(func: Any, args: Sequence[Any]) -> _Shape | None:
-    """Returns the shape that a random operator fills: that of its first tensor, or its list argument."""
+    """Returns the shape that a random operator fills: that of its tensors together, or its list argument."""
     if func is _PICK:
         return (*args[0].shape[:-1], int(args[1]))
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            return tuple(arg.shape)
-        if isinstance(arg, (list, tuple)):
-            return tuple(int(side) for side in arg)
+    shapes = [arg.shape for arg in args if isinstance(arg, torch.Tensor)]
+    if not shapes:
+        return next((tuple(int(side) for side in arg) for arg in args if isinstance(arg, (list, tuple))), None)
+    with suppress(RuntimeError):  # they do not belong together
+        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]  # torch has no types here
     return None
-
-
-def _resized(arg: Any, shape: _Shape, axis: int, rows: int) -> Any:
-    if isinstance(arg, (list, tuple)) and tuple(arg) == shape:
-        return [*shape[:axis], rows, *shape[axis + 1 :]]
-    return arg
 
 
 def _advanced(generator: torch.Generator) -> int:
@@ -218,10 +191,8 @@ def _in_32_bits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
     def widened(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.float() if tensor.dtype in _REDUCED else tensor
 
-    wide = {**tree_map_only(torch.Tensor, widened, dict(kwargs))}
-    if kwargs.get("dtype") in _REDUCED:
-        wide["dtype"] = torch.float32
-    found = func(*tree_map_only(torch.Tensor, widened, list(args)), **wide)
+    wide = {name: torch.float32 if arg in _REDUCED else arg for name, arg in kwargs.items()}
+    found = func(*tree_map_only(torch.Tensor, widened, list(args)), **tree_map_only(torch.Tensor, widened, wide))
     if _in_place(func):
         return args[0].copy_(found)
 

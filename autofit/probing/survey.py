@@ -22,7 +22,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import MAX_PLANS, Conflict, Refusal, SearchSpace, SpaceFacts
 from autofit.gates.gradients import Steps, generators_restored
-from autofit.gates.whole_steps import updates_noted
+from autofit.gates.technique import updates_noted
 from autofit.probing.block_profile import profiled
 from autofit.probing.watchdog import Watchdog
 from autofit.probing.workload_facts import baseline_notes

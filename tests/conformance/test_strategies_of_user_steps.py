@@ -7,8 +7,7 @@ from autofit import devices
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.gates.gradients import Steps
-from autofit.gates.technique import Compared
-from autofit.gates.whole_steps import update
+from autofit.gates.technique import update
 from autofit.guard import Guard
 from autofit.prepare import prepare
 from autofit.strategies import members
@@ -75,7 +74,7 @@ def test_a_strategy_that_fits_keeps_the_gradients_and_is_undone(member: Strategy
         def build(plan: Plan, workload: Workload = workload) -> TrainStep:
             return prepare(plan, draft(workload), members())
 
-        found = update(Steps(build, 0, guard.restore, guard.differences), Compared(plan), BATCH)
+        found = update(Steps(build, 0, guard.restore, guard.differences), plan, BATCH)
         assert found.passed, f"{plan}: {found.reason}"
         assert guard.digest == before
         forwards = [vars(module).get("forward") for module in workload.model.modules()]

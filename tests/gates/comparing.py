@@ -11,11 +11,11 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.gates.accumulation import accumulation
 from autofit.gates.gradients import Steps
-from autofit.gates.technique import Compared, technique
+from autofit.gates.technique import technique
 from autofit.gates.verdict import GateVerdict
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.workloads.counted_batches import Cuttable
+from autofit.workloads.counted_batches import Cuttable, counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 from tests.probing import targets
@@ -30,7 +30,7 @@ def accumulated(build: Build, batch: Any, seed: int = 0) -> GateVerdict:
 
 def rounded(build: Build, plan: Plan, batch: Any, seed: int = 0) -> GateVerdict:
     """Returns the verdict on a plan that computes in reduced precision."""
-    return technique(Steps(build, seed), Compared(plan, rounded=True), batch)
+    return technique(Steps(build, seed), plan, counted(batch), rounded=True)
 
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]

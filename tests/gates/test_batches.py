@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.plan import Plan
 from autofit.gates.batches import WeightedMean, padded, uneven, unevenly_weighted, weighted_mean
 from autofit.gates.gradients import Steps
-from autofit.gates.technique import Compared, technique
+from autofit.gates.technique import technique
 from autofit.gates.verdict import GateVerdict
 from autofit.prepare import prepare
 from autofit.strategies import members
@@ -115,8 +115,7 @@ def gate(model: nn.Module, collate: Any, lengths: list[int] | None = None) -> An
     found = padded(source, source.padded_to(8), 4)
     if isinstance(found, GateVerdict):
         return found
-    compared = Compared(Plan(), strict=True, before=Counted(found[0], 4))
-    return technique(Steps(builder(model)), compared, Counted(found[1], 4))
+    return technique(Steps(builder(model)), Plan(), Counted(found[1], 4), strict=True, before=Counted(found[0], 4))
 
 
 def test_a_model_that_ignores_padding_passes() -> None:

@@ -14,7 +14,7 @@ Draw = Callable[[torch.Tensor], torch.Tensor]
 
 def drawn(draw: Draw, ledger: DrawLog, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Returns what each micro batch of these sizes draws, each from the same seed."""
-    mode, found, first = SharedDraws(ledger), [], 0
+    mode, found, first = SharedDraws(ledger, 0, 1), [], 0
     for size in sizes:
         mode.first, mode.size = first, size
         torch.manual_seed(1)
@@ -57,6 +57,7 @@ BY_SAMPLE: dict[str, Draw] = {
     "dropout": lambda x: F.dropout(x, 0.3, training=True),
     "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],
     "attention": _attention,
+    "a mean for all and deviations for each": lambda x: torch.normal(x.new_zeros(1, 20), x),
     "several": lambda x: torch.randn_like(x) + torch.rand(1) * torch.rand(len(x), 1),
 }
 
@@ -77,8 +78,7 @@ def test_another_seed_gives_other_numbers() -> None:
     ledger = learned(torch.randn_like)
     (one,) = drawn(torch.randn_like, ledger, [SAMPLES])
     torch.manual_seed(2)
-    mode = SharedDraws(ledger)
-    mode.size = SAMPLES
+    mode = SharedDraws(ledger, 0, SAMPLES)
     with mode:
         assert not torch.equal(torch.randn_like(one), one)
 
@@ -138,7 +138,6 @@ APART: dict[str, Draw] = {
     "more for each sample than the last": lambda x: torch.rand(len(x) ** 2),
     "two views one after the other": lambda x: torch.randn_like(torch.cat([x, x])),
     "picks that are not put back": lambda x: torch.multinomial(torch.ones(100), len(x)),
-    "a mean for all and deviations for each": lambda x: torch.normal(x.new_zeros(1, 20), x),
     "only where there are several": lambda x: torch.rand(len(x), 1) if len(x) > 1 else x[:, :1],
 }
 

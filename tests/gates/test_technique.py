@@ -8,8 +8,8 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.gates.compare import REDUCED_L2
-from autofit.gates.gradients import Gradients, Steps
-from autofit.gates.technique import Compared, in_either_mode, technique
+from autofit.gates.gradients import Steps
+from autofit.gates.technique import technique
 from autofit.gates.verdict import GateVerdict
 from autofit.prepare import prepare
 from autofit.workloads.counted_batches import Counted
@@ -28,8 +28,6 @@ from tests.gates.comparing import (
     vectors,
 )
 from tests.probing import targets
-
-FP32 = Plan(values={"precision": "fp32"})
 
 
 def test_bf16_passes_on_a_transformer() -> None:
@@ -123,18 +121,13 @@ def compared(model: nn.Module) -> GateVerdict:
     def build(plan: Plan) -> TrainStep:
         return prepare(plan, Draft(model, rule, torch.optim.SGD(model.parameters()), torch.device("cpu")), [])
 
-    def judge(gradients: Gradients) -> GateVerdict:
-        with gradients:
-            norm = float(gradients.rehearse(ONES).vector.norm())
-        return GateVerdict(passed=norm > 0, reason=f"norm {norm:.1f}")
-
-    return in_either_mode(Steps(build), judge)
+    return technique(Steps(build), Plan(), ONES)
 
 
 def test_evaluation_mode_comes_first_and_is_enough() -> None:
     model = Moody()
-    assert compared(model).reason == "norm 4.0"
-    assert model.seen == [False]
+    assert compared(model).reason == "relative L2 of the gradient 0.0e+00 (at most 0.001)"
+    assert model.seen == [False, False]
 
 
 def test_a_step_that_fails_in_it_is_compared_in_training_mode() -> None:
@@ -142,7 +135,7 @@ def test_a_step_that_fails_in_it_is_compared_in_training_mode() -> None:
     found = compared(model)
     assert found.passed
     assert "compared in training mode, as evaluation mode fails: RuntimeError: no loss" in found.reason
-    assert model.seen == [False, True]
+    assert model.seen == [False, True, True]
 
 
 def test_a_step_that_fails_in_both_raises() -> None:
@@ -239,23 +232,24 @@ def test_an_ordinary_model_is_compared_as_it_trains() -> None:
     assert not found.evaluated
 
 
+def test_fixed_statistics_allow_no_rounding_where_both_compute_in_float32() -> None:
+    found = technique(Steps(build(normalised(depth=24), mean)), BF16, Counted(samples(), 8))
+    assert not found.passed
+    assert "(at most 0.001)" in found.reason
+
+
+FP32 = Plan(values={"precision": "fp32"})
+
+
 def test_two_orders_of_one_arithmetic_are_compared_with_fixed_statistics_too() -> None:
     """Compiled code rounds elsewhere. The plan below stands for it: it rounds, and the reference does not."""
-    make = build(normalised(depth=24), mean)
     batch = Counted(samples(), 8)
-    found = technique(Steps(make), Compared(BF16, FP32, rounded=True), batch)
+    found = technique(Steps(build(normalised(depth=24), mean)), BF16, batch, reference=FP32, rounded=True)
     assert found.passed, found.reason
     assert "in float32 too when the weights are rounded" in found.reason
     assert "or 2 times the second" in found.reason
 
 
-def test_fixed_statistics_allow_no_rounding_where_both_compute_in_float32() -> None:
-    found = technique(Steps(build(normalised(depth=24), mean)), Compared(BF16, FP32), Counted(samples(), 8))
-    assert not found.passed
-    assert "(at most 0.001)" in found.reason
-
-
 def test_another_order_that_loses_the_digits_of_the_loss_is_refused() -> None:
     make = build(with_large_outputs(depth=24), cancelling)
-    found = technique(Steps(make), Compared(BF16, FP32, rounded=True), Counted(samples(), 8))
-    assert not found.passed
+    assert not technique(Steps(make), BF16, Counted(samples(), 8), reference=FP32, rounded=True).passed

@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 from autofit.core.plan import Plan
 from autofit.gates.compare import ZERO
 from autofit.gates.gradients import Steps
-from autofit.gates.technique import Compared
+from autofit.gates.technique import output, update
 from autofit.gates.verdict import GateVerdict
-from autofit.gates.whole_steps import output, update
 from autofit.guard import Guard
 from autofit.prepare import prepare
 from autofit.probing.survey import uneven_steps
@@ -73,10 +72,10 @@ class Bench:
         return prepare(plan, draft, (*members(), *self.more))
 
     def update(self, plan: Plan) -> GateVerdict:
-        return update(self.steps, Compared(plan, rounded=True), self.batch)
+        return update(self.steps, plan, self.batch, rounded=True)
 
     def same(self, plan: Plan, **more: Any) -> GateVerdict:
-        return update(self.steps, Compared(plan, **more), self.batch)
+        return update(self.steps, plan, self.batch, **more)
 
 
 def bench(update_fn: Callable[..., Any] = gans.update, *more: Strategy) -> Bench:
@@ -258,7 +257,7 @@ def asked(
         return prepare(plan, Draft(model, rule, None, torch.device("cpu")), members())
 
     torch.manual_seed(0)
-    return output(Steps(build, **more), Compared(BF16), Counted(torch.randn(4, 8), 4))
+    return output(Steps(build, **more), BF16, Counted(torch.randn(4, 8), 4))
 
 
 def test_a_rounded_output_passes_with_its_numbers() -> None:
