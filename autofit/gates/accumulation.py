@@ -84,7 +84,7 @@ class _Accumulation:
 
     def _compared(self, gradients: Gradients) -> GateVerdict | None:
         """Returns a verdict on one draw of the step's random numbers; None if its sides differ by chance."""
-        gradients.rehearse(self.cuts[0][0])
+        gradients.rehearse(self.wholes[0])
         found, expected = self._judged(gradients)
         if not found.passed and gradients.moves:
             gradients.first = self.wholes[0]
@@ -101,11 +101,13 @@ class _Accumulation:
         Raises:
             ValueError: the gradient of the parts alone is not finite, such as with a deviation over one sample.
         """
-        wholes = [gradients.of(whole) for whole in self.wholes]
+        wholes, parts = list[Gradient](), list[Sequence[torch.Tensor]]()
+        for whole, cut in zip(self.wholes, self.cuts, strict=True):
+            wholes.append(gradients.of(whole, record=True))
+            parts.append(_of_parts(gradients, cut) if float(wholes[-1].vector.norm()) else ())
         expected, limits = [each.vector for each in wholes], Limits(max(each.order_l2 for each in wholes))
         if not all(float(each.norm()) for each in expected):
             return ZERO, wholes
-        parts = [_of_parts(gradients, cut) for cut in self.cuts]
         by_samples = [_sum(each, _shares(cut)) for each, cut in zip(parts, self.cuts, strict=True)]
         if all(bool(each.isfinite().all()) for each in expected) and not bool(torch.stack(by_samples).isfinite().all()):
             raise ValueError("the gradient of its parts is not finite")
@@ -136,8 +138,8 @@ class _Accumulation:
         for whole, cut in zip(self.wholes, self.cuts, strict=True):
 
             def sides(draw: int, whole: Counted = whole, cut: Sequence[Counted] = cut) -> list[torch.Tensor]:
-                parts = _sum(_of_parts(gradients, cut, draw), _shares(cut))
-                return [parts, gradients.of(whole, draw=draw).vector]
+                expected = gradients.of(whole, draw=draw, record=True).vector
+                return [_sum(_of_parts(gradients, cut, draw), _shares(cut)), expected]
 
             found = compare_means(sides)
             if not found.passed:

@@ -90,10 +90,9 @@ class Gradients:
     _others: tuple[torch.Tensor, ...] | None = None
 
     def rehearse(self, part: Counted) -> Gradient:
-        """Returns the gradient of one micro batch, and records what a step draws and changes. Call it once, first."""
+        """Returns the gradient of one micro batch, and notes what a step draws and changes. Call it once, first."""
         before = set(self.steps.differences())
-        found = self.of(part)
-        self.ledger.learning = False
+        found = self.of(part, record=True)
         moves = (name for name in self.steps.differences() if name not in before and not name.endswith(".grad"))
         self.moves = tuple(name for name in moves if not any(part in name for part in OF_TORCH))
         if self.moves:
@@ -113,7 +112,9 @@ class Gradients:
         if self.moves or error is not None:
             self.steps.restore()
 
-    def of(self, part: Counted, plan: Plan = BASELINE, *, start: int = 0, draw: int | None = None) -> Gradient:
+    def of(
+        self, part: Counted, plan: Plan = BASELINE, *, start: int = 0, draw: int | None = None, record: bool = False
+    ) -> Gradient:
         """Returns the gradient of one micro batch under a plan.
 
         If it overflows at a scaler's first scale, the scale is lowered, as in training.
@@ -125,6 +126,7 @@ class Gradients:
             draw: None: a sample gets the same random numbers of torch in any micro batch; those of Python and NumPy are
                 the same for all micro batches. A number: one draw of the numbers that samples cannot share. State is
                 then not restored if generators are part of it.
+            record: whether its random numbers are those that other micro batches get, too.
         """
         if self.moves and (draw is None or self.moves_tensors_alone):
             self.steps.restore()
@@ -135,7 +137,7 @@ class Gradients:
             step.draft.weighing = None
             while True:
                 self._clear(step.draft.model)
-                self._backward(step, part, start, draw)
+                self._backward(step, part, start, draw, record)
                 trained = [*(p for p in step.draft.model.parameters() if p.requires_grad), *self.others]
                 scale = 1.0 if scaler is None else scaler.get_scale()
                 found = sketch(trained).div_(scale)
@@ -155,9 +157,9 @@ class Gradients:
             self._others = tuple(p for p in held if p.requires_grad and id(p) not in known)
         return self._others
 
-    def _backward(self, step: TrainStep, part: Counted, start: int, draw: int | None) -> None:
+    def _backward(self, step: TrainStep, part: Counted, start: int, draw: int | None, record: bool) -> None:
         rule, ledger, seed = step.draft.loss, self.ledger, self.steps.seed
-        shared = SharedDraws(ledger, start, part.samples) if ledger.learning or ledger.drawn else None
+        shared = SharedDraws(ledger, start, part.samples, record=record) if record or ledger.drawn else None
 
         def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
             if draw is None:
@@ -171,6 +173,8 @@ class Gradients:
         try:
             with generators_restored(step.draft.device), shared or nullcontext():
                 step.backward(StepBatch([fresh(part.batch)], [1.0]))
+            if shared is not None:
+                shared.ended()
         finally:
             step.draft.loss = rule
             ledger.rewind()

@@ -13,6 +13,7 @@ inference, it is the output.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,13 +99,16 @@ class _Sides:
             if verdict.passed or self.strict or not bool(found.vector.isfinite().all()):
                 return verdict
             if by_chance(gradients, self.batch, expected.vector, limits.l2):
-                plans = self.plan, self.reference
-                means = compare_means(lambda draw: [gradients.of(self.batch, p, draw=draw).vector for p in plans])
+                means = compare_means(partial(self._drawn, gradients))
                 return means.model_copy(update={"compared": True})  # too much noise to decide is a failure
             error = difference(found.vector, expected.vector)
             with suppress(Exception):  # rounding cannot be measured in float32, such as for lack of memory
                 return self._by_fixed_statistics(gradients, error, limits.l2) or verdict
             return verdict
+
+    def _drawn(self, gradients: Gradients, draw: int) -> list[torch.Tensor]:
+        expected = gradients.of(self.before, self.reference, draw=draw, record=True)
+        return [gradients.of(self.batch, self.plan, draw=draw).vector, expected.vector]
 
     def _by_fixed_statistics(self, gradients: Gradients, error: float, most: float) -> GateVerdict | None:
         """Returns a passing verdict on a gradient that rounding alone changes; None if the comparison is to decide.

@@ -57,15 +57,13 @@ def test_every_draw_on_the_device_is_known_by_its_sample() -> None:
     gradients = Gradients(Steps(build(mlp(), noisy)))
     parts = [counted(part) for part in split(batch(), [1] * SAMPLES)]
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
-    gradients.rehearse(parts[0])
-    gradients.of(counted(batch()))
+    gradients.rehearse(counted(batch()))
     for start, part in enumerate(parts):
         gradients.of(part, start=start)
     ledger = gradients.ledger
     assert ledger.drawn
     assert not ledger.unshared
-    assert [ledger.axes[key] for key in ledger.shapes] == [0, 0, 0, None, 0, 0]
-    assert [shape for shape, _ in ledger.shapes.values()] == [(1,), (1, 16), (1, 1), (1,), (1, 1), (1, 4)]
+    assert [tuple(each.shape) for each in ledger.results.values()] == [(8,), (8, 16), (8, 1), (1,), (8, 1), (8, 4)]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(torch.cuda.get_rng_state(), before[1])
 
@@ -75,7 +73,7 @@ def test_draws_in_16_bits_are_the_same_draws() -> None:
     gradients.rehearse(counted(batch()))
     gradients.of(counted(batch()), Plan(values={"precision": "bf16"}))
     assert not gradients.ledger.unshared
-    assert len(gradients.ledger.shapes) == 6
+    assert len(gradients.ledger.results) == 6
 
 
 @pytest.mark.real_gpu

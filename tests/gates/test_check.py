@@ -265,7 +265,7 @@ class Sizes:
 def test_a_gate_that_fails_is_asked_again_with_less() -> None:
     loss = Sizes(most=4, error=torch.OutOfMemoryError)
     assert checked(SMALLER, loss=loss, **UNDER_24).passed
-    assert loss.seen == [8, 4, 4, 4, 1, 4, 1, 1, 1, 1]
+    assert loss.seen == [8, 4, 4, 4, 4, 4, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("error", [KeyError, RuntimeError, AttributeError])

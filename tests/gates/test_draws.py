@@ -13,22 +13,23 @@ Draw = Callable[[torch.Tensor], torch.Tensor]
 
 
 def drawn(draw: Draw, ledger: DrawLog, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """Returns what each micro batch of these sizes draws, each from the same seed."""
-    mode, found, first = SharedDraws(ledger, 0, 1), [], 0
+    """Returns what each micro batch of these sizes draws, each from the same seed. The first step is recorded."""
+    found, first = [], 0
     for size in sizes:
-        mode.first, mode.size = first, size
+        mode = SharedDraws(ledger, first, size, record=not ledger.samples)
         torch.manual_seed(1)
         ledger.rewind()
         with mode:
             found.append(draw(torch.linspace(0.1, 0.9, SAMPLES * 20).view(SAMPLES, 20)[first : first + size].to(dtype)))
+        mode.ended()
         first += size
     return found
 
 
-def learned(draw: Draw, size: int = 1) -> DrawLog:
+def learned(draw: Draw) -> DrawLog:
+    """Returns the draws of the whole batch."""
     ledger = DrawLog()
-    drawn(draw, ledger, [size])
-    ledger.learning = False
+    drawn(draw, ledger, [SAMPLES])
     return ledger
 
 
@@ -51,6 +52,7 @@ BY_SAMPLE: dict[str, Draw] = {
     "poisson": torch.poisson,
     "multinomial": lambda x: torch.multinomial(x, 5),
     "multinomial of one row": lambda x: torch.multinomial(torch.ones(1000), len(x), replacement=True),
+    "picks that are not put back": lambda x: torch.multinomial(torch.ones(100), len(x)),
     "as many classes as samples": lambda x: torch.multinomial(torch.ones(SAMPLES), len(x), replacement=True),
     "categorical": lambda x: torch.distributions.Categorical(torch.ones(1000)).sample((len(x),)),  # type: ignore[no-untyped-call]  # torch has no types here
     "categorical of each": lambda x: torch.distributions.Categorical(x).sample(),  # type: ignore[no-untyped-call]  # torch has no types here
@@ -66,7 +68,7 @@ BY_SAMPLE: dict[str, Draw] = {
 @pytest.mark.parametrize("sizes", [[1] * SAMPLES, [3, 3], [2, 4]], ids=["singles", "halves", "uneven"])
 def test_a_sample_draws_the_same_in_any_micro_batch(name: str, sizes: list[int]) -> None:
     draw = BY_SAMPLE[name]
-    ledger = learned(draw, sizes[0])
+    ledger = learned(draw)
     (whole,) = drawn(draw, ledger, [SAMPLES])
     assert torch.equal(torch.cat(drawn(draw, ledger, sizes)), whole)
     assert len({tuple(row.flatten().tolist()) for row in whole}) > 1  # samples differ from each other
@@ -78,9 +80,9 @@ def test_another_seed_gives_other_numbers() -> None:
     ledger = learned(torch.randn_like)
     (one,) = drawn(torch.randn_like, ledger, [SAMPLES])
     torch.manual_seed(2)
-    mode = SharedDraws(ledger, 0, SAMPLES)
-    with mode:
+    with SharedDraws(ledger, 0, SAMPLES, record=False):
         assert not torch.equal(torch.randn_like(one), one)
+    assert ledger.unshared
 
 
 def test_numbers_are_distributed_as_asked_and_samples_are_independent() -> None:
@@ -113,8 +115,9 @@ def test_a_coin_for_the_whole_step_is_the_same_in_each_micro_batch() -> None:
 
 
 def test_16_bits_are_rounded_from_what_32_bits_draw() -> None:
-    (exact,) = drawn(torch.randn_like, learned(torch.randn_like), [SAMPLES])
-    (rounded,) = drawn(torch.randn_like, learned(torch.randn_like), [SAMPLES], torch.bfloat16)
+    ledger = learned(torch.randn_like)
+    (exact,) = drawn(torch.randn_like, ledger, [SAMPLES])
+    (rounded,) = drawn(torch.randn_like, ledger, [SAMPLES], torch.bfloat16)
     assert rounded.dtype == torch.bfloat16
     assert torch.equal(exact.bfloat16(), rounded)
 
@@ -137,7 +140,6 @@ APART: dict[str, Draw] = {
     "an order of the samples": lambda x: torch.randperm(len(x)),
     "more for each sample than the last": lambda x: torch.rand(len(x) ** 2),
     "two views one after the other": lambda x: torch.randn_like(torch.cat([x, x])),
-    "picks that are not put back": lambda x: torch.multinomial(torch.ones(100), len(x)),
     "only where there are several": lambda x: torch.rand(len(x), 1) if len(x) > 1 else x[:, :1],
 }
 
@@ -146,6 +148,7 @@ APART: dict[str, Draw] = {
 def test_what_cannot_be_shared_is_noticed(name: str) -> None:
     ledger = learned(APART[name])
     drawn(APART[name], ledger, [SAMPLES])
+    assert not ledger.unshared  # the same batch draws the same
     drawn(APART[name], ledger, [1] * SAMPLES)
     assert ledger.unshared
 
