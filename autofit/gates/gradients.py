@@ -30,8 +30,8 @@ SEED_STRIDE = 1000
 """Distance between the seeds of two draws, greater than the number of samples."""
 WIDTH = 2**16
 """Length of a sketch. It keeps distances to about 1 / sqrt(WIDTH), which is 0.4 %."""
-_ROWS = 64
-"""Number of pieces of this length that are folded at once."""
+_PIECE = 2**20
+"""Number of elements that are folded at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,24 +192,35 @@ def sketch(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     where it lies, since a copy of 124 million elements takes 2 to 3 s. The signs depend on the kind of device.
     Parameters without a gradient count as zeros, and a complex number as two.
     """
-    folded, at = {p.device: torch.zeros(WIDTH, device=p.device) for p in parameters}, 0
+    folded = {p.device: torch.zeros(WIDTH, device=p.device) for p in parameters}
+    signs, at = {device: _signs(device) for device in folded}, 0
     for parameter in parameters:
         if parameter.grad is not None:
-            _fold(parameter.grad.detach(), at, folded[parameter.device])
+            _fold(parameter.grad.detach(), at, signs[parameter.device], folded[parameter.device])
         at += parameter.numel() * (2 if parameter.is_complex() else 1)
     return sum((each.cpu() for each in folded.values()), torch.zeros(WIDTH))[:at]
 
 
-def _fold(gradient: torch.Tensor, at: int, folded: torch.Tensor) -> None:
+def _signs(device: torch.device) -> torch.Tensor:
+    """Returns the signs of two pieces, which are alike, so that a piece can take its signs from any place."""
+    drawn = torch.randint(0, 2, (_PIECE,), generator=torch.Generator(device).manual_seed(0), device=device)
+    return (drawn * 2 - 1).float().repeat(2)
+
+
+def _fold(gradient: torch.Tensor, at: int, signs: torch.Tensor, folded: torch.Tensor) -> None:
     """Adds the elements, with random signs, to a sketch. The first has index `at` modulo `WIDTH`."""
     gradient = gradient if gradient.layout is torch.strided else gradient.to_dense()
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient.resolve_conj())
-    generator = torch.Generator(folded.device).manual_seed(at)
-    for piece in torch.split(gradient.float().flatten(), WIDTH * _ROWS):
-        signs = torch.randint(0, 2, piece.shape, generator=generator, device=folded.device, dtype=torch.int8) * 2 - 1
-        before = at % WIDTH
-        folded += nn.functional.pad(piece * signs, (before, -(before + len(piece)) % WIDTH)).view(-1, WIDTH).sum(0)
+    for piece in torch.split(gradient.float().flatten(), _PIECE):
+        place, before = random.Random(at).randrange(_PIECE), at % WIDTH
+        signed = piece * signs[place : place + len(piece)]
+        first, rest = signed[: WIDTH - before], signed[WIDTH - before :]
+        rows = len(rest) // WIDTH * WIDTH
+        folded[before : before + len(first)] += first
+        if len(rest):
+            folded += rest[:rows].view(-1, WIDTH).sum(0)
+            folded[: len(rest) - rows] += rest[rows:]
         at += len(piece)
 
 
