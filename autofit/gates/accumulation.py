@@ -179,7 +179,7 @@ def carried(steps: Steps, batch: Counted, smaller: Counted) -> GateVerdict:
     """
     gradients, names = Gradients(steps, dropout_off), list[str]()
     try:
-        first = gradients.of(batch)
+        first = gradients.of(batch, record=True)
         whole = _shapes(steps)
         again = gradients.of(batch)
         if difference(again.vector, first.vector) > first.order_l2:

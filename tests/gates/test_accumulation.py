@@ -364,3 +364,11 @@ def test_what_no_step_reads_is_no_state() -> None:
 
 def test_state_without_rows_keeps_no_batch() -> None:
     assert judged(Averaging()).passed
+
+
+def test_a_generator_of_the_users_own_is_no_state() -> None:
+    """Its numbers are the same in the next step, so that tensors of the batch's size change nothing."""
+    own, model = torch.Generator().manual_seed(0), Hidden(reads=False)
+    made = build(model, lambda model, batch: model(batch + torch.randn(batch.shape, generator=own)))
+    batch = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0))
+    assert carried(Steps(made), Counted(batch, 6), Counted(batch[:3], 3)).passed
