@@ -10,12 +10,12 @@ import pytest
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Kind, Trace
 from autofit.replay import TableBench, limited, peaks_of
 from autofit.replay.table import Table, read_table

@@ -90,6 +90,11 @@ def scrub(error: BaseException) -> None:
         _drop_payload(member)
 
 
+def named_error(error: BaseException) -> str:
+    """Returns the class and the first line of an error, redacted: "KeyError: 'labels'"."""
+    return redacted(f"{type(error).__name__}: {error}".strip().splitlines()[0])
+
+
 def plain(text: str, limit: int) -> str:
     """Returns `text` without control sequences and unprintable characters, at most `limit` characters long."""
     text = _CONTROL.sub("", cut_middle(text, 4 * limit))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -15,6 +14,7 @@ from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.search.bench import Bench
 from autofit.search.no_answer import for_good

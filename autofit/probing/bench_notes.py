@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from autofit import devices
+from autofit.core.units import format_names
 from autofit.devices.base import Device
-from autofit.probing.survey.module_modes import mode_notes
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload
+
+NAMED = 3
+"""Maximum number of modules that a note names."""
 
 
 def bench_notes(
@@ -42,11 +45,16 @@ def training_notes(workload: Workload, loss: LossRule, eval_modules: Sequence[st
     Args:
         workload: the workload.
         loss: the rule that computes its loss.
-        eval_modules: see `mode_notes`.
+        eval_modules: names of modules of a model in training mode that were in evaluation mode.
         done: what was done with the assumed optimizer: "measured" or "estimated".
     """
     if loss.inferred:
         yield f"the loss was inferred: {loss.about}"
-    yield from mode_notes(eval_modules)
+    if eval_modules:
+        yield (
+            f"found {format_names(eval_modules, NAMED)} in evaluation mode in a model that is in training mode: "
+            "measured in training mode, because model.train() in a training loop sets every module to training mode. "
+            "To keep modules in evaluation mode, override train() of your model"
+        )
     if workload.optimizer is None and workload.training:
         yield f"no optimizer was given: {done} with torch.optim.AdamW and its defaults"

@@ -26,7 +26,7 @@ from autofit.core.outcome import Outcome
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
 from autofit.devices.host_memory import available, kib_line
-from autofit.probing.user_errors import named_error
+from autofit.failures.evidence import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.workloads.batches import BatchSource
 

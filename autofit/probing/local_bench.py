@@ -15,13 +15,15 @@ from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import TRACE_RATIO
 from autofit.core.errors import DevicePoisoned, Untraceable
-from autofit.core.gate_verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
+from autofit.gates.check import GradientCheck
+from autofit.gates.gradients import Steps
+from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.guard import Backstop, Guard, leave_surely
 from autofit.identity.environment import environment_of
 from autofit.identity.identity import Reached
@@ -38,9 +40,7 @@ from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
 from autofit.probing.resident_memory import budget_of
-from autofit.probing.survey.gradient_check import GradientCheck
-from autofit.probing.survey.gradients import State
-from autofit.probing.survey.survey import Survey
+from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
@@ -105,8 +105,7 @@ class LocalBench:
             looks.append(self._after_a_pass())
             budget = budget_of(workload, device, options, varies=self._source.varies)
             self._facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
-            state = State(self._reset, self._guard.differences)
-            survey = Survey(self._facts, strategies, self._build, self._source, options.seed, state, self._watch)
+            survey = Survey(self._facts, strategies, self._steps, self._source, self._watch)
             survey.pinned = options.pinned
             self._beat(SURVEY)
             space = survey.run() if known is None else known.space
@@ -183,20 +182,23 @@ class LocalBench:
             DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
         """
         self._beat("check")
-        state = State(self._reset, self._guard.differences)
         check = GradientCheck(
             facts=self._facts,
             strategies=members(),
-            build=self._build,
+            steps=self._steps,
             source=self._source,
-            seed=self._options.seed,
-            state=state,
-            watch=self._watch,
             put_back=self._put_back,
+            plan=plan,
+            baseline=self.briefing.space.baseline,
+            known=known,
         )
         with as_users_errors(self.device), shapes_of_a_training(vary=self._source.varies):
             self._make_ready()
-            checked = check.run(plan, self.briefing.space.baseline, known)
+            try:
+                self._watch.allowed(check.run)
+            except Overdue as overdue:
+                check.unchecked = f"{overdue}; give more time for this check"
+            checked = check.result()
             self._put_back()
         if (verdict := {**known, **checked.verdicts}.get(ACCUMULATION)) is not None:
             self._weighing = Weighing.parse(verdict.weighing)
@@ -287,7 +289,12 @@ class LocalBench:
             if any(knob.warm_up_s for knob in self.briefing.space.knobs):
                 forget()
 
+    @property
+    def _steps(self) -> Steps:
+        return Steps(self._build, self._options.seed, self._reset, self._guard.differences)
+
     def _build(self, plan: Plan) -> TrainStep:
+        self._watch.check()
         target, host_bytes, varies = self.device.torch_device, devices.available_host_bytes(), self._source.varies
         draft = Draft.of(self.workload, self._loss, target, self._weighing, host_bytes, varies=varies)
         return prepare(plan, draft, members())

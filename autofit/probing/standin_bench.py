@@ -23,15 +23,16 @@ from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Device, Reading
+from autofit.gates.gradients import Steps
 from autofit.identity.environment import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.probing import isolated_trace as isolation
 from autofit.probing.bench_notes import training_notes
+from autofit.probing.block_profile import profiled_on_copy
 from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
-from autofit.probing.survey.block_profile import profiled_on_copy
-from autofit.probing.survey.survey import Survey
+from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies.base import Span, Strategy
@@ -106,7 +107,7 @@ class StandInBench:
             facts = facts_of(workload, self._source, device, options, budget, self._loss)
             facts = replace(facts, dataset_size=None, profile=self._profile)
             strategies = chosen(options.strategies, options.without)
-            survey = Survey(facts, strategies, _nothing_runs, self._source, options.seed)
+            survey = Survey(facts, strategies, Steps(_nothing_runs, options.seed), self._source)
             space = _of_memory(survey.run(), strategies)
             self.briefing = Briefing(
                 space=space,

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from autofit.core.errors import AutofitError, DevicePoisoned, NothingFits, UserCodeError
 from autofit.core.outcome import Status
-from autofit.core.redaction import redacted
 from autofit.devices.base import Device
 from autofit.failures.classify import Failure, classify
 from autofit.failures.evidence import collect
@@ -62,11 +61,6 @@ def as_users_errors_on_host() -> Iterator[None]:
             "your own on the CPU to reproduce it, fix it, then estimate again.",
             collect(error).traceback_text,
         ) from error
-
-
-def named_error(error: BaseException) -> str:
-    """Returns the class and the first line of an error, redacted: "KeyError: 'labels'"."""
-    return redacted(f"{type(error).__name__}: {error}".strip().splitlines()[0])
 
 
 def _poison(failure: Failure, device: Device) -> str | None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from autofit.core.errors import UsageError
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.statistics import clipped
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.replay.noise import Bursts, Drift, Runs
 from autofit.replay.table import Entry, Table
 

@@ -13,7 +13,7 @@ RATIOS = (
 )
 """Note below the table of all plans of a search with a race."""
 _UNCHECKED = "could not be checked"
-"""Part of the reason of a numerical check that could not be run (`autofit.probing.survey.gradient_check`)."""
+"""Part of the reason of a numerical check that could not be run (`autofit.gates.check`)."""
 
 
 def counted(count: int, name: str) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from autofit.core.briefing import Briefing
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 
 

@@ -5,9 +5,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from autofit.core.gate_verdict import ACCUMULATION, Checked, GateVerdict, at_fault, values_to_check
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
+from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict, at_fault, values_to_check
 from autofit.search.ledger import Ledger
 from autofit.search.tuning import Tuning
 

@@ -15,7 +15,6 @@ from autofit.core.briefing import GateRecord
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
-from autofit.core.gate_verdict import GateVerdict
 from autofit.core.objective import Objective
 from autofit.core.omission import Omission
 from autofit.core.plan import Plan
@@ -23,6 +22,7 @@ from autofit.core.printable import ascii_json
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose, Trial
+from autofit.gates.verdict import GateVerdict
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
 from autofit.study.records import STORED_LETTERS

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
@@ -16,6 +15,7 @@ from autofit.core.run_terms import RunTerms
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.choice import DISTURBED_NOISE_RATIO
 from autofit.search.event import Event
 from autofit.search.evidence import Answered, Seen

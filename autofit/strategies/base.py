@@ -178,8 +178,8 @@ class Strategy(ABC):
         phase: when the strategy is applied.
         owns: names of the knobs that it may offer.
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
-        gated_in_proof: whether the gradient of a plan is compared in its proof with that of the same plan without this
-            strategy, because the comparison would cost too much before every search.
+        gated_in_proof: whether code is compiled for a batch, so that the gate compares a plan on the micro batch for
+            which its proof has compiled it, and with the same plan without this strategy if the baseline differs.
         fits_update_fn: whether it can be applied to a step that the user's `update_fn` does as a whole: it acts on
             modules, on each optimizer or on the whole call, and not on the loss, the backward pass or the gradients.
         same_memory: whether all values of its knobs have the memory per sample of the default, so that an estimate of

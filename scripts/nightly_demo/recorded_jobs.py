@@ -10,13 +10,13 @@ from autofit import planfile
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.nightly.job import Job
 from autofit.nightly.opening import OpenBench, Say

@@ -6,11 +6,10 @@ import torch
 from autofit import devices
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
+from autofit.gates.gradients import Steps
+from autofit.gates.technique import update
 from autofit.guard import Guard
 from autofit.prepare import prepare
-from autofit.probing.survey.conditioning import Compared
-from autofit.probing.survey.gradients import State
-from autofit.probing.survey.update_gate import update
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.counted_batches import Counted
@@ -75,7 +74,7 @@ def test_a_strategy_that_fits_keeps_the_gradients_and_is_undone(member: Strategy
         def build(plan: Plan, workload: Workload = workload) -> TrainStep:
             return prepare(plan, draft(workload), members())
 
-        found = update(build, Compared(plan), BATCH, 0, State(guard.restore, guard.differences))
+        found = update(Steps(build, 0, guard.restore, guard.differences), plan, BATCH)
         assert found.passed, f"{plan}: {found.reason}"
         assert guard.digest == before
         forwards = [vars(module).get("forward") for module in workload.model.modules()]

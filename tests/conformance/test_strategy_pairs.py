@@ -35,7 +35,7 @@ from tests.conformance.test_strategies import (
     same_bits,
     values_of,
 )
-from tests.probing.survey.comparing import accumulated
+from tests.gates.comparing import accumulated
 
 pytestmark = pytest.mark.usefixtures("no_kernels")
 

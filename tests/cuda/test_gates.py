@@ -4,7 +4,6 @@ A phantom's kernels compute nothing, so there the structure is looked at: every 
 generators are as they were. On a real GPU the gates have to pass, and to refuse.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,15 +12,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.plan import Plan
+from autofit.gates import compare
+from autofit.gates.gradients import WIDTH, Gradients, Steps, sketch
 from autofit.prepare import prepare
-from autofit.probing.survey import rounding_limits
-from autofit.probing.survey.gradients import VECTORS, Build, Gradients, has_room
-from autofit.probing.survey.two_sample_statistic import sketch
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
+from autofit.workloads.counted_batches import counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
-from tests.probing.survey.comparing import accumulated, rounded
+from tests.gates.comparing import Build, accumulated, rounded
 
 SAMPLES = 8
 
@@ -55,27 +54,26 @@ def mlp(norm: nn.Module | None = None) -> nn.Module:
 
 
 def test_every_draw_on_the_device_is_known_by_its_sample() -> None:
-    gradients = Gradients(build(mlp(), noisy))
-    parts = split(batch(), [1] * SAMPLES)
+    gradients = Gradients(Steps(build(mlp(), noisy)))
+    parts = [counted(part) for part in split(batch(), [1] * SAMPLES)]
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
-    gradients.rehearse(parts[0], 0)
-    gradients.of([batch()], 0)
-    gradients.of(parts, 0)
+    gradients.rehearse(counted(batch()))
+    for start, part in enumerate(parts):
+        gradients.of(part, start=start)
     ledger = gradients.ledger
     assert ledger.drawn
     assert not ledger.unshared
-    assert [ledger.axes[key] for key in ledger.shapes] == [0, 0, 0, None, 0, 0]
-    assert [shape for shape, _ in ledger.shapes.values()] == [(1,), (1, 16), (1, 1), (1,), (1, 1), (1, 4)]
+    assert [tuple(each.shape) for each in ledger.results.values()] == [(8,), (8, 16), (8, 1), (1,), (8, 1), (8, 4)]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(torch.cuda.get_rng_state(), before[1])
 
 
 def test_draws_in_16_bits_are_the_same_draws() -> None:
-    gradients = Gradients(build(mlp(), noisy))
-    gradients.rehearse(batch(), 0)
-    gradients.of([batch()], 0, plan=Plan(values={"precision": "bf16"}))
+    gradients = Gradients(Steps(build(mlp(), noisy)))
+    gradients.rehearse(counted(batch()))
+    gradients.of(counted(batch()), Plan(values={"precision": "bf16"}))
     assert not gradients.ledger.unshared
-    assert len(gradients.ledger.shapes) == 6
+    assert len(gradients.ledger.results) == 6
 
 
 @pytest.mark.real_gpu
@@ -90,29 +88,17 @@ def test_batch_norm_is_refused_in_noise_too() -> None:
     assert not accumulated(build(mlp(nn.BatchNorm1d(32)), noisy), batch(), 0).passed
 
 
-def test_gradients_are_compared_on_a_device_with_room() -> None:
-    gradients = Gradients(build(mlp(), noisy))
-    vector = gradients.rehearse(batch(), 0).vector
-    assert (vector.device.type, vector.dtype) == ("cuda", torch.float32)
-    assert sketch(vector).device.type == "cpu"
-
-
-def test_gradients_are_compared_on_the_host_if_the_users_limit_leaves_no_room(cap: Callable[[int], None]) -> None:
-    model = mlp()
-    made, left = build(model, noisy), 4 * sum(p.numel() for p in model.parameters())
-    cap(torch.cuda.memory_reserved() + left * (VECTORS - 1))
-    assert not has_room(list(model.parameters()))
-    cap(torch.cuda.memory_reserved() + left * (VECTORS + 1))
-    assert has_room(list(model.parameters()))
-    cap(2**30)
-    gradients = Gradients(made, on_device=False)
-    assert gradients.rehearse(batch(), 0).vector.device.type == "cpu"
+def test_gradients_are_folded_on_the_device() -> None:
+    wide = nn.Linear(512, 512, device="cuda")
+    wide.weight.grad = torch.ones_like(wide.weight)
+    found = sketch(list(wide.parameters()))
+    assert (len(found), found.device.type, found.dtype) == (WIDTH, "cpu", torch.float32)
 
 
 def test_rounding_of_tf32_is_allowed_for_where_products_run_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's convolutions do by default, and take another algorithm for another batch size."""
-    gradients = Gradients(build(nn.Linear(16, 4, device="cuda"), lambda model, batch: model(batch).sum()))
-    inputs = batch().cuda()
-    assert gradients.of([inputs], 0).most_l2 == rounding_limits.TF32_L2
-    monkeypatch.setattr(rounding_limits, "_multiplies_in_tf32", lambda: False)
-    assert gradients.of([inputs], 0).most_l2 == rounding_limits.ACCUMULATION_L2
+    gradients = Gradients(Steps(build(nn.Linear(16, 4, device="cuda"), lambda model, batch: model(batch).sum())))
+    inputs = counted(batch().cuda())
+    assert gradients.of(inputs).order_l2 == compare.TF32_L2
+    monkeypatch.setattr(compare, "_multiplies_in_tf32", lambda: False)
+    assert gradients.of(inputs).order_l2 == compare.ORDER_L2

@@ -7,10 +7,10 @@ from typing import Any
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from scripts.bench.search.simulated import FakeBench
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import devices
 from autofit.core.briefing import Options
-from autofit.core.gate_verdict import Checked
+from autofit.gates.verdict import Checked
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 

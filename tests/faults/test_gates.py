@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 import autofit
 from autofit import devices
 from autofit.core.briefing import Options
-from autofit.core.gate_verdict import Checked
 from autofit.core.plan import Plan
 from autofit.fit import Fit
+from autofit.gates.verdict import Checked
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.step import StepBatch

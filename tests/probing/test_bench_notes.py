@@ -28,7 +28,8 @@ def notes(inferred: bool = True, **changes: Any) -> list[str]:
 def test_what_was_assumed_comes_before_what_cannot_be_restored() -> None:
     found = notes()
     assert found[0] == "the loss was inferred: by rule 4"
-    assert found[1].startswith("found 0.norm in evaluation mode")
+    assert found[1].startswith("found 0.norm in evaluation mode in a model")
+    assert "override train()" in found[1]
     assert found[2].startswith("no optimizer was given")
     assert found[3:] == ["a note of the guard", "a note of the device"]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.core.gate_verdict import Checked
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked
 from autofit.probing.compilation import _graphs
 from tests.probing.test_compilation import Net, compiled_plan, compiling, plain
 

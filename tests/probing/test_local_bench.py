@@ -1,7 +1,9 @@
 """A bench knows the workload before the first probe, and leaves no trace of any (promise 4)."""
 
 import math
+import time
 from collections.abc import Iterator
+from threading import Thread
 from typing import Any, Literal
 
 import pytest
@@ -12,18 +14,22 @@ from torch.utils.data import DataLoader, IterableDataset
 from autofit import estimators
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing
+from autofit.core.budget import Clock
 from autofit.core.errors import (
     Untraceable,
     UsageError,
 )
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked
 from autofit.guard import digest_of
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.probe import UNKNOWN_S
+from autofit.probing.watchdog import Watchdog
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing import targets
-from tests.probing.benches import CPU, bench_of
+from tests.probing.benches import CPU, PLENTY, bench_of
 
 HOST = Account(allocator="host")
 
@@ -310,3 +316,41 @@ def test_what_cannot_be_traced_says_so_and_is_measured_all_the_same() -> None:
         with pytest.raises(Untraceable):
             bench.trace(plan)
         assert bench.evaluate(plan, Purpose.PROBE).measured
+
+
+def slow(seconds: float) -> Workload:
+    """A workload whose loss takes long, except when the bench is opened."""
+    opened: list[bool] = []
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if opened:
+            time.sleep(seconds)
+        opened.append(True)
+        return nn.functional.cross_entropy(output, target)
+
+    return Workload(targets.mlp(), targets.vectors(), loss_fn=loss, global_batch_size=16)
+
+
+def checked_in(limit_s: float, workload: Workload) -> Checked:
+    """Returns the check of other micro batches, which has so many seconds."""
+    with Watchdog(Clock()) as watch, LocalBench(workload, CPU(), PLENTY, watch=watch) as bench:
+        watch.clock.limit_s = watch.clock.elapsed_s + limit_s
+        return bench.check(bench.briefing.space.baseline.replace(micro_batch_size=4, accumulation_steps=4), {})
+
+
+def test_time_that_runs_out_leaves_a_plan_unchecked() -> None:
+    found = checked_in(0.2, slow(60))
+    assert (found.passed, found.checked, found.verdicts) == (False, False, {})
+    assert "ran out" in found.reason
+    assert "give more time for this check" in found.reason
+
+
+def test_in_another_thread_a_check_ends_between_two_gradients() -> None:
+    """No signal comes there."""
+    results: list[Checked] = []
+    work = Thread(target=lambda: results.append(checked_in(0.2, slow(2.5))))
+    work.start()
+    work.join()
+    (found,) = results
+    assert (found.passed, found.checked) == (False, False)
+    assert "ran out" in found.reason

@@ -6,12 +6,12 @@ import pytest
 
 from autofit.core.budget import Budget
 from autofit.core.errors import DevicePoisoned, UserCodeError
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.answers import is_proven
 from autofit.search.event import Event
 from autofit.search.loop import Loop

@@ -9,7 +9,6 @@ import pytest
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
@@ -20,6 +19,7 @@ from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.event import Event
 from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import DEFAULT_STUDY, Listen, Request

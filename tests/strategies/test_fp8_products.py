@@ -30,7 +30,7 @@ from autofit.strategies.fp8_products import Fp8Products
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Workload
 from tests.conformance.test_strategies import WORKLOADS, Case, everything_but_values, offered, same_bits, values_of
-from tests.probing.survey.comparing import rounded
+from tests.gates.comparing import rounded
 
 STRATEGY = Fp8Products()
 CAST = Plan(values={"precision": "bf16"})
@@ -235,7 +235,7 @@ def test_what_torchao_changes_in_the_compiler_is_put_back() -> None:
 def test_the_gate_finds_how_much_float8_changes() -> None:
     case = wide()
     found = rounded(lambda plan: prepare(plan, case.draft, members()), ALONE, case.batch, 0)
-    assert found.checked
+    assert found.compared
     assert "cosine of the gradient 0.99" in found.reason
 
 

@@ -11,10 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import SpaceError, WorkloadError
 from autofit.core.plan import Plan
+from autofit.gates.check import GradientCheck
+from autofit.gates.gradients import Steps
 from autofit.prepare import prepare
-from autofit.probing.survey.gradient_check import GradientCheck
-from autofit.probing.survey.gradients import STATELESS
-from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.packing import Packing
@@ -124,9 +123,11 @@ def test_a_check_refuses_a_decoder_that_mixes_the_samples_of_a_row(leaks: bool) 
 
     given = facts(texts(), model=model, optimizer=optimizer)
     assert given.source is not None
-    check = GradientCheck(given, members(), build, given.source, 0, STATELESS, Watchdog(), lambda: None)
     baseline = Plan(values={"micro_batch_size": given.micro_batch_size, "accumulation_steps": 1, "packing": False})
-    found = check.run(baseline.replace(packing=True), baseline, {})
+    plan = baseline.replace(packing=True)
+    check = GradientCheck(given, members(), Steps(build), given.source, lambda: None, plan, baseline, {})
+    check.run()
+    found = check.result()
     assert found.passed is not leaks
     gate = found.verdicts["packing=True"]
     assert ("does not keep the samples of a row apart" if leaks else "relative L2 of the gradient") in gate.reason

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from autofit.core import errors
 from autofit.core.briefing import Briefing
 from autofit.core.budget import TRACE_RATIO, Clock
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target

@@ -6,11 +6,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from autofit.core import errors
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.probing.remote.child import Child, ChildEnded
 

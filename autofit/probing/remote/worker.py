@@ -35,13 +35,13 @@ from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.redaction import redacted
 from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
 from autofit.failures.evidence import collect, scrub
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import OTHER_VERSION
 from autofit.probing.installed_modules import installed_modules

@@ -26,12 +26,12 @@ from autofit.core.errors import (
     UserCodeError,
     WorkloadError,
 )
-from autofit.core.gate_verdict import Checked, GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
+from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Deadlines

@@ -1,0 +1,152 @@
+"""Batches for gates: those whose samples differ in what a loss may be a mean over, and those with more padding."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from autofit.gates.gradients import BASELINE, Steps, generators_restored
+from autofit.gates.verdict import GateVerdict, unchecked
+from autofit.workloads.batch_store import fresh
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted_batches import Counted, Cuttable
+from autofit.workloads.lengths import elements
+from autofit.workloads.tree import Batch, map_tensors, same, tensors
+from autofit.workloads.useful_targets import may_differ, unevenness
+
+_INSPECTED = 8
+"""Number of batches that are inspected."""
+_MOST_INSPECTED, _READING_S = 128, 5.0
+"""Number of batches that are inspected for rare targets, and the seconds that reading them may take."""
+_COMPARED = 3
+"""Number of batches on which a mean over weighted targets is compared."""
+_MOST_ELEMENTS = 2**24
+"""Maximum number of elements of a batch whose labels are compared with those of other batches."""
+_UNUSED = -100
+"""Default of `ignore_index`."""
+_WEIGHT, _IGNORED = 2, 4
+"""Positions of `weight` and `ignore_index` among the arguments of torch's losses of classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedMean:
+    """A mean over weighted targets: torch's losses of classes with `weight` or `ignore_index`.
+
+    The mean of a micro batch then divides by the weights of its own targets. Samples of one class do not show it.
+
+    Attributes:
+        weights: weight of each class, on the host; None: all alike.
+        ignored: the target that has no weight.
+    """
+
+    weights: Tensor | None
+    ignored: int
+
+    @property
+    def by_class(self) -> bool:
+        """Whether classes have different weights."""
+        return self.weights is not None and bool((self.weights != self.weights[0]).any())
+
+    def unevenness(self, batch: Batch, size: int) -> float:
+        """Returns how much the samples of a batch differ in the weight of their targets, from 0 to 1."""
+        found = 0.0
+        for tensor in tensors(batch):
+            whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+            if whole and tensor.dim() and tensor.shape[0] == size and tensor.numel():
+                found = max(found, self._spread(tensor.detach().cpu().long().reshape(size, -1)))
+        return found
+
+    def _spread(self, targets: Tensor) -> float:
+        counted = targets != self.ignored
+        weights = counted.double()
+        if self.weights is not None:
+            if not bool(((targets >= 0) & (targets < len(self.weights)))[counted].all()):
+                return 0.0  # not the targets
+            weights = self.weights.double()[targets.clamp(0, len(self.weights) - 1)] * counted
+        each = weights.mean(1)
+        most = float(each.max())
+        return (most - float(each.min())) / most if most > 0 else 0.0
+
+
+def weighted_mean(steps: Steps, batch: Counted) -> WeightedMean | None:
+    """Runs the loss once and returns how it weights targets; None if it is another loss."""
+    watching = _Watching()
+    try:
+        with steps.build(BASELINE) as step, generators_restored(step.draft.device), torch.no_grad(), watching:
+            part = map_tensors(fresh(batch.batch), lambda tensor: tensor.to(step.draft.device))
+            step.draft.loss.compute(step.draft.model, part)
+    finally:
+        steps.restore()
+    return watching.found
+
+
+class _Watching(TorchFunctionMode):
+    """Notes the first call of a loss of classes that is a weighted mean."""
+
+    found: WeightedMean | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls a function."""
+        given = dict(kwargs or {})
+        if self.found is None and func in (F.cross_entropy, F.nll_loss) and given.get("reduction", "mean") == "mean":
+            weight = given.get("weight", args[_WEIGHT] if len(args) > _WEIGHT else None)
+            ignored = int(given.get("ignore_index", args[_IGNORED] if len(args) > _IGNORED else _UNUSED))
+            if weight is not None or ignored != _UNUSED:
+                self.found = WeightedMean(None if weight is None else weight.detach().cpu(), ignored)
+        return func(*args, **given)
+
+
+def uneven(source: BatchSource, size: int) -> Cuttable:
+    """Returns a batch of a size: if possible, the one of a few whose samples differ most in their useful entries."""
+    (first,) = source.cuttable(size, 1)
+    differs = may_differ(first.batch, size) and elements(first.batch) <= _MOST_ELEMENTS
+    if not source.resizable or not (source.varies or differs):
+        return first
+
+    def score(found: Cuttable) -> float:
+        tokens = [source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
+        return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
+
+    return max(source.cuttable(size, _INSPECTED), key=score)
+
+
+def unevenly_weighted(source: BatchSource, size: int, mean: WeightedMean) -> list[Cuttable]:
+    """Returns several batches whose targets a loss weights differently, those that differ most first.
+
+    As many batches as can be read in `_READING_S` are inspected. There are fewer if few differ, and none if none does.
+    """
+    began = perf_counter()
+    found = source.cuttable(size, _INSPECTED)
+    took_s = max(perf_counter() - began, 1e-6)
+    more = min(_MOST_INSPECTED, int(_INSPECTED * (1 + _READING_S / took_s)))
+    if more > _INSPECTED:
+        found = source.cuttable(size, more)
+    scored = [(mean.unevenness(batch.batch, size), batch) for batch in found]
+    differing = sorted((each for each in scored if each[0] > 0), key=lambda each: each[0], reverse=True)
+    return [batch for _, batch in differing[:_COMPARED]]
+
+
+def padded(users: BatchSource, padding: BatchSource, size: int) -> tuple[Batch, Batch] | GateVerdict:
+    """Returns a batch, and the same samples with more padding, which a model may read; or why there is none.
+
+    Of a few batches, the one is taken that gets the most padding.
+
+    Args:
+        users: makes the user's batches.
+        padding: makes the same batches with more padding.
+        size: number of samples.
+    """
+    made = zip(*(source.typical(size, _INSPECTED) for source in (users, users, padding)), strict=True)
+    plain, again, more = max(made, key=lambda batches: elements(batches[2]) - elements(batches[0]))
+    if elements(more) <= elements(plain):
+        return unchecked("no batch was padded further")
+    if not all(same(one, other) for one, other in zip(tensors(plain), tensors(again), strict=True)):
+        return unchecked("the same samples give other batches each time")
+    return plain, more

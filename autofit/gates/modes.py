@@ -1,0 +1,114 @@
+"""Modes of modules in which gradients are compared: without dropout, which would hide a difference.
+
+In training mode, only torch's own dropout is turned off. Evaluation mode turns off any dropout, and also hides
+behaviour that is specific to training.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+Modes = Callable[[nn.Module], AbstractContextManager[None]]
+"""Sets the modes of a model's modules for a comparison of gradients, and restores them."""
+
+
+@contextmanager
+def evaluating(model: nn.Module, keep: tuple[type[nn.Module], ...] = (_NormBase,)) -> Iterator[None]:
+    """Sets every module to evaluation mode, except batch normalisation, whose training behaviour is to be compared.
+
+    Recurrent layers keep their mode too, without dropout: on CUDA they have no backward pass in evaluation mode.
+
+    Args:
+        model: the model.
+        keep: classes of modules that keep their mode.
+    """
+    modes = {module: module.training for module in model.modules()}
+    dropouts = {module: module.dropout for module in modes if isinstance(module, nn.RNNBase)}
+    try:
+        for module, training in modes.items():
+            module.training = training and isinstance(module, (*keep, nn.RNNBase))
+        for module in dropouts:
+            module.dropout = 0.0
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for module, dropout in dropouts.items():
+            module.dropout = dropout
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Turns off the dropout of torch's own layers and functions. Nothing else changes its mode."""
+    before: list[tuple[nn.Module, str, Any]] = []
+    try:
+        for module in model.modules():
+            for kinds, name, off in _SWITCHES:
+                if isinstance(module, kinds):
+                    before.append((module, name, getattr(module, name)))
+                    setattr(module, name, off)
+        with _WithoutDropout():
+            yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+_SWITCHES: tuple[tuple[Any, str, Any], ...] = (
+    ((_DropoutNd, nn.RReLU), "training", False),
+    # Recurrent layers on CUDA have no backward pass in evaluation mode.
+    ((nn.RNNBase, nn.MultiheadAttention), "dropout", 0.0),
+)
+_DROPOUTS = (
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+    *(F.alpha_dropout, F.feature_alpha_dropout, F.rrelu),
+)
+_ATTENTION_DROPOUT = 4  # position of `dropout_p` among the arguments of attention
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """While it is active, torch's functions drop nothing, also those that checkpointing runs again in a backward pass.
+
+    Torch suspends a mode for the function that it handles. The backward pass is therefore started with the mode active.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls a function. Dropout functions run as in evaluation mode."""
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.backward:
+            func, kwargs["grad_tensors"] = torch.autograd.backward, kwargs.pop("gradient", None)
+        if func is torch.autograd.backward and not kwargs.get("inputs"):
+            return self._backward(*args, **kwargs)
+        if func in _DROPOUTS:
+            kwargs["training"] = False
+        elif func is F.scaled_dot_product_attention and len(args) > _ATTENTION_DROPOUT:
+            args = (*args[:_ATTENTION_DROPOUT], 0.0, *args[_ATTENTION_DROPOUT + 1 :])
+        elif func is F.scaled_dot_product_attention:
+            kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+    def _backward(
+        self, tensors: Any, grad_tensors: Any, retain_graph: bool | None = None, create_graph: bool = False, **rest: Any
+    ) -> None:
+        """Starts the engine itself, because the mode would handle every public function that starts it."""
+        roots = _as_tuple(tensors)
+        given = [None] * len(roots) if grad_tensors is None else _as_tuple(grad_tensors)
+        first = [torch.ones_like(root) if each is None else each for root, each in zip(roots, given, strict=True)]
+        keep = create_graph if retain_graph is None else retain_graph
+        with self:
+            torch.autograd.graph._engine_run_backward(
+                roots, tuple(first), keep, create_graph, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+
+def _as_tuple(tensors: Any) -> tuple[Any, ...]:
+    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)

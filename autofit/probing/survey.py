@@ -1,0 +1,319 @@
+"""The survey before a search: which knobs apply to this workload, and which of their values go together.
+
+A strategy says of one plan at a time whether its values conflict (`Strategy.conflict`). The number of combinations
+grows with the product of all knobs, but a strategy looks at two or three of them. So each strategy is asked about plans
+that record which values it looks at, and only these are varied. The answers are complete: a plan with the same values
+where the strategy looks has the same answer.
+
+Knobs that the user gave a value are pinned: only plans with these values are searched.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
+
+from torch import nn
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.space import MAX_PLANS, Conflict, Refusal, SearchSpace, SpaceFacts
+from autofit.gates.gradients import Steps, generators_restored
+from autofit.gates.technique import updates_noted
+from autofit.probing.block_profile import profiled
+from autofit.probing.watchdog import Watchdog
+from autofit.probing.workload_facts import baseline_notes
+from autofit.strategies.base import Facts, Offer, Span, Strategy, no_profile
+from autofit.workloads.batch_store import fresh
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted_batches import Counted, Cuttable
+from autofit.workloads.optimizer_set import each_of
+
+T = TypeVar("T")
+
+_PROFILED_SAMPLES = 2
+"""Batch size of a profile. Batch normalisation over vectors needs two samples."""
+_ORDER = ("", "device")
+"""Origins of refusals in the order in which they are listed: what was found in this model comes first."""
+LOOK_S = 10.0
+"""Maximum number of seconds of one look at a step. A look takes milliseconds, or a second on a slow model."""
+MOST_ASKED = 20_000
+"""Maximum number of plans about which one strategy is asked. One that looks at three knobs needs a few hundred."""
+
+Objection = Callable[[Plan], str | None]
+"""Returns why values of a plan do not go together, or None; see `Strategy.conflict`."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """Finds the search space of a workload.
+
+    Attributes:
+        facts: facts about the workload on its device.
+        strategies: the strategies to search. The knobs of all others stay as in the baseline.
+        steps: train steps, for looks at the model's blocks and at `update_fn`.
+        source: provides the batches.
+        watch: stops looks that take too long.
+        pinned: value by knob; only plans with these values are searched.
+        refused: what was left out, with the reason. Set by `run`.
+        caveats: what the user should know of the baseline. Set by `run`.
+    """
+
+    facts: Facts
+    strategies: Sequence[Strategy]
+    steps: Steps
+    source: BatchSource
+    watch: Watchdog = field(default_factory=Watchdog)
+    pinned: Mapping[str, KnobValue] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+    caveats: list[str] = field(default_factory=list)
+    _offered: Sequence[tuple[Strategy, Offer]] = ()
+
+    def run(self) -> SpaceFacts:
+        """Returns the search space.
+
+        Raises:
+            SpaceError: no micro batch is usable, or there are too many combinations.
+        """
+        facts, knobs = self.facts, self._knobs()
+        self.caveats += baseline_notes(facts, self.source.user_batch_size)
+        self.caveats += self._uneven_steps() if facts.update_fn else ()
+        sizes = [facts.micro_batch_size]
+        if MICRO_BATCH_SIZE in knobs:
+            sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
+        knobs.pop(ACCUMULATION_STEPS, None)
+        constants = {knob.name for _, offer in self._offered for knob in offer.constants}
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in constants)
+        defaults: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
+        batch: dict[str, KnobValue] = {
+            MICRO_BATCH_SIZE: facts.micro_batch_size,
+            ACCUMULATION_STEPS: facts.accumulation_steps,
+        }
+        space = SpaceFacts(
+            knobs=playing,
+            sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
+            global_batch_size=facts.global_batch_size,
+            baseline=Plan(values={**batch, **defaults}),
+            refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
+            forbidden=tuple(conflicts(playing, [strategy.conflict for strategy in self.strategies])),
+            pinned=dict(self.pinned),
+            batch_limit=next((offer.batch_limit for _, offer in self._offered if offer.batch_limit), ""),
+            strategies=tuple(strategy.to_record(offer) for strategy, offer in self._offered),
+        )
+        check_size(space)
+        _check_pins_together(space)
+        pinned = [Refusal(name=name, reason=f"pinned to {value}") for name, value in self.pinned.items()]
+        return space.model_copy(update={"refused": (*space.refused, *pinned)})
+
+    def _knobs(self) -> dict[str, Knob]:
+        knobs: dict[str, Knob] = {}
+        # Not kept: a survey that holds its own method is freed late, and with it the user's objects.
+        facts = replace(self.facts, profile=self._profile) if self.facts.profile is no_profile else self.facts
+        self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
+        self.refused += [refusal for _, offer in offered for refusal in offer.refused]
+        every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
+        _check_pinned_names(self.pinned, every, self.refused)
+        for _, offer in offered:
+            for knob in offer.knobs + offer.constants:
+                knobs[knob.name] = narrowed(knob, self.pinned, self.refused)
+        return knobs
+
+    def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
+        """Returns what the parts of a forward pass keep and compute. See `autofit.strategies.base.SpanProfile`."""
+
+        def seen(found: Cuttable) -> Sequence[Span]:
+            return profiled(self.steps, plan, blocks, marked, Counted(found.batch, found.samples))
+
+        with suppress(Exception):  # raised by the user's code; a probe will report it
+            return self._in_time(seen, self._small_size)
+        return ()
+
+    @property
+    def _small_size(self) -> int:
+        users, most = self.source.user_batch_size, self.source.max_size or math.inf
+        return int(min(_PROFILED_SAMPLES, users, most)) if self.source.resizable else users
+
+    def _uneven_steps(self) -> Sequence[str]:
+        """Returns a caveat if the user's step does not do the same updates in each call."""
+
+        def seen(found: Cuttable) -> Sequence[str]:
+            return uneven_steps(self.steps, Counted(found.batch, found.samples))
+
+        with suppress(Exception):  # raised by the user's code; a probe will report it
+            return self._in_time(seen, self._small_size)
+        return ()
+
+    def _in_time(self, look: Callable[[Cuttable], T], size: int) -> T:
+        return self.watch.allowed(lambda: look(self.source.cuttable(size, 1)[0]), LOOK_S)
+
+
+def uneven_steps(steps: Steps, batch: Counted) -> list[str]:
+    """Returns a caveat if two steps do not make the same updates, or leave an optimizer out; else an empty list.
+
+    A probe runs few steps. If a model is trained in every fifth step only, its peak and its time may not be among them.
+    """
+    steps.restore()
+    try:
+        with steps.build(Plan()) as step, generators_restored(step.draft.device):
+            made = []
+            for _ in range(2):
+                with updates_noted(step) as found:
+                    step(fresh(batch.batch))
+                made.append([optimizer for optimizer, _ in found])
+            optimizers = () if step.draft.optimizer is None else each_of(step.draft.optimizer)
+    finally:
+        steps.restore()
+    if made[0] == made[1] and all(each in made[0] for each in optimizers):
+        return []
+    return [
+        f"two calls of update_fn made {len(made[0])} and {len(made[1])} updates, with {len(optimizers)} "
+        f"optimizer{'s' * (len(optimizers) > 1)}: peak and speed are those of the calls that were run, and others may "
+        "need more. Make the same updates in each call"
+    ]
+
+
+def conflicts(knobs: Sequence[Knob], objections: Sequence[Objection]) -> Iterator[Conflict]:
+    """Yields the values that do not go together, those of the first strategy first.
+
+    Args:
+        knobs: the knobs in play.
+        objections: for each strategy, whether it objects to a plan. The answer may depend on the plan alone.
+
+    Raises:
+        SpaceError: a strategy looks at too many knobs: it would have to be asked about too many plans.
+    """
+    domains = {knob.name: knob.values for knob in knobs}
+    defaults = {knob.name: knob.default for knob in knobs}
+    for objection in objections:
+        yield from _conflicts(domains, defaults, objection)
+
+
+def _conflicts(
+    domains: Mapping[str, Sequence[KnobValue]], defaults: Mapping[str, KnobValue], objection: Objection
+) -> Iterator[Conflict]:
+    asked, begun = 0, list[dict[str, KnobValue]]([{}])
+    while begun:
+        decided = begun.pop()
+        values = _Recorded({**defaults, **decided})
+        reason = objection(Plan.model_construct(values=values))
+        asked += 1
+        if asked > MOST_ASKED:
+            raise SpaceError(
+                f"a strategy decides by the values of {', '.join(values.read)} together whether a plan is allowed, "
+                f"which needs more than {MOST_ASKED:,} questions; search fewer strategies at a time: strategies=[...]."
+            )
+        undecided = next((name for name in values.read if name not in decided), None)
+        if undecided is not None:
+            begun += [{**decided, undecided: value} for value in reversed(domains[undecided])]
+        elif reason:
+            yield Conflict(values=decided, reason=reason)
+
+
+def check_size(facts: SpaceFacts) -> None:
+    """Checks that the plans of a space can be searched.
+
+    Raises:
+        SpaceError: there are more than `MAX_PLANS`.
+    """
+    most, every = MAX_PLANS // len(facts.sizes), math.prod(len(knob.values) for knob in facts.knobs)
+    if every <= most:
+        return
+    if facts.forbidden and sum(1 for _ in islice(SearchSpace(facts).combinations(), most + 1)) <= most:
+        return
+    knobs = ", ".join(knob.name for knob in facts.knobs)
+    raise SpaceError(
+        f"there are more than {MAX_PLANS:,} plans: combinations of {knobs}, at up to {len(facts.sizes)} micro batch "
+        "sizes. Search fewer strategies at a time, strategies=[...], or pin a knob."
+    )
+
+
+class _Recorded(Mapping[str, KnobValue]):
+    """Values of a plan that record the names of those that are read, in order."""
+
+    def __init__(self, values: Mapping[str, KnobValue]) -> None:
+        self._values = values
+        self.read: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> KnobValue:
+        value = self._values[name]
+        self.read[name] = None
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        self.read |= dict.fromkeys(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def narrowed(knob: Knob, pinned: Mapping[str, KnobValue], refused: Sequence[Refusal]) -> Knob:
+    """Returns a knob with its default and its pinned value alone; a knob that is not pinned is unchanged.
+
+    The default stays, since the baseline is measured for comparison.
+
+    Args:
+        knob: what a strategy offers.
+        pinned: value by knob.
+        refused: values that were left out, with the reason.
+
+    Raises:
+        SpaceError: the knob has no such value here; the message gives the reason and the values that it has.
+    """
+    if knob.name not in pinned:
+        return knob
+    value = pinned[knob.name]
+    if not knob.admits(value):
+        named = f"{knob.name}={value}"
+        reasons = [refusal.reason for refusal in refused if refusal.name == named]
+        why = f": {reasons[0]}" if reasons else ""
+        raise SpaceError(
+            f"{named} cannot be pinned{why}. Expected one of {_listed(knob.values)}. Pin another value, or none."
+        )
+    return knob.only((knob.default, value))
+
+
+def _check_pinned_names(pinned: Mapping[str, KnobValue], knobs: Mapping[str, Knob], refused: Sequence[Refusal]) -> None:
+    """Checks that every pinned knob is among `knobs`, all that were offered by name.
+
+    Raises:
+        SpaceError: one is not; the message lists the knobs that are.
+    """
+    if ACCUMULATION_STEPS in pinned:
+        raise SpaceError(
+            f"{ACCUMULATION_STEPS} cannot be pinned: it follows from the global batch and the micro batch. Pin "
+            "micro_batch_size, and give the global batch."
+        )
+    for name in pinned:
+        if name not in knobs:
+            reasons = [f"{refusal.name}: {refusal.reason}" for refusal in refused if name.startswith(refusal.name)]
+            why = f" ({reasons[0]})" if reasons else ""
+            playing = "; ".join(
+                f"{k.name}: {_listed(k.values)}" for k in knobs.values() if k.name != ACCUMULATION_STEPS
+            )
+            raise SpaceError(
+                f"{name!r} is not a knob in play here{why}. The knobs in play are {playing}. Pin one of these."
+            )
+
+
+def _check_pins_together(facts: SpaceFacts) -> None:
+    """Checks that a plan with all pinned values may be run.
+
+    Raises:
+        SpaceError: strategies rule out every combination with these values; the message gives the reason of one.
+    """
+    space = SearchSpace(facts)
+    if any(space.unpinned(each) is None and space.conflict(each) is None for each in space.combinations()):
+        return
+    pins = ", ".join(f"{name}={value}" for name, value in facts.pinned.items())
+    pinned = Plan(values=facts.pinned)
+    reasons = (one.reason for one in sorted(facts.forbidden, key=lambda one: not one.applies_to(pinned)))
+    reason = next(reasons, "no combination has all of them")
+    raise SpaceError(f"{pins} cannot be pinned together: {reason}. Pin fewer knobs.")
+
+
+def _listed(values: Sequence[KnobValue]) -> str:
+    return ", ".join(map(str, values))
