@@ -44,7 +44,7 @@ class CountedBench:
         """Seconds that a proof needs to start a fresh process; 0 if it needs none."""
         return self._bench.proof_start_s
 
-    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs a plan."""
         self.runs += 1
         return self._bench.evaluate(plan, purpose, terms)
@@ -167,7 +167,7 @@ class PlanRunner:
 
     def _once(self, plan: Plan, purpose: Purpose) -> Outcome:
         patience_s, began_s = self.clock.patience_s(), self.clock.elapsed_s
-        outcome = self.bench.evaluate(plan, purpose, OPEN)
+        outcome = self.bench.evaluate(plan, purpose)
         took_s = self.clock.elapsed_s - began_s
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
