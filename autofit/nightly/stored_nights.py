@@ -49,7 +49,7 @@ def read(place: Place, jobs: Collection[str] | None = None) -> StoredNights:
     Raises:
         StudyError: the storage is not one of autofit, has records of a newer version, or its URL or file is not valid.
     """
-    if place.path is not None and not place.path.parent.exists():
+    if place.path is not None and not place.path.exists():
         return StoredNights()  # the first night; Optuna need not be loaded to see that
     try:
         with place.guarded("read"):
