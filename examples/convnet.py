@@ -4,7 +4,8 @@
 
 Points of interest:
   * BatchNorm computes its statistics per micro batch, so the gradients of two halves of a batch do not add up to that
-    of the whole. autofit measures this on the model ("left out: accumulation ...") and keeps all 64 images together.
+    of the whole. autofit measures this on the model before a plan that accumulates could become the answer ("left
+    out: accumulation ..."), and keeps all 64 images together.
   * The remaining knobs do not change the batch: memory format, precision, optimizer implementation, checkpointing.
   * The running statistics of BatchNorm change in every forward pass. After tuning they have their original values.
 """
