@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -102,8 +101,8 @@ class LocalBench:
             looks = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._batches, self._loss = PlanBatches(self._source), loss_of(workload, self._source, device.torch_device)
-            looks.append(self._after_a_pass())
             budget = budget_of(workload, device, options, varies=self._source.varies)
+            looks.append(self._after_a_pass(budget.memory_bytes))
             self._facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
             survey = Survey(self._facts, strategies, self._steps, self._source, self._watch)
             survey.pinned = options.pinned
@@ -123,11 +122,14 @@ class LocalBench:
             )
         self._heap, self._fastest_s, self._rates = FrozenHeap(on_host=device.is_host), math.inf, dict[str, float]()
 
-    def _after_a_pass(self) -> Reached:
+    def _after_a_pass(self, memory_bytes: int) -> Reached:
         """Returns what the workload reaches after a forward pass, which shows the attributes that steps change."""
         if self.workload.step_fn is not None:  # else the loss was computed to find out how
-            with suppress(Exception), torch.no_grad():  # raised by the user's code; a probe will report it
-                self._loss.compute(self.workload.model, self._source.typical(self._source.small_size, 1)[0])
+            try:
+                with torch.no_grad(), self.device.limit(memory_bytes, lambda: 0):
+                    self._loss.compute(self.workload.model, self._source.typical(self._source.small_size, 1)[0])
+            except Exception:  # noqa: BLE001  # raised by the user's code: a probe will report it
+                self.device.synchronize()  # raises if the device no longer answers: then nothing can be put back
         found = Reached.of(self.workload)
         self._guard.restore()
         return found

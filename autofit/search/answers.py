@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from autofit.core.measurement import Measurement
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose, Trial
@@ -27,7 +27,7 @@ class Answers:
     Attributes:
         taken: the trial of each answer, in the order in which they came.
         log: the same for the report.
-        unproven: outcome of each proof that failed, by the key of its plan, which cannot be the answer any more.
+        unproven: each proof that failed, by the key of its plan, which cannot be the answer any more.
     """
 
     def __init__(self, runner: TrialRunner, checks: Checks) -> None:
@@ -38,7 +38,7 @@ class Answers:
         self._ahead = 1 + min(PROBE_NOISE_RATIO, runner.tuning.noise_ratio)
         self.taken: list[Trial] = []
         self.log: list[Answered] = []
-        self.unproven: dict[str, Outcome] = {}
+        self.unproven: dict[str, Trial] = {}
         runner.tuning.seen.answers, runner.so_far = self.log, lambda: self.ratio
 
     @property
@@ -136,7 +136,7 @@ class Answers:
         proof = self._runner.attempt(trial.plan, Purpose.PROOF)
         self._runner.say_finished("proof", proof)
         if not proof.outcome.measured and proof.outcome.status not in CUT_OFF:
-            self.unproven[trial.plan.key] = proof.outcome
+            self.unproven[trial.plan.key] = proof
         return proof if proof.outcome.measured else None
 
     def passes(self, plan: Plan) -> bool:

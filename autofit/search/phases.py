@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autofit.core.errors import AutofitError, RestoreError, StudyError
+from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, StudyError
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
 from autofit.search.tuning import Evaluate, Findings, TrialLog, Tuning
@@ -21,7 +21,7 @@ def run(tuning: Tuning) -> Findings:
         NonFiniteLoss: the baseline gives a loss that is not finite.
         BudgetSpent: the time or the trials were used up before any plan was measured.
         WorkloadError: no plan could be measured for reasons other than memory.
-        DevicePoisoned: the device answers every call with an error.
+        DevicePoisoned: the device answers every call with an error; with an answer, only of a device in this process.
         RestoreError: the user's objects could not be restored.
         StudyError: the study cannot be written.
         KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
@@ -33,7 +33,7 @@ def run(tuning: Tuning) -> Findings:
         loop.search()
         loop.ensure_baseline()
     except (KeyboardInterrupt, AutofitError) as error:
-        if not _is_answered(loop, error):
+        if not _is_answered(loop, error, tuning.isolated):
             raise
         loop.stop(error)
         return _findings(loop, Final(loop))
@@ -41,16 +41,18 @@ def run(tuning: Tuning) -> Findings:
     try:
         final.settle()
     except (KeyboardInterrupt, AutofitError) as error:
-        if not _is_answered(loop, error):
+        if not _is_answered(loop, error, tuning.isolated):
             raise
         final.stop(error)
     return _findings(loop, final)
 
 
-def _is_answered(loop: Loop, error: BaseException) -> bool:
+def _is_answered(loop: Loop, error: BaseException, isolated: bool) -> bool:
     """Returns whether the search has an answer that an error does not make invalid."""
     loop.answers.fall_back()
-    return loop.answers.best is not None and not isinstance(error, RestoreError | StudyError)
+    # On a poisoned device of this process nothing can be put back, so that the user has no model to train any more.
+    lost = isinstance(error, DevicePoisoned) and not isolated
+    return loop.answers.best is not None and not lost and not isinstance(error, RestoreError | StudyError)
 
 
 def _findings(loop: Loop, final: Final) -> Findings:

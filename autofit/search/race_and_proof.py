@@ -290,8 +290,9 @@ class Final:
         for trial in self._failed:
             if trial.outcome.status not in CUT_OFF:
                 self._answers.drop(trial.plan)
-        for key, outcome in self._answers.unproven.items():
-            self._note_failed_proof(self._record[key].plan, outcome)
+        for proof in self._answers.unproven.values():
+            self._failed.append(proof)
+            self._note_failed_proof(proof.plan, proof.outcome)
 
     def _settled(self, chosen: Trial) -> str:
         """Proves and checks a plan, and makes it the answer; returns why it is not."""

