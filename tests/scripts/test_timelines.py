@@ -45,10 +45,11 @@ def changed(made: TimelineBench, size: int = 8, **values: str) -> Plan:
 
 
 def test_a_recorded_timeline_gives_the_plans_that_ran_about_their_figures(recorded: Timeline) -> None:
-    figures, error = Figures(recorded), 0.5 if recorded.host else 0.15  # the CPUs were busy with other work
+    figures = Figures(recorded)
+    most = 3.0 if recorded.host else 1.15  # the CPUs were busy with other work
     for run in recorded.runs:
-        assert figures.step_s(run.plan) == pytest.approx(run.step_s, rel=error)
-        assert figures.peak_bytes(run.plan) == pytest.approx(run.peak_bytes, rel=error)
+        for found, ran in ((figures.step_s(run.plan), run.step_s), (figures.peak_bytes(run.plan), run.peak_bytes)):
+            assert 1 / most < found / ran < most
     made = TimelineBench.of(recorded)
     assert made.best_per_s() >= made.samples_per_s(made.space.baseline) > 0
     assert timelines.text(recorded) == (timelines.FOLDER / f"{recorded.name}.json").read_text(encoding="utf-8")
@@ -57,11 +58,11 @@ def test_a_recorded_timeline_gives_the_plans_that_ran_about_their_figures(record
 def test_the_fit_goes_from_what_knobs_expect_to_what_was_measured() -> None:
     knob = PRECISION.model_copy(update={"expected": (1.0, 1.3, 1.5), "ceiling": (1.0, 4.0, 5.0)})
     facts = space_of((knob,), (8, 16, 32), 8).facts
-    base = timelines.Run(values=facts.baseline.values, step_s=1.0, peak_bytes=10**9)
+    base = timelines.Run(values=dict(facts.baseline.values), step_s=1.0, peak_bytes=10**9)
     known = Timeline(name="t", source="", host=False, costs=COSTS, budget_bytes=2**40, space=facts, runs=(base,))
     fast = facts.baseline.replace(precision="bf16")
     assert Figures(known).step_s(fast) == pytest.approx(1 / 1.5, rel=0.05)
-    ran = timelines.Run(values=fast.values, step_s=0.25, peak_bytes=10**9)
+    ran = timelines.Run(values=dict(fast.values), step_s=0.25, peak_bytes=10**9)
     measured = Figures(known.model_copy(update={"runs": (base, ran)}))
     assert measured.step_s(fast) == pytest.approx(0.25, rel=0.05)
     between = measured.step_s(facts.baseline.replace(precision="tf32"))

@@ -100,7 +100,8 @@ class Pair(nn.Module):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Returns the similarity of each first with each second, [samples, samples]."""
         ours, theirs = F.normalize(self.first(first), dim=-1), F.normalize(self.second(second), dim=-1)
-        return self.scale.exp() * ours @ theirs.T
+        logits: Tensor = self.scale.exp() * ours @ theirs.T
+        return logits
 
 
 def contrastive() -> autofit.Workload:
