@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -125,8 +126,9 @@ class LocalBench:
     def _after_a_pass(self, memory_bytes: int) -> Reached:
         """Returns what the workload reaches after a forward pass, which shows the attributes that steps change."""
         if self.workload.step_fn is not None:  # else the loss was computed to find out how
+            free = self.device.is_host or not self._options.enforce
             try:
-                with torch.no_grad(), self.device.limit(memory_bytes, lambda: 0):
+                with torch.no_grad(), nullcontext() if free else self.device.limit(memory_bytes, lambda: 0):
                     self._loss.compute(self.workload.model, self._source.typical(self._source.small_size, 1)[0])
             except Exception:  # noqa: BLE001  # raised by the user's code: a probe will report it
                 self.device.synchronize()  # raises if the device no longer answers: then nothing can be put back
