@@ -97,8 +97,9 @@ class Answers:
     def settle(self, trials: Iterable[Trial]) -> None:
         """Takes the fastest of other trials that are proven and pass by known verdicts, if there is no answer."""
         if not self.taken:
-            for trial in sorted(trials, key=lambda t: self._objective.score(measurement_of(t))):
-                if is_proven(trial) and self._recommendable(trial.plan) and not self._checks.is_due(trial.plan):
+            proven = [trial for trial in trials if is_proven(trial)]
+            for trial in sorted(proven, key=lambda t: self._objective.score(measurement_of(t))):
+                if self._recommendable(trial.plan) and not self._checks.is_due(trial.plan):
                     self.consider(trial)
 
     def _threshold(self, plan: Plan) -> float | None:

@@ -10,7 +10,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, Trial
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.answers import is_proven
 from autofit.search.event import Event
@@ -30,7 +30,7 @@ def ended_at(number: int, error: BaseException) -> tuple[FakeBench, Findings]:
             raise error
         return bench.evaluate(plan, purpose, terms)
 
-    return bench, run(tuning_of(bench, evaluate=evaluate))
+    return bench, run(tuning_of(bench, evaluate=evaluate, isolated=True))
 
 
 def refusing(name: str, asked: list[Plan]) -> Check:
@@ -159,3 +159,23 @@ def test_an_answer_that_fails_in_the_race_is_dropped() -> None:
     findings = run(only(bench, bench.space.baseline, best))
     assert [answer.plan for answer in findings.answers][:2] == [bench.space.baseline, best]
     assert findings.plan == bench.space.baseline
+
+
+def test_a_poisoned_device_of_this_process_ends_the_search_without_an_answer() -> None:
+    bench = calm()
+
+    def evaluate(plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        if len(bench.runs) == 3:
+            raise DevicePoisoned("gone")
+        return bench.evaluate(plan, purpose, terms)
+
+    with pytest.raises(DevicePoisoned, match="gone"):
+        run(tuning_of(bench, evaluate=evaluate))
+
+
+@pytest.mark.parametrize("status", [Status.POISONED, Status.OUT_OF_MEMORY, Status.CRASHED])
+def test_a_search_goes_on_after_earlier_trials_that_failed(status: Status) -> None:
+    bench = calm()
+    failed = Trial(number=0, plan=at(bench, 16), outcome=Outcome(status=status, reason="why"), earlier=True)
+    findings = run(tuning_of(bench, MemoryLog((failed,))))
+    assert bench.fits(findings.plan)
