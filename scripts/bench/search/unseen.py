@@ -129,7 +129,8 @@ class Tagger(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns the logits of the classes, [samples, classes, tokens]."""
-        return torch.transpose(self.head(self.recurrent(self.embedding(tokens))[0]), 1, 2)
+        logits: Tensor = self.head(self.recurrent(self.embedding(tokens))[0])
+        return logits.transpose(1, 2)
 
 
 def lstm() -> autofit.Workload:
@@ -158,7 +159,8 @@ class Routed(nn.Module):
         out = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             out[chosen == number] = expert(x[chosen == number])
-        return x + weight[:, None] * out
+        result: Tensor = x + weight[:, None] * out
+        return result
 
 
 def experts() -> autofit.Workload:
