@@ -19,7 +19,7 @@ from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
@@ -49,7 +49,7 @@ def a_second_per_run() -> Iterator[None]:
     """Makes a time budget one of runs, so that every machine has the time for the same ones, and runs few steps."""
     time, evaluate = FakeTime(), LocalBench.evaluate
 
-    def timed(bench: LocalBench, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
+    def timed(bench: LocalBench, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         time.advance(1.0)
         return evaluate(bench, plan, purpose, terms)
 
