@@ -64,7 +64,8 @@ class LocalBench:
         options: options of the search.
         beat: called at the start of each phase of a probe, as a sign of life.
         watch: also receives each phase, and stops code that exceeds its share of the time budget.
-        known: what an earlier bench of this workload found, so that the survey is skipped. None runs the survey.
+        known: what an earlier bench of this workload found, so that the survey and the forward pass before it are
+            skipped; the settings of the briefing's environment are then incomplete. None runs both.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -103,7 +104,8 @@ class LocalBench:
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._batches, self._loss = PlanBatches(self._source), loss_of(workload, self._source, device.torch_device)
             budget = budget_of(workload, device, options, varies=self._source.varies)
-            looks.append(self._after_a_pass(budget.memory_bytes))
+            if known is None:  # an earlier bench has looked
+                looks.append(self._after_a_pass(budget.memory_bytes))
             self._facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
             survey = Survey(self._facts, strategies, self._steps, self._source, self._watch)
             survey.pinned = options.pinned

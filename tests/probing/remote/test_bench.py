@@ -473,8 +473,6 @@ class Controls:
         self.bench = RemoteBench(target, deadlines=PATIENT)
 
     def evaluate(self, order: str, purpose: Purpose = Purpose.BLOCK) -> Any:
-        self.path.write_text("go")
-        self.bench._warm()  # a new child makes a forward pass while it opens
         self.path.write_text(order)
         return self.bench.evaluate(self.bench.briefing.space.baseline, purpose)
 
