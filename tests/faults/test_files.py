@@ -130,7 +130,7 @@ def mutated(text: str, draw: random.Random) -> str:
 
 
 def test_defect_10_f59_400_mutations_give_a_plan_file_error_or_a_plan_that_can_be_used(tmp_path: Path) -> None:
-    draw, kept = random.Random(16), 0
+    draw, kept = random.Random(17), 0
     path, again = tmp_path / "plan.yaml", tmp_path / "again.yaml"
     for number in range(400):
         said = found(write(path, mutated(TEXT, draw)))
@@ -142,7 +142,7 @@ def test_defect_10_f59_400_mutations_give_a_plan_file_error_or_a_plan_that_can_b
         assert all(member.export(said).text for member in members()), number
         planfile.save(said, again)
         assert planfile.load(again) == said, number
-    assert 10 < kept < 390  # both ends are exercised
+    assert 20 < kept < 380  # both ends are exercised
 
 
 @pytest.mark.parametrize("writer", [yaml.safe_dump, lambda data: yaml.safe_dump(data, default_flow_style=True)])
