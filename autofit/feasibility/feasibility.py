@@ -1,7 +1,6 @@
 """Feasibility: whether a plan fits into the memory budget."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from statistics import median
@@ -100,7 +99,6 @@ class Feasibility:
         if trial.purpose is Purpose.BLOCK or trial.outcome.status is Status.INTERRUPTED:
             return
         self._trials[trial.plan.key] = trial
-        self._has_room = None
         if (place := self.plans.place(trial.plan)) is not None:
             self._model.tell(place, trial.outcome)
 
@@ -127,7 +125,7 @@ class Feasibility:
         took_s = self._looks_s or [trial.outcome.duration_s for trial in self._trials.values()]
         return median(took_s) if self.light and took_s else 0.0
 
-    def look(self, plan: Plan, alone: bool = False, at_stake_s: float = math.inf) -> None:
+    def look(self, plan: Plan, alone: bool = False, at_stake_s: float | None = None) -> None:
         """Has a plan estimated more closely, unless its memory is known well enough or nothing was learned since.
 
         It is known well enough if the plan surely has room to spare, or has close bounds on one side of the budget, or
@@ -137,7 +135,8 @@ class Feasibility:
             plan: a plan that is about to be screened.
             alone: whether only this plan is estimated. Otherwise the first look of a search also estimates the plans
                 that are most informative about the others, see `pretrace`.
-            at_stake_s: seconds that the plan's run is expected to take, which are lost if it does not fit.
+            at_stake_s: seconds that the plan's run is expected to take, which are lost if it does not fit; None if
+                unknown.
 
         Raises:
             DevicePoisoned: the device was in an error state when its memory was to be estimated.
@@ -160,9 +159,9 @@ class Feasibility:
         if (place := self.plans.place(plan)) is not None:
             self._model.expect(place)
 
-    def _costs_less_to_run(self, plan: Plan, at_stake_s: float) -> bool:
+    def _costs_less_to_run(self, plan: Plan, at_stake_s: float | None) -> bool:
         """Returns whether a plan is likely to fit, and losing its run costs less, on average, than an estimate."""
-        if not self.light or self._cautious or not self.is_likely(plan):
+        if not self.light or self._cautious or at_stake_s is None or not self.is_likely(plan):
             return False
         return (1 - self.probability(plan)) * at_stake_s < self.look_s
 
@@ -190,13 +189,10 @@ class Feasibility:
                 place = plans.place(trial.plan)
                 if place is None or trial.outcome.measurement is None:
                     continue
-                peak = trial.outcome.measurement.memory.judged_bytes
-                most = np.maximum(plans.sizes / plans.sizes[place], 1.0) * peak
                 same = plans.points.combinations == plans.points.combinations[place]
-                times = np.maximum(
-                    plans.sizes / plans.sizes[place] * np.exp(self._log_growth - self._log_growth[place]), 1.0
-                )
-                likely = times * peak < (CAUTIOUS_RATIO if self._cautious else FREE_RATIO) * limit
+                times = plans.sizes / plans.sizes[place] * np.exp(self._log_growth - self._log_growth[place])
+                most = np.maximum(times, 1.0) * trial.outcome.measurement.memory.judged_bytes
+                likely = most < (CAUTIOUS_RATIO if self._cautious else FREE_RATIO) * limit
                 found = np.where(same, np.where(most < limit, SURE, 0.0), np.where(likely, LIKELY, 0.0))
                 self._has_room = np.maximum(self._has_room, found)
             for trial in self._trials.values():

@@ -5,12 +5,10 @@ run of its probe, so what is known is the answer at any moment.
 """
 
 import math
-from collections.abc import Mapping
 from statistics import median
 
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
-from autofit.core.trial import Trial
 from autofit.search.tuning import Tuning
 
 BLOCK_STEPS, PROOF_STEPS = 5, 10
@@ -26,11 +24,10 @@ class Ledger:
 
     Args:
         tuning: the arguments of the search, clock and budget among them.
-        record: the latest trial of each plan, by its key; grows while the search runs.
     """
 
-    def __init__(self, tuning: Tuning, record: Mapping[str, Trial]) -> None:
-        self._tuning, self._record = tuning, record
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
         self._probes_s: list[float] = []
         self._fixed_s: list[float] = []
         self._checks_s: list[float] = []

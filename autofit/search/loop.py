@@ -267,9 +267,8 @@ class Loop:
         return SearchEnd(why, early=True, wanted=wanted, wanted_s=wanted_s)
 
     def _look(self, plan: Plan, alone: bool = False) -> None:
-        expected_s = self._searcher.expected_s(plan)
         with poison_ends_search():
-            self.feasibility.look(plan, alone, math.inf if expected_s is None else expected_s)
+            self.feasibility.look(plan, alone, self._searcher.expected_s(plan))
 
     def _run_baseline(self) -> Trial:
         self._look(self._baseline, alone=True)

@@ -45,7 +45,7 @@ class TrialRunner:
         self.trials: list[Trial] = []
         self.record: dict[str, Trial] = {}
         self.earlier = Earlier(tuning)
-        self.ledger = Ledger(tuning, self.record)
+        self.ledger = Ledger(tuning)
         self.probes = 0
         self.so_far: Callable[[], float | None] = lambda: None
         self.phase = "search"

@@ -33,7 +33,7 @@ class Gate:
 
 def checks_of(bench: FakeBench, gate: Gate, log: MemoryLog, checked_as: str = "x") -> tuple[Checks, Ledger]:
     tuning = tuning_of(bench, log, check=gate, checked_as=checked_as)
-    ledger = Ledger(tuning, {})
+    ledger = Ledger(tuning)
     return Checks(tuning, ledger), ledger
 
 
@@ -90,7 +90,7 @@ def test_a_value_that_failed_and_is_not_refused_is_allowed() -> None:
         return Checked(verdicts={"precision=bf16": GateVerdict(passed=False, reason="far", weighing="1")})
 
     tuning = tuning_of(bench, check=lenient)
-    checks = Checks(tuning, Ledger(tuning, {}))
+    checks = Checks(tuning, Ledger(tuning))
     assert checks.passes(at(bench, 8, precision="bf16")).passed
     assert checks.allowed == ("precision=bf16",)
     assert checks.weighing == ""

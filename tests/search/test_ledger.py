@@ -14,7 +14,7 @@ from tests.search.listed import calm
 
 def ledger_of(bench: FakeBench, time_s: float | None = None, proof_start_s: float = 0.0) -> Ledger:
     budget = Budget(memory_bytes=bench.budget_bytes, time_s=time_s)
-    return Ledger(tuning_of(bench, budget=budget, proof_start_s=proof_start_s), {})
+    return Ledger(tuning_of(bench, budget=budget, proof_start_s=proof_start_s))
 
 
 def test_the_time_left_is_that_of_the_budget() -> None:

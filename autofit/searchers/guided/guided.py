@@ -116,16 +116,12 @@ class Guided(Searcher):
             if self.problem.is_over():
                 return None if looked else plan
             looked = True
-            self._feasibility.look(plan, at_stake_s=self._at_stake_s(plan))
+            self._feasibility.look(plan, at_stake_s=self.expected_s(plan))
             self._looked.add(place)
             if self._is_wanted(place):
                 return plan
             self._declined.add(place)
         return None
-
-    def _at_stake_s(self, plan: Plan) -> float:
-        expected_s = self.expected_s(plan)
-        return math.inf if expected_s is None else expected_s
 
     def probes_left(self) -> int | None:
         """Returns how many combinations have a plan that promises enough, if it fits; None before a plan was measured.
