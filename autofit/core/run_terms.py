@@ -1,7 +1,5 @@
 """RunTerms: how long one run of a plan may take, and which score makes a probe continue to its proof."""
 
-from typing import Self
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.core.measurement import Measurement
@@ -28,11 +26,6 @@ class RunTerms(BaseModel):
     limit_s: float | None = Field(default=None, gt=0)
     objective: Objective = Objective()
     above: float | None = Field(default=None, ge=0)
-
-    @classmethod
-    def proof_at_once(cls) -> Self:
-        """Returns the terms of a run that begins with its proof."""
-        return cls(above=0.0)
 
     @property
     def at_once(self) -> bool:

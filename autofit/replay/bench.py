@@ -116,14 +116,7 @@ class TableBench:
         if purpose is Purpose.BLOCK:
             return self._block(entry)
         outcome = self._probe(entry, purpose)
-        return self._gone_on(outcome, terms) if purpose is Purpose.PROBE else outcome
-
-    def _gone_on(self, outcome: Outcome, terms: RunTerms) -> Outcome:
-        found = outcome.measurement
-        if not outcome.measured or found is None or not terms.beaten_by(found):
-            return outcome
-        self.time.advance(WHOLE_STEPS * found.step_time_s)
-        return outcome.model_copy(update={"measurement": found.model_copy(update={"proven": True})})
+        return gone_on(outcome, terms, self.time) if purpose is Purpose.PROBE else outcome
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Returns that a plan keeps the gradient: a table holds no plan that does not."""
@@ -168,6 +161,16 @@ class TableBench:
         changes["tokens_per_step"] = block.tokens_per_step
         assert entry.outcome.measurement is not None, "only a measured entry is drawn from"
         return entry.outcome.model_copy(update={"measurement": entry.outcome.measurement.model_copy(update=changes)})
+
+
+def gone_on(outcome: Outcome, terms: RunTerms, time: VirtualTime) -> Outcome:
+    """Returns the outcome of a probe; if the terms ask for it, it is proven, which takes `WHOLE_STEPS` more."""
+    found = outcome.measurement
+    if not outcome.measured or found is None or not terms.beaten_by(found):
+        return outcome
+    time.advance(WHOLE_STEPS * found.step_time_s)
+    proof = {"proven": True, "worst_steps": max(found.worst_steps, WHOLE_STEPS)}
+    return outcome.model_copy(update={"measurement": found.model_copy(update=proof)})
 
 
 def _failure(reason: str) -> Outcome:

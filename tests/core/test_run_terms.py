@@ -29,7 +29,7 @@ def test_open_terms_never_ask_for_a_proof() -> None:
 
 
 def test_only_a_score_of_zero_begins_with_the_proof() -> None:
-    assert RunTerms.proof_at_once().at_once
+    assert RunTerms(above=0.0).at_once
     assert not RunTerms(above=0.1).at_once
 
 

@@ -221,18 +221,11 @@ def test_a_mean_whose_count_is_not_in_the_batch_is_refused_with_a_cure() -> None
 
 
 def test_a_precision_that_overflows_does_not_pass() -> None:
-    class Large(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            output: torch.Tensor = self.second(self.first(x * 1e5) * 1e-5)
-            return output
-
     own = {"precision": "fp32"}
-    assert checked({"precision": "bf16"}, model=Large(), baseline=own).passed
-    assert checked({"precision": "fp16"}, model=Large(), baseline=own).reason.endswith("the gradient is not finite")
+    assert checked({"precision": "bf16"}, model=targets.Overflowing(), baseline=own).passed
+    assert checked({"precision": "fp16"}, model=targets.Overflowing(), baseline=own).reason.endswith(
+        "the gradient is not finite"
+    )
 
 
 def test_inference_has_an_output_to_keep_instead_of_a_gradient() -> None:

@@ -42,23 +42,11 @@ def test_a_cosine_that_rounding_takes_beyond_1_is_shown_as_1(monkeypatch: pytest
     assert "cosine of the gradient 1.00000 " in verdict.reason
 
 
-class Overflowing(nn.Module):
-    """Its activations are beyond what fp16 can say, and harmless in fp32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.second(self.first(x * 1e5) * 1e-5)
-        return output
-
-
 def test_a_model_that_overflows_in_fp16_is_refused() -> None:
-    verdict = rounded(build(Overflowing(), mean), FP16, vectors(), seed=0)
+    verdict = rounded(build(targets.Overflowing(), mean), FP16, vectors(), seed=0)
     assert not verdict.passed
     assert verdict.reason == "the gradient is not finite"
-    assert rounded(build(Overflowing(), mean), BF16, vectors(), seed=0).passed
+    assert rounded(build(targets.Overflowing(), mean), BF16, vectors(), seed=0).passed
 
 
 def test_the_scalers_first_scale_is_lowered_as_training_would() -> None:

@@ -55,6 +55,18 @@ def sentences(lengths: tuple[int, ...] = (3, 24), batch_size: int = 8, samples: 
     return DataLoader(Sentences(lengths, samples), batch_size=batch_size, shuffle=True, collate_fn=pad)
 
 
+class Overflowing(nn.Module):
+    """Its activations are beyond what fp16 can say, and harmless in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.second(self.first(x * 1e5) * 1e-5)
+        return output
+
+
 class Transformer(nn.Module):
     """Two encoder layers over tokens; returns logits."""
 

@@ -99,7 +99,7 @@ def test_a_proof_above_the_memory_budget_refuses_the_plan(step_clock: FakeTime) 
 
 def test_a_probe_that_begins_with_its_proof_is_proven_in_its_first_steps(step_clock: FakeTime) -> None:
     at_once, probe = Counted(step_clock), Counted(step_clock)
-    found = measured(at_once.run(RunTerms.proof_at_once()))
+    found = measured(at_once.run(RunTerms(above=0.0)))
     assert found.proven
     assert found.worst_steps == 3
     probe.run(OPEN)
@@ -107,7 +107,7 @@ def test_a_probe_that_begins_with_its_proof_is_proven_in_its_first_steps(step_cl
 
 
 def test_only_a_probe_and_a_proof_are_proven(step_clock: FakeTime) -> None:
-    proof, block = (Counted(step_clock).run(RunTerms.proof_at_once(), each) for each in (Purpose.PROOF, Purpose.BLOCK))
+    proof, block = (Counted(step_clock).run(RunTerms(above=0.0), each) for each in (Purpose.PROOF, Purpose.BLOCK))
     assert measured(proof).proven
     assert not measured(block).proven
 
@@ -117,7 +117,7 @@ def test_a_time_that_ends_keeps_the_steps_that_ran(
     step_clock: FakeTime, last: int, worst_steps: int, proven: bool
 ) -> None:
     """Three steps are the proof, and those after them are timed: an end among these leaves a proven plan."""
-    found = measured(Counted(step_clock, last=last).run(RunTerms.proof_at_once()))
+    found = measured(Counted(step_clock, last=last).run(RunTerms(above=0.0)))
     assert (found.worst_steps, found.proven) == (worst_steps, proven)
     assert found.step_time_s == pytest.approx(STEP_S)
     cut_off = f"the time ended after {last} of 3 steps on the worst batch: it is neither timed further nor proven"
@@ -127,7 +127,7 @@ def test_a_time_that_ends_keeps_the_steps_that_ran(
 def test_a_time_that_ends_in_the_first_step_measures_nothing(step_clock: FakeTime) -> None:
     counted = Counted(step_clock, last=1)
     counted.seen.append(1)
-    outcome = counted.run(RunTerms.proof_at_once())
+    outcome = counted.run(RunTerms(above=0.0))
     assert outcome.status is Status.TIMED_OUT
     assert outcome.measurement is None
 

@@ -23,7 +23,6 @@ from autofit import estimators
 from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S, Budget, Clock
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
-from autofit.core.plan import Plan
 from autofit.search.phases import run
 from autofit.search.tuning import Findings, Tuning
 from scripts.bench import files
@@ -34,6 +33,8 @@ from scripts.bench.search.timeline_bench import TimelineBench, TracedPeaks
 
 BUDGETS_S = (15, 30, 60, 90, 120, 300, 600)
 """Time budgets of the searches."""
+GENERATED, RANGES_S = "generated", ((15, 60), (60, 200), (200, 600))
+"""Name of all generated timelines, and the ranges of budgets by which their searches are counted."""
 MOST_REGRET = {60: 0.10, 90: 0.05, 120: 0.02, 300: 0.01}
 """Largest median regret of the answer on timelines of a real GPU, by time budget in seconds."""
 SEEDS = 20
@@ -47,7 +48,7 @@ class Scored:
     """One search.
 
     Attributes:
-        name: name of the timeline; "generated" for all that are generated.
+        name: name of the timeline; `GENERATED` for all that are generated.
         budget_s: its time budget.
         answered: whether it returned a plan.
         ran: whether a whole step of the baseline ended.
@@ -98,8 +99,9 @@ def searched(bench: TimelineBench, budget_s: float, seed: int) -> tuple[Findings
 def scored(name: str, bench: TimelineBench, budget_s: float, seed: int, number: int) -> Scored:
     """Returns the score of one search."""
     found, error = searched(bench, budget_s, seed)
-    baseline = bench.space.baseline
-    better = [each.at_s for each in (found.answers if found else ()) if _beats(bench, each.plan, baseline)]
+    own_per_s = bench.samples_per_s(bench.space.baseline)
+    answers = found.answers if found is not None else ()
+    better = [each.at_s for each in answers if bench.samples_per_s(each.plan) > own_per_s]
     return Scored(
         name=name,
         budget_s=budget_s,
@@ -111,10 +113,6 @@ def scored(name: str, bench: TimelineBench, budget_s: float, seed: int, number: 
         error=error,
         number=number,
     )
-
-
-def _beats(bench: TimelineBench, plan: Plan, baseline: Plan) -> bool:
-    return bench.samples_per_s(plan) > bench.samples_per_s(baseline)
 
 
 def _of_recorded(task: tuple[str, float, int]) -> list[Scored]:
@@ -144,19 +142,13 @@ def rows(scores: Sequence[Scored]) -> list[list[Any]]:
     """Returns the table: for each timeline and budget the regret in the median and at the 95th percentile."""
     found = []
     for name in dict.fromkeys(each.name for each in scores):
-        of_name = [each for each in scores if each.name == name]
-        limits = (
-            [(0.0, float(s)) for s in BUDGETS_S]
-            if name != "generated"
-            else [(15.0, 60.0), (60.0, 200.0), (200.0, 600.0)]
-        )
-        for low, high in limits:
-            some = [e for e in of_name if (e.budget_s == high if name != "generated" else low <= e.budget_s < high)]
+        for low_s, high_s in RANGES_S if name == GENERATED else [(s, s) for s in BUDGETS_S]:
+            some = [each for each in scores if each.name == name and low_s <= each.budget_s <= high_s]
             ran = [each for each in some if each.ran]
-            regrets = sorted(each.regret for each in ran)
-            if regrets:
+            if ran:
+                regrets = sorted(each.regret for each in ran)
                 worst = regrets[min(int(0.95 * len(regrets)), len(regrets) - 1)]
-                text = f"{high:g}" if name != "generated" else f"{low:g} to {high:g}"
+                text = f"{high_s}" if low_s == high_s else f"{low_s} to {high_s}"
                 without = sum(not each.answered for each in ran)
                 found.append([name, text, len(some), len(some) - len(ran), without, median(regrets), worst])
     return found

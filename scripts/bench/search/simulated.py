@@ -17,7 +17,7 @@ from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
-from autofit.replay import VirtualTime
+from autofit.replay import VirtualTime, gone_on
 
 MIB = 2**20
 
@@ -225,15 +225,6 @@ class FakeBench:
             allocated_bytes=peak, judged_bytes=peak, judged_by="simulated", static_bytes=round(self.static_mib * MIB)
         )
         return Measurement(step_times_s=times, samples_per_step=plan.global_batch_size, memory=memory)
-
-
-def gone_on(outcome: Outcome, terms: RunTerms, time: VirtualTime) -> Outcome:
-    """Returns the outcome of a probe; if the terms ask for it, it is proven, which takes three more steps."""
-    found = outcome.measurement
-    if not outcome.measured or found is None or not terms.beaten_by(found):
-        return outcome
-    time.advance(3 * found.step_time_s)
-    return outcome.model_copy(update={"measurement": found.model_copy(update={"proven": True, "worst_steps": 3})})
 
 
 def always(status: Status, reason: str = "injected") -> Callable[[Purpose], Outcome | None]:

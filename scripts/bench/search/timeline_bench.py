@@ -58,6 +58,7 @@ class TimelineBench:
 
     Attributes:
         time: virtual clock, advanced by the seconds of each action.
+        limit_s: the time budget in seconds; infinity without one.
         steps: whole optimizer steps of the baseline that ended.
     """
 
@@ -103,10 +104,10 @@ class TimelineBench:
 
     def begin(self, seed: int, limit_s: float | None) -> None:
         """Restarts at second 0, opens the device, and sets the time budget of the search."""
-        self.time, self._limit_s = VirtualTime(), math.inf if limit_s is None else limit_s
+        self.time, self.limit_s = VirtualTime(), math.inf if limit_s is None else limit_s
         self._random, self._lost, self.steps = random.Random(seed), False, 0
         self._compiled: set[str] = set()
-        self.time.advance(min(self.costs.open_s, self._limit_s))
+        self.time.advance(min(self.costs.open_s, self.limit_s))
 
     def samples_per_s(self, plan: Plan) -> float:
         """Returns the true throughput of a plan; 0 if it does not run inside the budget."""
@@ -123,7 +124,7 @@ class TimelineBench:
 
     def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Returns the outcome of a plan, and advances the clock. A run is ended at its limit or that of the search."""
-        left_s = self._limit_s - self.time.seconds
+        left_s = self.limit_s - self.time.seconds
         if left_s <= 0:
             return Outcome(status=Status.SKIPPED, reason="the time budget ran out")
         run = _Run(0.0, min(left_s, terms.limit_s or math.inf))
@@ -134,8 +135,8 @@ class TimelineBench:
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Charges a comparison of gradients, which finds that the plan keeps them."""
-        if self.time.seconds + self.costs.check_s > self._limit_s:
-            self.time.seconds = self._limit_s
+        if self.time.seconds + self.costs.check_s > self.limit_s:
+            self.time.seconds = self.limit_s
             return Checked(passed=False, checked=False, reason="the time budget ran out")
         self.time.advance(self.costs.check_s)
         free = self.space.facts.global_batch_size is None
@@ -233,7 +234,7 @@ class TracedPeaks(TableEstimator):
         """Traces the combinations that are not traced yet; a trace that takes too long is ended."""
         bench = self._bench
         for key in dict.fromkeys(plan.combination.key for plan in plans):
-            left_s = bench._limit_s - bench.time.seconds
+            left_s = bench.limit_s - bench.time.seconds
             if key not in self._combinations:
                 bench.time.advance(min(bench.costs.trace_s, TRACE_RATIO * max(left_s, 0.0)))
                 if bench.costs.trace_s > TRACE_RATIO * left_s:
