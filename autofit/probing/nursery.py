@@ -142,7 +142,7 @@ def unsafe() -> str:
 
 def _become_worker(life: int, read: int, write: int, output: int, status: int) -> None:
     """Makes this forked process the supervisor of a worker, and returns in the worker."""
-    os.setsid()
+    os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor, source in ((0, null), (1, output), (2, output)):
         os.dup2(source, descriptor)

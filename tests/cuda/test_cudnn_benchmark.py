@@ -36,7 +36,7 @@ class Convolution(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if path := os.environ.get(SEEN):
             with Path(path).open("a") as file:
-                print(json.dumps([os.getsid(0), CUDNN.benchmark]), file=file)
+                print(json.dumps([os.getpgrp(), CUDNN.benchmark]), file=file)
         output: torch.Tensor = self.convolution(images).square().mean()
         return output
 

@@ -58,7 +58,7 @@ def _fresh(theirs: tuple[int, int, int, int], environment: Mapping[str, str]) ->
         stderr=output,
         env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
         pass_fds=pipes,
-        start_new_session=True,
+        process_group=0,
     )
 
 
@@ -76,7 +76,7 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """One worker process under a supervisor (supervisor.py), in its own session, with two pipes and an output log.
+    """One worker process under a supervisor (supervisor.py), in its own process group, with two pipes and a log.
 
     Not thread-safe. `kill` leaves no process behind: the supervisor ends all processes that the worker started, even if
     this process dies first.

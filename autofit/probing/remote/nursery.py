@@ -254,7 +254,7 @@ class Nursery:
                 stderr=subprocess.DEVNULL,
                 env=self._variables,
                 pass_fds=(theirs.fileno(), life),
-                start_new_session=True,
+                process_group=0,
             )
         except BaseException:
             ours.close()

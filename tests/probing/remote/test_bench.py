@@ -52,7 +52,7 @@ BRIEFING = Briefing(
 OPENS = """
 with open(environment["REQUESTS"], "a") as file:
     limited = "MALLOC_MMAP_THRESHOLD_" in environment
-    print(json.dumps(dict(request, pid=os.getsid(0), limited=limited)), file=file)
+    print(json.dumps(dict(request, pid=os.getpgrp(), limited=limited)), file=file)
 if request["do"] == "open":
     say("briefing", briefing=json.loads(environment["BRIEFING"]))
     continue

@@ -84,9 +84,11 @@ def test_a_reply_may_come_in_pieces_and_be_long(start: Start) -> None:
     assert len(child.ask({})["text"]) == 300_000
 
 
-def test_the_child_has_a_session_of_its_own_and_the_environment_given(start: Start) -> None:
-    child = start("say('outcome', sid=os.getsid(0), value=os.environ['GIVEN'], stdin=sys.stdin.read())", GIVEN="yes")
-    assert child.ask({}) == {"kind": "outcome", "sid": child.process.pid, "value": "yes", "stdin": ""}
+def test_the_child_has_a_group_of_its_own_in_this_session_and_the_environment_given(start: Start) -> None:
+    code = "say('outcome', group=os.getpgrp(), sid=os.getsid(0), value=os.environ['GIVEN'], stdin=sys.stdin.read())"
+    child = start(code, GIVEN="yes")
+    found = {"group": child.process.pid, "sid": os.getsid(0), "value": "yes", "stdin": ""}
+    assert child.ask({}) == {"kind": "outcome", **found}
 
 
 @pytest.mark.parametrize(
