@@ -34,7 +34,7 @@ def test_d1_what_is_claimed_holds_on_a_machine_that_others_use_in_bursts() -> No
     assert whole["claims"] >= 75
     assert whole["held"] >= claims.LEAST_HELD
     assert whole["raced_held"] >= claims.LEAST_HELD
-    assert whole["regret"] <= 0.075  # 6.8 %; 5.2 % (0.7 % standard error) while only the last plan was proven
+    assert whole["regret"] <= 0.075  # 6.8 %; 5.2 % (0.7 % standard error) before plans were proven in their probes
 
 
 def bench_of(**slower: float) -> FakeBench:
