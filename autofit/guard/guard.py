@@ -7,16 +7,15 @@ iterator and `state_dict()`, which cannot be rewound, and state that cannot be f
 
 import hashlib
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 import torch
 from torch import nn
 
 from autofit.core.errors import DevicePoisoned, RestoreError
+from autofit.core.uninterrupted import uninterrupted
 from autofit.core.units import format_names
 from autofit.guard.bindings import BindingPiece, NamesPiece
 from autofit.guard.digest import feed
@@ -155,7 +154,7 @@ class Guard:
         if self._left:
             return
         if isinstance(error, DevicePoisoned):
-            with _interrupt_deferred():
+            with uninterrupted(signal.SIGINT):
                 lost = [name for name, _ in self._put_back(self._pieces)]
             if lost:
                 error.add_note(str(_restore_error(lost)))
@@ -164,13 +163,13 @@ class Guard:
         self._restore_and_verify(error)
 
     def _restore(self, pieces: Sequence[Piece]) -> None:
-        with _interrupt_deferred():
+        with uninterrupted(signal.SIGINT):
             failures = self._put_back(pieces)
         if failures:
             raise _restore_error([name for name, _ in failures]) from failures[0][1]
 
     def _restore_and_verify(self, error: BaseException | None) -> None:
-        with _interrupt_deferred():
+        with uninterrupted(signal.SIGINT):
             failures = self._put_back(self._pieces)
             left = self._differences([kept for kept in self._bytes if not kept.untouched])
             self.changed = tuple(name for piece in self._watched for name in piece.differences())
@@ -266,27 +265,3 @@ def _restore_error(names: list[str]) -> RestoreError:
         f"Found {format_names(names, 10)} changed after tuning; expected the same bits as before. "
         "Rebuild these objects, or reload them from a checkpoint, before you continue training."
     )
-
-
-@contextmanager
-def _interrupt_deferred() -> Iterator[None]:
-    """Defers SIGINT until the end of the block, then delivers it to the handler installed by then."""
-    # Only the main thread can set handlers. None is a handler from outside Python, which cannot be restored.
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or previous is None:
-        yield
-        return
-    arrived: list[int] = []
-
-    def hold(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        # The block may have restored the user's handler.
-        if signal.getsignal(signal.SIGINT) is hold:
-            signal.signal(signal.SIGINT, previous)
-        if arrived:
-            signal.raise_signal(signal.SIGINT)

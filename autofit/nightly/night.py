@@ -21,7 +21,7 @@ from autofit.nightly.outputs import markdown
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.nightly.schedule import Scheduled, scheduled
-from autofit.nightly.uninterrupted import uninterrupted
+from autofit.core.uninterrupted import uninterrupted
 
 HASTE_S = 10.0
 """Maximum duration of a command after an interrupt. Schedulers kill a process soon after they ask it to end."""

@@ -22,8 +22,10 @@ from time import monotonic
 import torch
 
 from autofit.core.errors import SpaceError, Untraceable
+from autofit.core.uninterrupted import FROM_OUTSIDE, uninterrupted
 from autofit.memory.trace import Trace
 from autofit.probing.linux_process import die_with
+from autofit.probing.watchdog import SIGNAL
 
 IS_SUPPORTED = sys.platform == "linux"
 _TRACE, _UNTRACEABLE, _SPACE = b"T", b"U", b"S"
@@ -38,24 +40,26 @@ def trace_in_fork(work: Callable[[], Trace], limit_s: float) -> Trace:
         Untraceable: `work` raised Untraceable or an unexpected error, took longer than `limit_s`, or its process died.
         SpaceError: `work` raised it.
     """
-    me, (read, write) = os.getpid(), os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about threads; the child does not use them
-        child = os.fork()
-    if child == 0:
-        os.close(read)
-        _run_child(work, write, me)
-    os.close(write)
-    try:
-        reply = _read(read, child, limit_s)
-    finally:
-        _kill(child)
-        os.close(read)
+    signals = FROM_OUTSIDE if SIGNAL is None else (*FROM_OUTSIDE, SIGNAL)
+    with uninterrupted(*signals) as arrived:
+        me, (read, write) = os.getpid(), os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about threads; the child uses none
+            child = os.fork()
+        if child == 0:
+            os.close(read)
+            _run_child(work, write, me)
+        os.close(write)
+        try:
+            reply = _read(read, child, limit_s, arrived)
+        finally:
+            _kill(child)
+            os.close(read)
     return _parsed(reply, limit_s)
 
 
 def _kill(child: int) -> None:
-    """Kills the child and the process group that it leads, and reaps it. A second Ctrl-C does not prevent this."""
+    """Kills the child and the process group that it leads, and reaps it."""
     for kill in (os.killpg, os.kill):  # the child may not have made its group yet
         with suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
@@ -68,7 +72,8 @@ def _run_child(work: Callable[[], Trace], write: int, parent: int) -> None:
     try:
         die_with(parent)
         os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the parent, which then kills this group
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in FROM_OUTSIDE:
+            signal.signal(number, signal.SIG_DFL)
         torch.set_num_threads(1)
         gc.freeze()  # collecting the parent's objects would only copy its memory pages
         with suppress(BrokenPipeError):
@@ -90,8 +95,8 @@ def _reply(work: Callable[[], Trace]) -> bytes:
         return _UNTRACEABLE + f"{type(error).__name__}: {error}\0in the process that traces".encode()
 
 
-def _read(descriptor: int, child: int, limit_s: float) -> bytes | None:
-    """Returns everything that the child writes until it ends; None if the time runs out first.
+def _read(descriptor: int, child: int, limit_s: float, arrived: list[int]) -> bytes | None:
+    """Returns everything that the child writes until it ends; None if the time runs out or a signal arrives first.
 
     Waits for the child, not for the end of the pipe: a process that the child started may hold the pipe open.
     """
@@ -103,7 +108,7 @@ def _read(descriptor: int, child: int, limit_s: float) -> bytes | None:
         if not ready:
             if ended:
                 return bytes(found)
-            if monotonic() < deadline:
+            if monotonic() < deadline and not arrived:
                 continue
             return None
         chunk = os.read(descriptor, _CHUNK_BYTES)

@@ -36,8 +36,8 @@ at least `LEAST_REPORT_S` seconds: a shorter silence is usual, and a report of i
 _POLL_S = 0.2
 _RAISE_AGAIN_S = 5.0
 """Time after which `Overdue` is raised again, since the user's code may catch it."""
-# A signal that no debugger, test runner or scheduler uses.
-_SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
+SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
+"""The signal that interrupts overdue work: one that no debugger, test runner or scheduler uses."""
 
 _Result = TypeVar("_Result")
 
@@ -119,9 +119,9 @@ class Watchdog:
         self._phase = ("inspecting the workload", self.clock.elapsed_s)
         self._worker = threading.get_ident()
         main = threading.current_thread() is threading.main_thread()
-        self._interrupts = main and _SIGNAL is not None
-        if self._interrupts and _SIGNAL is not None:
-            self._before = signal.signal(_SIGNAL, _handler(weakref.ref(self)))
+        self._interrupts = main and SIGNAL is not None
+        if self._interrupts and SIGNAL is not None:
+            self._before = signal.signal(SIGNAL, _handler(weakref.ref(self)))
         self._thread.start()
         return self
 
@@ -130,8 +130,8 @@ class Watchdog:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        if self._interrupts and _SIGNAL is not None:
-            signal.signal(_SIGNAL, self._before)
+        if self._interrupts and SIGNAL is not None:
+            signal.signal(SIGNAL, self._before)
 
     def _look(self) -> None:
         """Reports a phase that takes long, and interrupts overdue work. Runs in the watchdog's thread."""
@@ -145,8 +145,8 @@ class Watchdog:
             self._report_after_s *= 2
             with suppress(Exception):  # an error of the user's listener must not stop the watchdog
                 self._say(f"no sign of life for {format_duration(now - phase[1])}: {phase[0]!r} is still running")
-        if self._interrupts and now >= self._until and _SIGNAL is not None and not self._ended.is_set():
-            signal.pthread_kill(self._worker, _SIGNAL)
+        if self._interrupts and now >= self._until and SIGNAL is not None and not self._ended.is_set():
+            signal.pthread_kill(self._worker, SIGNAL)
 
     def _interrupt(self, frame: FrameType | None) -> None:
         """Ends overdue work, in the thread that works."""

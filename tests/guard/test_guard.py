@@ -219,15 +219,15 @@ def test_an_interrupt_during_restore_waits_until_it_is_done() -> None:
 
 def test_an_interrupt_just_before_restoring_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    witness, real, calls = world.witness(), guard_module._interrupt_deferred, []
+    witness, real, calls = world.witness(), guard_module.uninterrupted, []
 
-    def interrupted() -> Any:
+    def interrupted(*signals: int) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return real()
+        return real(*signals)
 
-    monkeypatch.setattr(guard_module, "_interrupt_deferred", interrupted)
+    monkeypatch.setattr(guard_module, "uninterrupted", interrupted)
     with pytest.raises(KeyboardInterrupt), world.guard():
         world.harm()
     assert world.witness() == witness

@@ -1,14 +1,18 @@
 """A forked trace brings back what it found and nothing else, and cannot hang (promises 4 and 5)."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.memory.trace import Trace
 from autofit.probing.forked_trace import IS_SUPPORTED, trace_in_fork
+from autofit.probing.watchdog import Overdue, Watchdog
+from tests.leaks import State
 from tests.memory.traces import Script
 
 
@@ -74,3 +78,39 @@ def test_one_that_hangs_or_dies_is_given_up_and_leaves_no_process() -> None:
         trace_in_fork(lambda: os._exit(1), 60.0)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+@forked
+@pytest.mark.parametrize("name", ["pipe", "fork", "close", "waitpid"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGRTMAX])
+def test_a_signal_at_any_moment_leaves_no_process_and_no_descriptor(
+    name: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a system call returns: Python runs a handler before the caller has the result."""
+    me, real, before = os.getpid(), getattr(os, name), State.now()
+
+    def interrupted(*arguments: int) -> Any:
+        found = real(*arguments)
+        if os.getpid() == me:
+            signal.raise_signal(number)
+        return found
+
+    def raised(number: int, frame: object) -> None:
+        raise Overdue
+
+    handlers = [signal.signal(each, raised) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGRTMAX)]
+    try:
+        with monkeypatch.context() as patch, pytest.raises(Overdue):
+            patch.setattr(os, name, interrupted)
+            trace_in_fork(small, 60.0)
+    finally:
+        for each, handler in zip((signal.SIGINT, signal.SIGTERM, signal.SIGRTMAX), handlers, strict=True):
+            signal.signal(each, handler)
+    assert before.left_over() == []
+
+
+@forked
+def test_a_search_without_time_does_not_wait_for_the_trace() -> None:
+    with Watchdog() as watch, pytest.raises(Overdue):
+        watch.allowed(lambda: trace_in_fork(lambda: time.sleep(600) or small(), 600.0), 0.5)  # type: ignore[func-returns-value]
+    assert watch.clock.elapsed_s < 60

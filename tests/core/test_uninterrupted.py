@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from autofit.nightly.uninterrupted import uninterrupted
+from autofit.core.uninterrupted import uninterrupted
 
 
 def test_an_interrupt_waits_for_the_end() -> None:

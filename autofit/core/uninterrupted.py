@@ -1,0 +1,46 @@
+"""Uninterrupted: signals wait until something is whole again: a record on disk, a process reaped, objects restored."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what a scheduler sends."""
+
+
+@contextmanager
+def uninterrupted(*signals: int) -> Iterator[list[int]]:
+    """Holds signals back while the context is open; they are delivered when it ends.
+
+    Only the main thread has signal handlers. In another one, nothing is held back. A handler that the body installs
+    stays, and gets what was held back. A handler from outside Python cannot be put back, so its signal is not held.
+
+    Args:
+        signals: numbers; those of `FROM_OUTSIDE` if there are none.
+
+    Yields:
+        The numbers of the signals that have arrived so far.
+    """
+    arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield arrived
+        return
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {number: signal.getsignal(number) for number in signals or FROM_OUTSIDE}
+    held = {number: handler for number, handler in before.items() if handler is not None}
+    try:
+        for number in held:
+            signal.signal(number, remember)
+        yield arrived
+    finally:
+        for number, handler in held.items():
+            if signal.getsignal(number) is remember:
+                signal.signal(number, handler)
+        for number in held:
+            if number in arrived:
+                signal.raise_signal(number)
