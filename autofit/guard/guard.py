@@ -7,7 +7,7 @@ iterator and `state_dict()`, which cannot be rewound, and state that cannot be f
 
 import hashlib
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 

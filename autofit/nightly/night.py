@@ -11,6 +11,7 @@ from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, BudgetSpent, Busy, DeviceMissing, StudyError, UsageError, UserCodeError
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
+from autofit.core.uninterrupted import uninterrupted
 from autofit.nightly.exit_codes import INTERRUPTED, FailOn, code_of, worst
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
@@ -21,7 +22,6 @@ from autofit.nightly.outputs import markdown
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.nightly.schedule import Scheduled, scheduled
-from autofit.core.uninterrupted import uninterrupted
 
 HASTE_S = 10.0
 """Maximum duration of a command after an interrupt. Schedulers kill a process soon after they ask it to end."""

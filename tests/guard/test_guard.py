@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import RestoreError
+from autofit.core.uninterrupted import uninterrupted
 from autofit.guard import Guard
 from autofit.guard import guard as guard_module
 from tests.guard.world import (
@@ -219,7 +220,7 @@ def test_an_interrupt_during_restore_waits_until_it_is_done() -> None:
 
 def test_an_interrupt_just_before_restoring_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    witness, real, calls = world.witness(), guard_module.uninterrupted, []
+    witness, real, calls = world.witness(), uninterrupted, []
 
     def interrupted(*signals: int) -> Any:
         calls.append(1)

@@ -100,10 +100,11 @@ def test_a_signal_at_any_moment_leaves_no_process_and_no_descriptor(
 
     handlers = [signal.signal(each, raised) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGRTMAX)]
     try:
-        with monkeypatch.context() as patch, pytest.raises(Overdue):
-            patch.setattr(os, name, interrupted)
+        monkeypatch.setattr(os, name, interrupted)
+        with pytest.raises(Overdue):
             trace_in_fork(small, 60.0)
     finally:
+        monkeypatch.undo()
         for each, handler in zip((signal.SIGINT, signal.SIGTERM, signal.SIGRTMAX), handlers, strict=True):
             signal.signal(each, handler)
     assert before.left_over() == []
