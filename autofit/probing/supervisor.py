@@ -33,7 +33,8 @@ from time import monotonic, sleep
 
 if importlib.util.find_spec("autofit") is None:  # not installed: this file runs from a source directory
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)))
-from autofit.probing.linux_process import IS_LINUX, adopt_orphans, die_with  # needs the path above
+from autofit.probing.frozen_heap import collect_rarely  # needs the path above
+from autofit.probing.linux_process import IS_LINUX, adopt_orphans, die_with
 
 _KILL_S = 30.0
 """Time after which processes in uninterruptible sleep are left to the kernel."""
@@ -132,6 +133,7 @@ def _exit_with(status: int) -> None:
 
 def main() -> None:
     """Runs the supervisor, and the worker in the process that it forks; or the nursery."""
+    collect_rarely()
     given = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
     if "--nursery" in given:
         importlib.import_module("autofit.probing.nursery").main(given["--nursery"], given["--life"])

@@ -67,3 +67,18 @@ def test_garbage_is_collected_first_where_it_takes_memory_from_plans(on_host: bo
     heap.unfreeze()
     gc.collect()
     assert gone
+
+
+def test_garbage_is_collected_as_usual_once_the_imports_are_done() -> None:
+    usual = gc.get_threshold()
+    frozen_heap.collect_rarely()
+    try:
+        assert gc.get_threshold()[0] > 100 * usual[0]
+        frozen_heap.collect_as_usual()
+        assert gc.get_threshold() == usual
+        frozen_heap.collect_rarely()
+        gc.set_threshold(50_000)  # by the user's code
+        frozen_heap.collect_as_usual()
+        assert gc.get_threshold()[0] == 50_000
+    finally:
+        gc.set_threshold(*usual)

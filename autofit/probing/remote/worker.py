@@ -44,6 +44,7 @@ from autofit.failures.evidence import collect, scrub
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import OTHER_VERSION
+from autofit.probing.frozen_heap import collect_as_usual
 from autofit.probing.installed_modules import installed_modules
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.standin_bench import StandInBench
@@ -136,6 +137,7 @@ class Worker:
     def _open(self, request: dict[str, Any]) -> None:
         self._beat("import")
         arguments = factory.make(request["target"], request["arguments"])
+        collect_as_usual()
         _check_names(arguments, request["target"])
         workload = workload_of(arguments, request["overrides"])
         if request.get("evaluation"):

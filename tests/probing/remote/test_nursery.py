@@ -1,5 +1,6 @@
 """The nursery forks workers; where it must not or cannot, a fresh interpreter starts instead."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -252,7 +253,7 @@ def test_a_nursery_that_imports_dies_with_its_parent(tmp_path: Path, monkeypatch
 
 
 USERS = """
-import os
+import gc, os
 open({path!r}, "a").write(f"{{os.getpid()}} ")
 from tests.probing.targets import make_wide
 import torch, random, numpy
@@ -260,7 +261,12 @@ import torch, random, numpy
 def make():
     drawn = float(torch.rand(())), random.random(), float(numpy.random.rand())
     open({path!r} + ".drawn", "a").write(f"{{drawn}};")
-    return make_wide()
+    wide = make_wide()
+    return {{"model": wide.model, "loader": wide.loader, "step_fn": step}}
+
+def step(model, batch):
+    open({path!r} + ".collects", "a").write(f"{{gc.get_threshold()[0]}} ")
+    return model(batch).square().mean()
 """
 
 
@@ -284,6 +290,7 @@ def test_no_code_of_the_users_is_run_in_the_nursery_and_children_draw_other_numb
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(set(pids)) == 3
     assert nursery not in pids
+    assert set((tmp_path / "pids.collects").read_text().split()) == {str(gc.get_threshold()[0])}
     drawn = (tmp_path / "pids.drawn").read_text().split(";")[:-1]
     for numbers in zip(*(each.strip("()").split(", ") for each in drawn), strict=True):
         assert len(set(numbers)) == 3
