@@ -1,8 +1,11 @@
 """Frames in which Python ignores exceptions are found, and no others."""
 
+import logging
+import os
 import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 
@@ -43,7 +46,25 @@ def in_a_callback_of_a_weak_set(look: Callable[[], None]) -> None:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize("place", [in_a_finalizer, in_a_callback, in_a_callback_of_a_weak_set])
+def in_a_hook_of_a_fork(look: Callable[[], None]) -> None:
+    me = os.getpid()
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and os.getpid() == me and frame.f_code.co_filename == logging.__file__:
+            look()
+
+    sys.setprofile(called)
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+    finally:
+        sys.setprofile(None)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("place", [in_a_finalizer, in_a_callback, in_a_callback_of_a_weak_set, in_a_hook_of_a_fork])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_an_exception_would_be_ignored(place: Callable[[Callable[[], None]], None]) -> None:
     found: list[bool] = []
     place(lambda: found.append(ignores_exceptions(sys._getframe())))
