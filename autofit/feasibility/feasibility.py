@@ -50,10 +50,12 @@ class Feasibility:
         memory_bytes: the budget.
         estimators: estimate memory, the one with the most trusted value first.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
-        light: whether plans run without an estimate where that would cost more than it saves, as time is limited.
+        hurried: whether time is limited: the baseline then first runs without an estimate, because it is an answer.
+        light: whether other plans also run without an estimate where that would cost more than it saves.
         now: returns the time in seconds, by which the duration of estimates is measured.
 
     Attributes:
+        hurried: as given.
         light: as given.
         looked_at: latest estimate of each plan that was looked at, by the plan's key.
     """
@@ -64,10 +66,12 @@ class Feasibility:
         memory_bytes: int,
         estimators: Sequence[Estimator] = (),
         cautious: bool = False,
+        hurried: bool = False,
         light: bool = False,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._space, self._memory_bytes, self._cautious, self.light = space, memory_bytes, cautious, light
+        self._space, self._memory_bytes, self._cautious = space, memory_bytes, cautious
+        self.hurried, self.light = hurried, light
         self._begun, self._now = False, now
         self._looks_s: list[float] = []
         self._joint = JointEstimate(estimators)
@@ -166,13 +170,11 @@ class Feasibility:
         return (1 - self.probability(plan)) * at_stake_s < self.look_s
 
     def _is_light(self, plan: Plan) -> bool:
-        """Returns whether a plan runs without an estimate: the baseline, and what most likely has room."""
-        if not self.light:
-            return False
-        place = self.plans.place(plan)
-        return plan == self._space.baseline or (
-            place is not None and bool(self._room[place] >= self.required_probability)
-        )
+        """Returns whether a plan runs without an estimate: the baseline at first, and what most likely has room."""
+        if self.hurried and plan == self._space.baseline and (self.light or plan.key not in self._trials):
+            return True
+        place = self.plans.place(plan) if self.light else None
+        return place is not None and bool(self._room[place] >= self.required_probability)
 
     @property
     def _room(self) -> Array:

@@ -71,6 +71,7 @@ class Loop:
             tuning.budget.memory_bytes,
             tuning.estimators,
             cautious=tuning.cautious,
+            hurried=tuning.budget.time_s is not None,
             light=tuning.budget.time_s is not None and not (tuning.cautious and tuning.budget.requested),
             now=lambda: tuning.clock.elapsed_s,
         )
@@ -131,11 +132,13 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left, a limit is reached, or a race is worth more."""
         self.runner.say("stage", "searching")
-        if not self.feasibility.light:
-            with poison_ends_search():
-                self.feasibility.begin()
         repeats = 0
         while not self._spent():
+            if not self.feasibility.light and (
+                not self.feasibility.hurried or self._baseline.key in self.runner.record
+            ):
+                with poison_ends_search():
+                    self.feasibility.begin()
             plan = self._ask()
             if plan is None and self._spent():  # a limit was reached while the searcher looked at plans
                 break
@@ -265,6 +268,13 @@ class Loop:
             return SearchEnd("nothing left that was worth a probe")
         why = f"the time ended before another plan could run, with {format_duration(left_s)} left"
         return SearchEnd(why, early=True, wanted=wanted, wanted_s=wanted_s)
+
+    def _begin_estimates(self) -> None:
+        """Has the baseline estimated, as estimates of all other plans begin; where time is limited, once it has run."""
+        fits = self.feasibility
+        if not fits.light and (not fits.hurried or self._baseline.key in self.runner.record):
+            with poison_ends_search():
+                fits.begin()
 
     def _look(self, plan: Plan, alone: bool = False) -> None:
         with poison_ends_search():

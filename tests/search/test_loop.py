@@ -337,6 +337,18 @@ def test_estimators_look_at_the_users_plan_with_all_sizes_and_at_others_before_t
     assert next(t for t in log.finished if t.plan == big).outcome.status is Status.SKIPPED
 
 
+def test_where_time_is_limited_the_baseline_runs_before_memory_is_estimated() -> None:
+    bench, ran = calm(), []
+
+    class Eye(Looked):
+        def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+            ran.append(list(bench.probes()))
+
+    budget = Budget(memory_bytes=bench.budget_bytes, requested=True, time_s=90.0)
+    run(tuning_of(bench, estimators=[Eye(Estimate(value_bytes=1))], cautious=True, budget=budget))
+    assert ran[0] == [bench.space.baseline]
+
+
 def test_single_changes_are_looked_at_before_anything_runs_once() -> None:
     bench, surveyed = calm(), []
 

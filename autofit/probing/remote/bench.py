@@ -149,9 +149,9 @@ class RemoteBench:
             raise errors.Untraceable(f"{self._over()} before it began", where)
         request: dict[str, Any] = {"do": "trace", "plan": plan.model_dump(mode="json")}
         if patience_s < math.inf:
-            request["limit_s"] = 0.9 * patience_s  # the tracing process then ends by itself, without killing the child
-        try:
-            reply = asked(self._warm(), request, "trace", patience_s, self._beat)
+            request["limit_s"] = patience_s
+        try:  # the child ends it first, and lives
+            reply = asked(self._warm(), request, "trace", patience_s + SOFT_S, self._beat)
         except errors.BudgetSpent as spent:
             raise errors.Untraceable(str(spent), where) from None
         except ChildEnded as ended:

@@ -399,6 +399,15 @@ def test_a_trace_comes_back_as_the_record_it_is(opened: Open, log: Log) -> None:
     assert log.requests[1]["plan"] == PLAN.model_dump(mode="json")
 
 
+def test_a_trace_that_ends_at_its_limit_does_not_cost_the_child(opened: Open, log: Log) -> None:
+    late = "time.sleep(request['limit_s'] + 0.2); say('trace', reason='took too long', where='train.py:3')"
+    bench = opened(f"if request['do'] == 'trace':\n    {late}\nelse:\n    {FAILS}", clock=Clock(limit_s=2.0))
+    with pytest.raises(Untraceable, match="took too long"):
+        bench.trace(PLAN)
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
+    assert len(log.pids) == 1
+
+
 def test_a_child_whose_device_is_poisoned_in_a_trace_is_replaced(opened: Open, log: Log) -> None:
     says = "say('error', type='DevicePoisoned', message='an illegal memory access')"
     bench = opened(f"if request['do'] == 'trace':\n    {says}\nelse:\n    {FAILS}")
