@@ -34,6 +34,8 @@ UNKNOWN = 0.5
 FREE_RATIO, CAUTIOUS_RATIO = 0.85, 0.5
 """Share of the budget that a combination which never ran may fill without an estimate; the second where exceeding the
 budget harms the machine."""
+AMPLE_RATIO = 0.1
+"""Share of the budget below which the same guess is as good as sure: its error would have to be tenfold."""
 SURE = 0.999
 """Probability of fitting for a size whose peak, in proportion to a smaller size that ran, is inside the budget."""
 
@@ -195,7 +197,8 @@ class Feasibility:
                 times = plans.sizes / plans.sizes[place] * np.exp(self._log_growth - self._log_growth[place])
                 most = np.maximum(times, 1.0) * trial.outcome.measurement.memory.judged_bytes
                 likely = most < (CAUTIOUS_RATIO if self._cautious else FREE_RATIO) * limit
-                found = np.where(same, np.where(most < limit, SURE, 0.0), np.where(likely, LIKELY, 0.0))
+                other = np.where(most < AMPLE_RATIO * limit, SURE, np.where(likely, LIKELY, 0.0))
+                found = np.where(same, np.where(most < limit, SURE, 0.0), other)
                 self._has_room = np.maximum(self._has_room, found)
             for trial in self._trials.values():
                 if trial.outcome.status.does_not_fit and (place := plans.place(trial.plan)) is not None:

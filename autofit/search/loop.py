@@ -306,7 +306,13 @@ class Loop:
         return self.runner.probe(plan, self._terms(plan))
 
     def _terms(self, plan: Plan) -> RunTerms:
-        return self.answers.terms(plan, None if plan == self._baseline else self._searcher.expected_s(plan))
+        """Returns the terms of a probe. One that was expected to leave time for a race is ended before it takes it."""
+        expected_s = None if plan == self._baseline else self._searcher.expected_s(plan)
+        terms = self.answers.terms(plan, expected_s)
+        before_race_s = self._ledger.left_s() - self._race_s()
+        if terms.limit_s is None or expected_s is None or not expected_s < before_race_s < terms.limit_s:
+            return terms
+        return terms.model_copy(update={"limit_s": before_race_s})
 
     def _learn(self, trial: Trial) -> None:
         self.runner.record[trial.plan.key] = trial

@@ -148,6 +148,25 @@ def test_a_look_that_poisons_the_device_says_so_and_what_was_learned_counts() ->
     assert ours.estimate(plan) == exact(bench)(plan)
 
 
+@pytest.mark.parametrize(
+    ("cautious", "budget", "looks"),
+    [(False, 4.0, False), (False, 1.5, True), (True, 4.0, True), (True, 40.0, False)],
+)
+def test_a_new_combination_with_room_by_what_ran_is_not_looked_at_where_time_is_limited(
+    cautious: bool, budget: float, looks: bool
+) -> None:
+    """Twice the micro batch: the peak grows to twice at most. `budget` is a multiple of the baseline's peak."""
+    bench = linear()
+    bench.budget_bytes = round(budget * bench.peak_bytes(bench.space.baseline))
+    eye = Looked(bench)
+    ours = Feasibility(bench.space, bench.budget_bytes, [eye], cautious, hurried=True, light=True)
+    ran(ours, bench, bench.space.baseline)
+    assert eye.looked == [], "the baseline runs first"
+    plan = at(bench, 2 * bench.space.baseline.micro_batch_size, memory_format="channels_last")
+    ours.look(plan)
+    assert (plan in [looked for looked, _ in eye.looked]) is looks
+
+
 # Probability
 
 

@@ -18,6 +18,7 @@ from autofit.core.errors import (
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.search.event import Event
@@ -183,6 +184,21 @@ def test_the_time_budget_covers_race_and_proof(time_s: float) -> None:
     assert bench.time.seconds <= time_s + 4.0, "a probe that began in time may end after it"
     ends = ("is spent", "the time ended", "a race of the best plans was worth more", "nothing left")
     assert any(end in findings.stopped for end in ends)
+
+
+def test_a_probe_that_was_to_leave_time_for_a_race_is_ended_before_it_takes_that() -> None:
+    bench, left_s = calm(), []
+    tuning = tuning_of(bench, budget=Budget(memory_bytes=bench.budget_bytes, time_s=25.0))
+
+    def evaluate(plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        if purpose is Purpose.PROBE and terms.limit_s is not None:
+            left_s.append(25.0 - bench.time.seconds - terms.limit_s)
+        return bench.evaluate(plan, purpose, terms)
+
+    run(replace(tuning, evaluate=evaluate, clock=tuning.clock))
+    assert left_s[0] == pytest.approx(0.0), "the baseline may take all the time"
+    assert len(left_s) > 3
+    assert min(left_s[2:]) > 3.0, "the least rounds of two plans take longer"
 
 
 # Failures
