@@ -134,11 +134,7 @@ class Loop:
         self.runner.say("stage", "searching")
         repeats = 0
         while not self._spent():
-            if not self.feasibility.light and (
-                not self.feasibility.hurried or self._baseline.key in self.runner.record
-            ):
-                with poison_ends_search():
-                    self.feasibility.begin()
+            self._begin_estimates()
             plan = self._ask()
             if plan is None and self._spent():  # a limit was reached while the searcher looked at plans
                 break
