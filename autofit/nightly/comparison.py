@@ -23,6 +23,7 @@ class Tonight:
         unit: "samples" or "tokens": the unit of throughput.
         baseline: what was measured of the baseline in the same blocks; None if it did not run. It is evidence for a
             regression, and is not judged.
+        tuned_per_s: throughput of the accepted plan in the search that found it; None if that is not comparable.
     """
 
     job: str
@@ -32,6 +33,7 @@ class Tonight:
     budget_bytes: int | None = None
     unit: str = "samples"
     baseline: Figures | None = None
+    tuned_per_s: float | None = None
 
     def comparable(self, record: NightRecord) -> bool:
         """Returns whether the figures of an earlier record may be compared with those of tonight."""

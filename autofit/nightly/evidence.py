@@ -7,13 +7,14 @@ from statistics import median
 from autofit.core.units import format_bytes, short_number
 from autofit.nightly.decision import Decision, Ruling
 from autofit.nightly.levels import NightReading, Track
-from autofit.nightly.rule import LEAST_NIGHTS, WINDOW, Suspicion
+from autofit.nightly.rule import LEAST_NIGHTS, WINDOW, Band, Suspicion
 
 THROUGHPUT, PEAK = "throughput", "the peak"
 LEAST_GROWTH = 0.0005
 """Least growth of the peak per night, as a share of it, that is reported as growth."""
 WIDE_BAND = 0.3
-"""Share of the throughput that a night must lose before it is noticed, above which the text says so."""
+"""Share of the throughput that a night may lose unnoticed, above which its band is too wide to tell. It is also what a
+night may lose against the search that found its plan: two separate runs on a shared machine differ by that much."""
 FAR_NIGHTS = 365
 """If the budget is further away than this many nights, the text does not say when it is reached."""
 
@@ -41,6 +42,11 @@ def sentence(decision: Decision, tonight: NightReading, rate: Track, unit: str) 
 def rate_text(rate_per_s: float, unit: str) -> str:
     """Returns a throughput with its unit."""
     return f"{short_number(rate_per_s)} {unit}/s"
+
+
+def unnoticed(band: Band) -> float:
+    """Returns the share of the throughput that a night may lose inside its band."""
+    return 1 - band.low / band.expected if band.expected else 0.0
 
 
 def counted_nights(count: int) -> str:
@@ -101,8 +107,7 @@ class _Measure:
 
     def _blind(self) -> str:
         """Returns that a loss of speed would not be noticed, if the band is that wide; else ""."""
-        band = self._ruling.band
-        lost = 1 - band.low / band.expected if band.expected else 0.0
+        lost = unnoticed(self._ruling.band)
         if lost <= WIDE_BAND or self._name != THROUGHPUT:
             return ""
         return f", so wide that a night is not noticed before it loses {lost:.0%}: the nights differ too much"

@@ -18,7 +18,7 @@ from autofit.nightly.job import JobsFile
 from autofit.nightly.judging import Tonight, failed, judge
 from autofit.nightly.opening import OpenBench, Say
 from autofit.nightly.plan_runner import CountedBench, PlanRunner
-from autofit.nightly.recheck import confirm, recheck
+from autofit.nightly.recheck import confirm, far_slower, recheck
 from autofit.nightly.record_draft import RecordDraft
 from autofit.nightly.records import Verdict, VerdictKind
 from autofit.nightly.schedule import Scheduled
@@ -95,7 +95,7 @@ class JobCheck:
                 self._check(accepted)
 
     def _check(self, accepted: Recommendation) -> None:
-        verdict, runs = self._measure(accepted.plan)
+        verdict, runs = self._measure(accepted)
         due = retune.due_for(self._past, accepted, self._runner.bench.briefing.environment, verdict, runs=runs)
         if due.note:
             self._note(due.note)
@@ -104,14 +104,24 @@ class JobCheck:
         elif (waiting := proposals.new_path(self._job.plan)).exists():
             self._note(f"{waiting.name} was proposed by an earlier night. To use it: {self._accepting}")
 
-    def _measure(self, plan: Plan) -> tuple[Verdict, bool]:
+    def _measure(self, tuned: Recommendation) -> tuple[Verdict, bool]:
         """Re-checks a plan and judges it. Returns the verdict, and whether the plan runs within its budget.
 
         A regression is measured a second time before it is called one.
         """
         self._begin(self._time_s())
-        found, segment, draft = recheck(self._runner, plan), self.draft.measures(plan), self.draft
-        environment = self._runner.bench.briefing.environment
+        plan, draft, environment = tuned.plan, self.draft, self._runner.bench.briefing.environment
+        comparable = tuned.objective.unit == self._objective.unit and environment.comparable(tuned.environment)
+        tuned_per_s = (tuned.rate_per_s or self._objective.score(tuned.proof)) if comparable else None
+        segment = draft.measures(plan)
+        try:
+            found = recheck(self._runner, plan)
+        except BudgetSpent:
+            late = far_slower(self._runner, plan, tuned_per_s, tuned.proof.step_time_s)
+            if late is None:
+                raise
+            draft.verdict = late
+            return late, True
         if found.accepted is None:
             assert found.failure is not None, "without figures there is a failure"
             reason = f"{found.failure.status.value}: {found.failure.reason}"
@@ -120,8 +130,9 @@ class JobCheck:
             return draft.verdict, False
         budget_bytes = self._runner.bench.briefing.budget.memory_bytes
         tonight = Tonight(
-            self._job.name, segment, environment, found.accepted, budget_bytes, found.unit, found.baseline
-        )
+            self._job.name, segment, environment, found.accepted, budget_bytes, found.unit, found.baseline,
+            tuned_per_s if found.unit == self._objective.unit else None,
+        )  # fmt: skip
         self._begin(self._time_s())
         known = not self._context.history.away
         judged = judge(self._past, tonight, lambda: confirm(self._runner, plan), known=known)
@@ -141,7 +152,7 @@ class JobCheck:
         self.draft.verdict = Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="this is the first night of the job")
         self._note(f"the first plan was written to {self._job.plan.name}: {self._described(found.plan)}")
         try:
-            self._measure(found.plan)
+            self._measure(found)
         except BudgetSpent as spent:
             self._note(f"the first plan was not measured beside the baseline: {spent}")
 

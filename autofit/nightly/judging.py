@@ -54,14 +54,18 @@ def judge(
         over = f"its peak {format_bytes(peak_bytes)} is above the budget of {format_bytes(budget_bytes)}"
         return Judged(failed(past, tonight.segment, tonight.environment, over, fits=False))
     earlier = ComparableNights.of(past, tonight)
-    level = level_of(earlier.comparable)
+    level, confirming = level_of(earlier.comparable), _Confirming(confirm)
     if level.missing_nights:
         if not known:
             return Judged(Verdict(kind=VerdictKind.CANNOT_COMPARE, reason=UNKNOWN_PAST))
-        return Judged(_incomparable(past, tonight, earlier, level.missing_nights))
-    confirming = _Confirming(confirm)
+        lost = _slower_than_tuned(tonight, earlier, level, confirming)
+        return Judged(lost or _incomparable(past, tonight, earlier, level.missing_nights), confirming.figures)
     decision = decide(level, reading(tonight.accepted), confirming)
-    return Judged(_verdict(tonight, earlier, level, decision), confirming.figures)
+    verdict = _verdict(tonight, earlier, level, decision)
+    if verdict.kind is VerdictKind.STEADY and evidence.unnoticed(decision.rate.band) > evidence.WIDE_BAND:
+        unknown = {"kind": VerdictKind.CANNOT_COMPARE, "reason": f"too noisy to tell: {verdict.reason}"}
+        verdict = _slower_than_tuned(tonight, earlier, level, confirming) or verdict.model_copy(update=unknown)
+    return Judged(verdict, confirming.figures)
 
 
 def failed(
@@ -131,13 +135,15 @@ def level_accepted(past: Sequence[NightRecord], *, id: str, night: str, at: str)
 
 @dataclass(slots=True)
 class _Confirming:
-    """Measures once more, and keeps the figures for the record."""
+    """Measures once more when it is first called, and keeps the figures for the record."""
 
     confirm: Callable[[], Figures | None]
     figures: Figures | None = field(default=None, init=False)
+    _asked: bool = field(default=False, init=False)
 
     def __call__(self) -> NightReading | None:
-        self.figures = self.confirm()
+        if not self._asked:
+            self._asked, self.figures = True, self.confirm()
         return None if self.figures is None else reading(self.figures)
 
 
@@ -165,6 +171,35 @@ def _verdict(tonight: Tonight, earlier: ComparableNights, level: Level, decision
         compared_nights=rate.band.nights,
         evidence_nights=rate.suspicion.nights if rate.begins and rate.suspicion is not None else 1,
     )  # fmt: skip
+
+
+def _slower_than_tuned(
+    tonight: Tonight, earlier: ComparableNights, level: Level, confirming: _Confirming
+) -> Verdict | None:
+    """Returns the verdict on a night that is far slower than the search that found its plan; None if it is not.
+
+    That search is the reference where the nights cannot tell: there are too few, or they differ too much. It is none
+    any more once a person has accepted another level.
+    """
+    tuned, rate_per_s = tonight.tuned_per_s, tonight.accepted.rate_per_s
+    if tuned is None or any(record.level_accepted for record in earlier.comparable):
+        return None
+    limit = (1 - evidence.WIDE_BAND) * tuned
+    second = confirming() if rate_per_s < limit else None
+    if second is None or second.rate_per_s >= limit:
+        return None
+    now, again, then = (evidence.rate_text(each, tonight.unit) for each in (rate_per_s, second.rate_per_s, tuned))
+    lost = f"{1 - rate_per_s / tuned:.0%}"
+    return Verdict(
+        kind=VerdictKind.REGRESSION,
+        reason=f"throughput is {lost} lower than in the search that found the plan: {now}, measured again {again}, "
+        f"{then} then",
+        bisect=bisecting.steps(tonight.job, tonight.environment, None),
+        moved=("slower",),
+        since=level.rate.since if level.rate.side < 0 else "",
+        expected_per_s=tuned,
+        low_per_s=limit,
+    )
 
 
 def _moved(decision: Decision) -> tuple[Moved, ...]:
@@ -218,6 +253,9 @@ def _incomparable(past: Sequence[NightRecord], tonight: Tonight, earlier: Compar
     needed = (
         f"{evidence.counted_nights(more)} more {'is' if more == 1 else 'are'} needed" if more else "it now has them"
     )
+    if tonight.tuned_per_s is not None:
+        ratio = tonight.accepted.rate_per_s / tonight.tuned_per_s
+        parts.append(f"throughput is {ratio - 1:+.1%} from the search that found the plan")
     parts.append(f"night {count} of its segment; nights are compared once it has {LEAST_NIGHTS}: {needed}")
     return Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="; ".join(parts), changed=changed)
 

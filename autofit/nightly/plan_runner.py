@@ -90,7 +90,12 @@ class PlanRunner:
         objective: the throughput that is measured.
         clock: the time left; that of the bench.
         say: receives one line before each part of the work.
+
+    Attributes:
+        cut_off: plan, purpose and duration in seconds of the run that the time budget cut off; None if it cut off none.
     """
+
+    cut_off: tuple[Plan, Purpose, float] | None = None
 
     def __init__(
         self, bench: CountedBench, objective: Objective, clock: Clock, say: Callable[[str], None] = lambda text: None
@@ -173,6 +178,7 @@ class PlanRunner:
             raise KeyboardInterrupt(outcome.reason)
         late = outcome.status is Status.TIMED_OUT and took_s >= LIMIT_RATIO * patience_s
         if late or outcome.status is Status.SKIPPED:
+            self.cut_off = (plan, purpose, took_s)
             limit = "" if self.clock.limit_s is None else f" of {format_duration(self.clock.limit_s)}"
             raise BudgetSpent(f"the time budget{limit} ended before a {purpose.value} of {plan} was finished")
         return outcome

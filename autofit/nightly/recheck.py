@@ -8,9 +8,12 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
+from autofit.core.units import format_duration
 from autofit.core.wording import describe_plan
+from autofit.nightly.evidence import rate_text
 from autofit.nightly.plan_runner import PlanRunner, Rounds, measurement_of
-from autofit.nightly.records import Figures
+from autofit.nightly.records import Figures, Verdict, VerdictKind
+from autofit.search.ledger import BLOCK_STEPS, PROOF_STEPS, RUNAWAY_RATIO, RUNAWAY_S
 from autofit.study.earlier_trials import completed
 
 ROUNDS = 3
@@ -89,6 +92,31 @@ def confirm(runner: PlanRunner, plan: Plan) -> Figures | None:
     except BudgetSpent:
         return None
     return _figures(plan, rounds, proof) if rounds.of(plan) else None
+
+
+def far_slower(runner: PlanRunner, plan: Plan, tuned_per_s: float | None, step_s: float) -> Verdict | None:
+    """Returns the verdict on a plan that is so slow that a run of it did not end; None if the time was just too short.
+
+    Args:
+        runner: has run the plan until the time budget cut it off.
+        plan: the accepted plan.
+        tuned_per_s: its throughput in the search that found it, in the unit of the objective; None if not comparable.
+        step_s: the seconds of its optimizer step there.
+    """
+    if tuned_per_s is None or runner.cut_off is None or runner.cut_off[0] != plan:
+        return None
+    _, purpose, took_s = runner.cut_off
+    steps, start_s = (PROOF_STEPS, runner.bench.proof_start_s) if purpose is Purpose.PROOF else (BLOCK_STEPS, 0.0)
+    expected_s = start_s + steps * step_s
+    if took_s <= RUNAWAY_RATIO * expected_s + RUNAWAY_S:
+        return None
+    most_per_s = tuned_per_s * steps * step_s / (took_s - start_s)
+    bound, then = (rate_text(each, runner.objective.unit) for each in (most_per_s, tuned_per_s))
+    reason = (
+        f"slower than {bound}: a {purpose.value} of {steps} steps did not end in {format_duration(took_s)}; at {then}, "
+        f"as in the search that found the plan, it takes {format_duration(expected_s)}"
+    )
+    return Verdict(kind=VerdictKind.REGRESSION, reason=reason, moved=("slower",), expected_per_s=tuned_per_s)
 
 
 def _proof(runner: PlanRunner, plan: Plan) -> Outcome:

@@ -12,10 +12,12 @@ from autofit import planfile
 from autofit.core.errors import (
     StudyError,
 )
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.nightly import proposals, retune
+from autofit.nightly.outputs import junit, markdown, text
+from autofit.nightly.outputs.trend import page as trend_page
 from autofit.nightly.records import VerdictKind
 from tests.fakes import always
 from tests.nightly.benches import faster
@@ -291,3 +293,25 @@ def test_without_the_history_no_job_is_said_to_be_in_its_first_night(shared: Mac
     (record,) = shared.night().records
     assert record.verdict.kind is VerdictKind.CANNOT_COMPARE
     assert record.verdict.reason == "the earlier nights are not known, because the history is not available"
+
+
+def test_a_plan_that_does_not_end_a_block_any_more_is_a_regression_in_every_output(room: MachineRoom) -> None:
+    job = room.add("a", time="2min")
+    room.night()
+    plan, bench = planfile.load(job.plan).plan, room.benches["a"]
+
+    def hangs(purpose: Purpose) -> Outcome | None:
+        if purpose is not Purpose.BLOCK:
+            return None
+        room.time.advance(120.0)
+        return Outcome(status=Status.TIMED_OUT, reason="not finished in the time that was left")
+
+    bench.faults[plan.key] = hangs
+    result = room.night()
+    (record,) = result.records
+    assert (record.verdict.kind, record.accepted, result.exit_code) == (VerdictKind.REGRESSION, None, 4)
+    assert "slower than" in record.verdict.reason
+    history = {"a": room.records("a")}
+    assert 'failures="1"' in junit.rendered(result, history)
+    for output in (junit, markdown, text, trend_page):
+        assert "slower than" in output.rendered(result, history)

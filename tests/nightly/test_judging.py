@@ -129,3 +129,41 @@ def test_other_units_and_memory_readings_are_not_compared() -> None:
     past = after(10).records
     found = judge(past, Tonight("gpt", HistorySegment.of(HERE, PLAN), HERE, other), lambda: None)
     assert found.verdict.changed == ("memory reading: allocated, was reserved",)
+
+
+def test_from_the_first_night_a_collapse_is_seen_against_the_search_that_found_the_plan() -> None:
+    history = Judgements()
+    first = history.night(98.0, tuned_per_s=100.0).verdict
+    assert first.kind is VerdictKind.CANNOT_COMPARE
+    assert "throughput is -2.0% from the search that found the plan" in first.reason
+    assert history.asked == 0
+    assert history.night(60.0, again=95.0, tuned_per_s=100.0).verdict.kind is VerdictKind.CANNOT_COMPARE
+    lost = history.night(40.0, again=41.0, tuned_per_s=100.0).verdict
+    assert (lost.kind, lost.moved, lost.expected_per_s) == (VerdictKind.REGRESSION, ("slower",), 100.0)
+    assert "60% lower than in the search that found the plan: 40 samples/s, measured again 41" in lost.reason
+    assert history.night(40.0, tuned_per_s=100.0).verdict.since == history.records[2].night
+    assert history.night(99.0, tuned_per_s=100.0).verdict.kind is VerdictKind.CANNOT_COMPARE
+    assert history.night(40.0).verdict.kind is VerdictKind.CANNOT_COMPARE, "that search is not comparable"
+
+
+def test_a_band_that_hides_a_loss_is_too_noisy_to_tell_and_a_collapse_in_it_is_still_seen() -> None:
+    history = Judgements()
+    for rate_per_s in (100.0, 160.0, 40.0, 120.0, 90.0, 150.0, 60.0):
+        history.night(rate_per_s, again=100.0, tuned_per_s=100.0)
+    for noisy in (history.records[-1].verdict, history.night(95.0).verdict):
+        assert noisy.kind is VerdictKind.CANNOT_COMPARE
+        assert noisy.reason.startswith("too noisy to tell: ")
+        assert noisy.moved == ()
+    asked = history.asked
+    collapsed = history.night(9.0, again=10.0, tuned_per_s=100.0).verdict
+    assert (collapsed.kind, collapsed.moved) == (VerdictKind.REGRESSION, ("slower",))
+    assert history.asked == asked + 1
+
+
+def test_a_level_that_a_person_accepted_is_not_held_against_the_search_any_more() -> None:
+    history = Judgements()
+    history.night(40.0, tuned_per_s=100.0)
+    accepted = level_accepted(history.records, id="x", night="2026-12-01", at="2026-12-01")
+    assert accepted is not None
+    history.records.append(accepted)
+    assert history.night(40.0, tuned_per_s=100.0).verdict.kind is VerdictKind.CANNOT_COMPARE

@@ -6,7 +6,8 @@ from autofit.core.errors import BudgetSpent, NonFiniteLoss, UserCodeError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.nightly.recheck import confirm, recheck
+from autofit.nightly.recheck import confirm, far_slower, recheck
+from autofit.nightly.records import VerdictKind
 from tests.fakes import CHECKPOINT, FORMAT, OPTIMIZER, PRECISION, always, briefing_of, during, space_of
 from tests.nightly.benches import calm, faster, runner_of
 
@@ -134,3 +135,41 @@ def test_a_confirmation_that_fails_or_has_no_time_is_none() -> None:
     assert confirm(runner_of(bench), faster(bench)) is None
     bench.faults[faster(bench).key] = during(Purpose.BLOCK, Status.SKIPPED)
     assert confirm(runner_of(bench), faster(bench)) is None
+
+
+@pytest.mark.parametrize("purpose", [Purpose.PROOF, Purpose.BLOCK])
+def test_a_plan_that_is_so_slow_that_a_run_does_not_end_is_slower_than_before(purpose: Purpose) -> None:
+    bench = calm()
+    plan = faster(bench)
+    step_s = bench.step_time_s(plan)
+
+    def evaluate(asked: Plan, why: Purpose) -> Outcome:
+        if (asked, why) != (plan, purpose):
+            return bench.evaluate(asked, why)
+        bench.time.advance(runner.clock.left_s)
+        return Outcome(status=Status.TIMED_OUT, reason="not finished")
+
+    runner = runner_of(bench, 60.0, evaluate)
+    with pytest.raises(BudgetSpent):
+        recheck(runner, plan)
+    verdict = far_slower(runner, plan, plan.global_batch_size / step_s, step_s)
+    assert verdict is not None
+    assert (verdict.kind, verdict.moved) == (VerdictKind.REGRESSION, ("slower",))
+    assert f"a {purpose.value} of" in verdict.reason
+    assert "did not end in" in verdict.reason
+    assert far_slower(runner, bench.space.baseline, 1.0, 1.0) is None, "another plan was cut off"
+    assert far_slower(runner, plan, None, step_s) is None
+
+
+def test_a_run_that_the_time_was_too_short_for_says_nothing() -> None:
+    bench = calm()
+    plan = faster(bench)
+
+    def evaluate(asked: Plan, why: Purpose) -> Outcome:
+        bench.time.advance(10.0)
+        return Outcome(status=Status.TIMED_OUT, reason="not finished")
+
+    runner = runner_of(bench, 10.0, evaluate)
+    with pytest.raises(BudgetSpent):
+        recheck(runner, plan)
+    assert far_slower(runner, plan, 100.0, bench.step_time_s(plan)) is None
