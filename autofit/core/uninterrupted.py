@@ -15,7 +15,8 @@ def uninterrupted(*signals: int) -> Iterator[list[int]]:
     """Holds signals back while the context is open; they are delivered when it ends.
 
     Only the main thread has signal handlers. In another one, nothing is held back. A handler that the body installs
-    stays, and gets what was held back. A signal whose handler was installed outside Python is not held, since Python could not install it again.
+    stays, and gets what was held back. A signal whose handler was installed outside Python is not held, since Python
+    could not install it again.
 
     Args:
         signals: numbers; those of `FROM_OUTSIDE` if there are none.
