@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from time import perf_counter
 
 from autofit.core.measurement import steady
@@ -122,9 +121,7 @@ class _Timing:
     def run(self, first: int, steps: int) -> WindowResult:
         """Runs a window that begins with step number `first`, and records its result."""
         self.beat()
-        # The first batch is made before the clock starts; the others are made while the device works.
-        batches = chain([self.batch_of(first)], map(self.batch_of, range(first + 1, first + steps)))
-        ran, lap = run_window(self.step, batches, self.device), self.lap
+        ran, lap = run_window(self.step, lambda number: self.batch_of(first + number), steps, self.device), self.lap
         lap.loss = ran.loss
         self.ran += ran.steps
         if ran.ruined and lap.ruined is None:

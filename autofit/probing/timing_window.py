@@ -10,7 +10,7 @@ autofit has not yet been run on a physical GPU: the constants here are based on 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -86,40 +86,43 @@ def watch_allocator(device: Device) -> Callable[[], bool]:
     return lambda: (device.live_bytes() or 0) - live <= MOST_KEPT_BYTES and device.counters() == counters
 
 
-def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) -> WindowResult:
-    """Runs a step on each of `batches`, one after the other, and times all of them together.
+def run_window(step: TrainStep, batch_of: Callable[[int], StepBatch], steps: int, device: Device) -> WindowResult:
+    """Runs `steps` steps, one after the other, and times all of them together.
 
     If a scaler finds an infinity, it skips the update and lowers its scale. Such a step is faster and needs less memory
     than a real one.
 
     Args:
         step: the step to run.
-        batches: the micro batches of each step; at least one. Batches of a lazy iterable are made while the device
-            works.
+        batch_of: returns the micro batches of a step by its number in the window, from 0. The first is made before the
+            clock starts, the others while the device works.
+        steps: number of steps; at least one.
         device: synchronised at both edges, and not in between.
     """
     scaler = step.draft.scaler
     scale = None if scaler is None else scaler.get_scale()
     trains = step.draft.optimizer is not None
+    first = [batch_of(0)]
 
     def loss_of(batch: StepBatch) -> torch.Tensor | None:
         result = step(batch)
         return result if trains else None  # an output may be large: free it before the next step begins
 
-    def run() -> tuple[int, torch.Tensor | None]:
-        steps, last = 0, None
-        for loss in map(loss_of, batches):  # nothing else holds a loss, an output or a batch
-            steps, last = steps + 1, loss
-        return steps, last
+    def run() -> torch.Tensor | None:
+        # A plain loop, since `map` would take a StopIteration of the user's code for the end of the window.
+        last = None
+        for number in range(steps):
+            last = loss_of(batch_of(number) if number else first.pop())  # nothing else holds an output or a batch
+        return last
 
-    (steps, loss), seconds = device.timed(run)
+    loss, seconds = device.timed(run)
     skipped = 0 if scaler is None or scale is None else _skipped(scaler, scale, steps)
     return WindowResult(steps, seconds, skipped, None if loss is None else float(loss))
 
 
 def run_step(step: TrainStep, batch: StepBatch, device: Device) -> WindowResult:
     """Runs one step and times it."""
-    return run_window(step, [batch], device)
+    return run_window(step, lambda number: batch, 1, device)
 
 
 def _skipped(scaler: torch.amp.GradScaler, before: float, steps: int) -> int:

@@ -44,6 +44,10 @@ def rows(width: int = 256, count: int = 64) -> StepBatch:
     return StepBatch.alike([torch.ones(count, width, device="cuda")])
 
 
+def repeated(batch: StepBatch) -> Callable[[int], StepBatch]:
+    return lambda number: batch
+
+
 @pytest.fixture
 def strict(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device; whatever waits for it between the edges of what is timed is an error."""
@@ -67,7 +71,7 @@ def test_reading_a_value_inside_would_be_noticed(strict: Device) -> None:
 
 
 def test_nothing_in_a_window_waits_for_the_device(strict: Device) -> None:
-    ran = run_window(step_of(mlp()), [rows()] * 5, strict)
+    ran = run_window(step_of(mlp()), repeated(rows()), 5, strict)
     assert ran.steps == 5
     assert ran.loss is not None
     assert ran.seconds > 0
@@ -77,7 +81,7 @@ def test_a_fused_optimizer_with_a_scaler_runs_without_waiting_too(strict: Device
     """`GradScaler.step` itself reads whether it found an infinity, unless the optimizer is fused."""
     step = step_of(mlp(), scaler=torch.amp.GradScaler("cuda", init_scale=1.0))
     step.draft.optimizer = torch.optim.SGD(step.model.parameters(), lr=1e-6, fused=True)
-    assert run_window(step, [rows()] * 3, strict).steps == 3
+    assert run_window(step, repeated(rows()), 3, strict).steps == 3
 
 
 def test_the_device_is_waited_for_at_the_edges_only(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +95,7 @@ def test_the_device_is_waited_for_at_the_edges_only(device: Device, monkeypatch:
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
     step = step_of(mlp())
     step.observe = lambda phase: log.append(phase) if phase == "forward" else None
-    run_window(step, [rows()] * 3, device)
+    run_window(step, repeated(rows()), 3, device)
     assert log == ["wait", *["forward"] * 3, "wait"]
 
 
@@ -100,7 +104,7 @@ def test_a_window_takes_as_long_as_its_steps_on_the_devices_clock(device: Device
     step = step_of(mlp())
     run_step(step, rows(), device)  # loads what the step needs
     alone = run_step(step, rows(), device).seconds
-    assert run_window(step, [rows()] * 10, device).seconds == pytest.approx(10 * alone, rel=0.1)
+    assert run_window(step, repeated(rows()), 10, device).seconds == pytest.approx(10 * alone, rel=0.1)
 
 
 @pytest.mark.phantom
@@ -150,7 +154,7 @@ def test_hidden_launches_make_a_step_no_slower(device: Device) -> None:
     for _ in range(5):
         run_step(step, rows(2048, 1024), device)
     alone = sorted(run_step(step, rows(2048, 1024), device).seconds for _ in range(9))[4]
-    ran: WindowResult = run_window(step, [rows(2048, 1024)] * 50, device)
+    ran: WindowResult = run_window(step, repeated(rows(2048, 1024)), 50, device)
     assert 0.5 * alone < ran.seconds / ran.steps < 1.05 * alone
 
 

@@ -376,7 +376,7 @@ def test_the_steps_of_a_window_run_between_two_events_with_nothing_in_between(ca
         return loss
 
     draft = Draft(model, LossRule("l", loss, False, ""), torch.optim.SGD(model.parameters()), torch.device("cpu"))
-    ran = run_window(TrainStep(Plan(), draft), [StepBatch.of([torch.ones(2, 1)])] * 3, Cuda(0))
+    ran = run_window(TrainStep(Plan(), draft), lambda number: StepBatch.of([torch.ones(2, 1)]), 3, Cuda(0))
     edge = "record stream of cuda:0"
     assert machine.log == ["synchronize cuda:0", edge, *["step"] * 3, edge, "synchronize cuda:0"]
     assert (ran.steps, ran.seconds) == (3, 1.5)

@@ -242,6 +242,22 @@ def test_a_step_function_that_calls_backward_itself_is_told_so() -> None:
     assert ".detach() it" in outcome.reason
 
 
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_a_stop_iteration_of_the_users_code_is_its_error_and_not_a_step(purpose: Purpose) -> None:
+    """A bare `next()` on an exhausted iterator."""
+    model, live = targets.mlp(), set[str]()
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1]) if not live else next(iter(()))
+
+    with LocalBench(Workload(model, targets.vectors(), step_fn=step), CPU(), PLENTY) as bench:
+        live.add("probing")
+        outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
+    assert outcome.status is Status.USER_ERROR
+    assert "StopIteration" in outcome.reason
+    assert "test_probe.py" in outcome.reason
+
+
 def test_an_interrupt_passes_through_and_everything_is_back() -> None:
     workload = moody()
     before = digest(workload)

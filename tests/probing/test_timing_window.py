@@ -46,7 +46,7 @@ def device(step_clock: FakeTime) -> Queueing:
 def test_nothing_in_a_window_waits_for_the_device(device: Queueing) -> None:
     step = step_on(device, forever(0.01))
     with Reads(device.log):
-        ran = run_window(step, [BATCH] * 5, device)
+        ran = run_window(step, lambda number: BATCH, 5, device)
     assert device.log == ["wait", *["step"] * 5, "wait", "read"]
     assert ran.steps == 5
     assert ran.seconds == pytest.approx(0.05)
@@ -63,20 +63,20 @@ def test_the_scale_is_read_at_the_edges_only(device: Queueing, monkeypatch: pyte
         return scale()
 
     monkeypatch.setattr(scaler, "get_scale", get_scale)
-    run_window(step, [BATCH] * 3, device)
+    run_window(step, lambda number: BATCH, 3, device)
     assert device.log == ["scale", "wait", *["step"] * 3, "wait", "scale"]
 
 
 def test_launches_are_hidden_as_in_a_training_and_those_of_a_step_alone_are_not(device: Queueing) -> None:
     step = step_on(device, forever(0.010), host_s=0.002)
-    alone = run_window(step, [BATCH], device)
+    alone = run_window(step, lambda number: BATCH, 1, device)
     assert alone.seconds == pytest.approx(0.012)
-    together = run_window(step, [BATCH] * 10, device)
+    together = run_window(step, lambda number: BATCH, 10, device)
     assert together.seconds / 10 == pytest.approx(0.0102)
 
 
 def test_a_host_that_is_slower_than_the_device_is_the_pace(device: Queueing) -> None:
-    ran = run_window(step_on(device, forever(0.001), host_s=0.004), [BATCH] * 100, device)
+    ran = run_window(step_on(device, forever(0.001), host_s=0.004), lambda number: BATCH, 100, device)
     assert ran.seconds / 100 == pytest.approx(0.004, rel=0.01)
 
 
@@ -112,7 +112,7 @@ def test_how_many_updates_were_skipped_is_told_by_the_scale(
 ) -> None:
     step = step_on(device, forever(0.01), scaler=torch.amp.GradScaler("cpu"))
     Overflowing(step.model, numbers)
-    ran = run_window(step, [BATCH] * 5, device)
+    ran = run_window(step, lambda number: BATCH, 5, device)
     assert ran.skipped == skipped
     assert ran.updated == (not skipped)
 
@@ -120,7 +120,7 @@ def test_how_many_updates_were_skipped_is_told_by_the_scale(
 def test_a_scale_that_has_become_nothing_means_that_all_were_skipped(device: Queueing) -> None:
     step = step_on(device, forever(0.01), scaler=torch.amp.GradScaler("cpu", init_scale=5e-45))
     Overflowing(step.model, range(5))
-    assert run_window(step, [BATCH] * 5, device).skipped == 5
+    assert run_window(step, lambda number: BATCH, 5, device).skipped == 5
 
 
 @pytest.mark.parametrize(("last", "ruined"), [(math.nan, True), (math.inf, True), (3.0, False)])
@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_finite_is_noticed_at_the_edge(device: Queueing, last
         loss: torch.Tensor = model(batch).mean() * 0 + next(losses)
         return loss
 
-    ran = run_window(step_on(device, (), loss=LossRule("l", loss, False, "")), [BATCH] * 2, device)
+    ran = run_window(step_on(device, (), loss=LossRule("l", loss, False, "")), lambda number: BATCH, 2, device)
     assert ran.loss == pytest.approx(last, nan_ok=True)
     assert ran.ruined is ruined
 
@@ -145,7 +145,7 @@ def test_no_loss_but_the_last_is_kept(device: Queueing) -> None:
         alive.append(weakref.ref(result.untyped_storage()))
         return result
 
-    run_window(step_on(device, (), loss=LossRule("l", loss, False, "")), [BATCH] * 5, device)
+    run_window(step_on(device, (), loss=LossRule("l", loss, False, "")), lambda number: BATCH, 5, device)
     assert len(alive) == 5
 
 
@@ -160,7 +160,9 @@ def test_the_outputs_of_an_inference_are_not_kept(device: Queueing) -> None:
         most = max(most, sum(each() is not None for each in alive))
         return result
 
-    ran = run_window(step_on(device, (), loss=LossRule("l", output, False, ""), optimizer=None), [BATCH] * 5, device)
+    ran = run_window(
+        step_on(device, (), loss=LossRule("l", output, False, ""), optimizer=None), lambda number: BATCH, 5, device
+    )
     assert (ran.steps, ran.loss, ran.ruined) == (5, None, False)
     assert most == 1
 
@@ -174,7 +176,7 @@ def test_a_batch_is_made_when_its_step_begins_and_let_go_when_it_ends(device: Qu
         alive.append(weakref.ref(part))
         return StepBatch.alike([part])
 
-    run_window(step_on(device, forever(0.01)), map(made, range(4)), device)
+    run_window(step_on(device, forever(0.01)), made, 4, device)
     assert len(alive) == 4
 
 
@@ -183,8 +185,23 @@ def test_a_failure_in_a_window_passes_through_with_its_phase(device: Queueing) -
     assert step.draft.optimizer is not None
     step.draft.optimizer.register_step_pre_hook(lambda *_: (_ for _ in ()).throw(KeyError("mine")))
     with pytest.raises(KeyError, match="mine"):
-        run_window(step, [BATCH] * 3, device)
+        run_window(step, lambda number: BATCH, 3, device)
     assert step.phase == "optimizer"
+
+
+@pytest.mark.parametrize("place", ["loss", "batch"])
+def test_a_users_stop_iteration_does_not_end_a_window_early(device: Queueing, place: str) -> None:
+    def made(number: int) -> StepBatch:
+        return BATCH if place == "loss" or number < 2 else next(iter(()))
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        times.append(1)
+        result: torch.Tensor = model(batch).mean()
+        return result if place == "batch" or len(times) < 3 else next(iter(()))
+
+    times: list[int] = []
+    with pytest.raises(StopIteration):
+        run_window(step_on(device, (), loss=LossRule("l", loss, False, "")), made, 5, device)
 
 
 def test_what_keeps_memory_or_makes_the_allocator_retry_may_not_run_many_times(device: Queueing) -> None:
