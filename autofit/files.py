@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and the beginning of one that may be anything."""
 
 import errno
 import os
@@ -21,6 +21,23 @@ def followed(path: Path) -> Path:
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return target
+
+
+def head_of(path: Path, most_bytes: int) -> bytes:
+    """Returns the first bytes of a regular file. A device or a pipe may never end, or never begin.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open(path, "rb", opener=_opened_at_once) as file:  # Path.open has no opener
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "a device or a pipe", str(path))
+        return file.read(most_bytes)
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    """Opens a file, even a pipe to which nobody writes."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_atomically(target: Path, data: bytes) -> None:

@@ -207,8 +207,8 @@ class Fit:
     def report(self, path: str | Path, *, force: bool = False) -> None:
         """Writes a report of the search: what was found, what else was tried, and why. An earlier report is replaced.
 
-        After `autofit.load`, the trials are read from the study that the plan file names. The report says what is
-        missing if it is not there.
+        After `autofit.load`, the trials are read from the study file that the plan file names, never from a server. The
+        report says what is missing if it is not there.
 
         Args:
             path: where to. The suffix decides the format: .html, .md or .json.

@@ -2,15 +2,35 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from autofit.files import followed, write_atomically
+from autofit import planfile
+from autofit.core.errors import AutofitError
+from autofit.files import followed, head_of, write_atomically
+from autofit.nightly.jobs_source import JobsSource
+from autofit.reports import sources
+from autofit.study.reference import dereferenced
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [planfile.load, planfile.check_replaceable, JobsSource.read, sources.of_name, lambda p: dereferenced(f"file:{p}")],
+)
+def test_a_pipe_or_a_device_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(AutofitError) as caught:
+            read(path)
+        assert caught.value.exit_code == 2
+        with pytest.raises(OSError, match="a device or a pipe"):
+            head_of(path, 8)
 
 
 @pytest.mark.parametrize("permissions", [0o600, 0o640, 0o664, 0o755])

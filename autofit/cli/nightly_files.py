@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autofit.core.errors import UsageError
-from autofit.files import followed, write_atomically
+from autofit.files import followed, head_of, write_atomically
 from autofit.nightly.outputs import benchmark_json, junit, markdown
 from autofit.nightly.outputs.facts import MARK, History
 from autofit.nightly.outputs.trend import page
@@ -87,6 +87,5 @@ class NightlyFiles:
 
 def _is_earlier(path: Path, mark: bytes) -> bool:
     """Returns whether a file is empty, an empty list, or has the mark of its kind in its first bytes."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+    head = head_of(path, _HEAD_BYTES)
     return head.strip() in (b"", b"[]") or mark in head

@@ -7,7 +7,7 @@ from autofit import planfile
 from autofit.core.errors import PlanFileError, UsageError
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
-from autofit.files import followed, write_atomically
+from autofit.files import followed, head_of, write_atomically
 
 
 def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:
@@ -44,8 +44,7 @@ def save_export(export: Export, output: str, *, force: bool) -> None:
 
 def _is_earlier(path: Path, export: Export) -> bool:
     """Returns whether a file is empty, or begins with the first line of every export."""
-    with path.open("rb") as file:
-        head = file.read(2**12)
+    head = head_of(path, 2**12)
     mark, colon, _ = export.text.partition("\n")[0].partition("autofit plan:")
     return not head or (bool(colon) and head.startswith(f"{mark}{colon}".encode()))
 

@@ -15,6 +15,7 @@ from autofit import strict_yaml
 from autofit.core.errors import UsageError
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
+from autofit.files import head_of
 from autofit.nightly.job import FOLDER
 
 MAX_BYTES = 2**20
@@ -146,8 +147,7 @@ def _known(inner: tuple[str | int, ...], model: type[BaseModel]) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = head_of(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         found = error.strerror if isinstance(error, OSError) else error
         raise UsageError(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MEMORY = "memory"
 """How a recommendation names a study that was kept in memory."""
+_NETWORK = ("//", "\\\\")
+"""Beginnings of a path that leads to another machine: Windows logs in there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,14 @@ def of_result(found: SearchResult, plan_file: str = "") -> Source:
 
 
 def of_recommendation(recommendation: Recommendation, plan_file: str = "") -> Source:
-    """Returns a recommendation with the trials and the evidence that its study still has."""
+    """Returns a recommendation with the trials and the evidence that its study still has.
+
+    The study is looked for on this machine only: a plan file may be a stranger's.
+    """
     r = recommendation
     trials, evidence, missing = tuple[Trial, ...](), None, ""
     try:
-        study = _study_of(r)
+        study = _study_of(r, plan_file)
         evidence = None if study is None else evidence_in(study.notes, CLOSED)
         if evidence is not None and not evidence.supports(r):
             evidence, missing = None, "the study has a newer search"
@@ -176,19 +181,24 @@ def _trials(
     )
 
 
-def _study_of(recommendation: Recommendation) -> "ReadStudy | None":
+def _study_of(recommendation: Recommendation, plan_file: str) -> "ReadStudy | None":
     """Returns the study that holds the trials of a recommendation; None if it is not in its storage any more.
 
     Raises:
-        StudyError: the storage cannot be read.
+        StudyError: the storage is not a file, or cannot be read.
     """
     location = recommendation.study
     if location in ("", _MEMORY):
         raise StudyError("it was kept in memory. Give `study` a path to keep it.")
-    if "***" in location:
-        raise StudyError(f"{location} needs its password. Name the study itself: `autofit report URL`.")
+    # Opening what a stranger's file names could send this user's password to a server of the stranger's.
+    if "://" in location or location.startswith(_NETWORK):
+        raise StudyError(
+            f"the plan names {location}; expected a file, because a plan file never leads to a server. If you trust "
+            "it, name the study itself: `autofit report URL`."
+        )
     name = f"{recommendation.environment.workload}-{recommendation.objective.unit}"
-    return next((study for study in studies_of.read_studies(location) if study.name == name), None)
+    path = Path(plan_file).absolute().parent / location
+    return next((study for study in studies_of.read_studies(path) if study.name == name), None)
 
 
 def _is_study(path: Path) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autofit.core.errors import UsageError
-from autofit.files import followed, write_atomically
+from autofit.files import followed, head_of, write_atomically
 from autofit.reports.html.page import render
 from autofit.reports.markdown import MARK, to_markdown
 from autofit.reports.report import Report, to_json
@@ -86,8 +86,7 @@ def _html(report: Report) -> str:
 
 def _is_earlier(path: Path) -> bool:
     """Returns whether a file is empty or an earlier report."""
-    with path.open("rb") as file:
-        head = file.read(256)
+    head = head_of(path, 256)
     return not head or any(mark in head for mark in _MARKS)
 
 

@@ -132,6 +132,6 @@ def _damaged_line(path: Path) -> int:
         for number, line in enumerate(file, start=1):
             try:
                 json.loads(line)["op_code"]
-            except (ValueError, LookupError, TypeError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 return number
     return 0

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from autofit.core.errors import UsageError
+from autofit.files import head_of
 
 ENV, FILE = "env:", "file:"
 """Beginnings of a location that names an environment variable, and of one that names a file."""
@@ -39,10 +40,7 @@ def in_variable(name: str) -> tuple[str, str]:
 def in_file(path: Path) -> tuple[str, str]:
     """Returns the text of a file, and what was found if there is none."""
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe may never end
-            return "", f"{path}, which is not a file"
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES).decode().strip(), f"the file {path}, which is empty"
+        return head_of(path, MAX_BYTES).decode().strip(), f"the file {path}, which is empty"
     except OSError as error:
         return "", f"the file {path}, which cannot be read ({error.strerror})"
     except ValueError:  # not UTF-8, or a NUL in the path

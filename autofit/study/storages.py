@@ -57,9 +57,11 @@ def existing(place: Place) -> BaseStorage | None:
     """
     if place.url is not None:
         return _existing_database(place.url)
-    if place.path is None or not place.path.exists() or not place.path.stat().st_size:
+    if place.path is None or not os.path.lexists(place.path):
         return None
     permissions.check_file(place.path)
+    if not place.path.stat().st_size:
+        return None
     return JournalStorage(JournalFileBackend(str(place.path)))
 
 
@@ -151,7 +153,11 @@ def _existing_database(url: str) -> RDBStorage | None:
     """Opens a database for reading. None if Optuna has made no tables in it."""
     import sqlalchemy  # noqa: PLC0415  # takes 0.5 s
 
-    engine = sqlalchemy.create_engine(url)
+    parsed = sqlalchemy.make_url(url)
+    is_path = parsed.get_backend_name() == "sqlite" and "uri" not in parsed.query
+    if is_path and not Path(parsed.database or "").is_file():  # SQLite would create it
+        return None
+    engine = sqlalchemy.create_engine(parsed)
     made = sqlalchemy.inspect(engine).has_table("studies")
     engine.dispose()
     return RDBStorage(url, skip_table_creation=True) if made else None

@@ -245,7 +245,7 @@ def test_a_history_is_a_path_a_url_or_where_a_url_is(tmp_path: Path, monkeypatch
         ),
         ("{file: empty}", "empty, which is empty"),
         ("{file: bytes}", "bytes, which is not UTF-8 text"),
-        ("{file: /dev/zero}", "/dev/zero, which is not a file"),
+        ("{file: /dev/zero}", "/dev/zero, which cannot be read \\(a device or a pipe\\)"),
         ('{file: "a\\0b"}', "which is not UTF-8 text"),
         ("{file: ~no-such-user/x}", "expected a path that does not begin with"),
         ("{env: 3}", "expected a path, a database URL"),

@@ -1,6 +1,8 @@
 """Where a report's records come from: a plan file, a study, or the search itself; an older plan keeps to itself."""
 
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -66,12 +68,59 @@ def test_a_plan_whose_study_is_gone_says_so(kept: tuple[Path, Path, SearchResult
     assert "found no file" in found.missing[0]
 
 
-def test_a_study_in_memory_or_behind_a_password_says_so(tmp_path: Path) -> None:
+def test_a_study_in_memory_says_so() -> None:
     recommendation = recorded_search().recommendation
     assert recommendation is not None
     assert "it was kept in memory" in sources.of_recommendation(recommendation).missing[0]
-    away = recommendation.model_copy(update={"study": "postgresql://***@host/db"})
-    assert "needs its password" in sources.of_recommendation(away).missing[0]
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        "{scheme}://127.0.0.1:{port}/x",
+        "{scheme}://***@127.0.0.1:{port}/x",
+        "//127.0.0.1@{port}/share/s.journal",
+        "\\\\127.0.0.1@{port}\\share\\s.journal",
+    ],
+)
+def test_a_plan_file_leads_to_no_server(study: str, kept: tuple[Path, Path, SearchResult]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        named = study.format(scheme="postgresql+psycopg", port=server.getsockname()[1])
+        found = _with_study(kept, named)
+        with pytest.raises(BlockingIOError):  # nobody has called
+            server.accept()
+    assert f"the plan names {named}; expected a file" in found.missing[0]
+    assert "`autofit report URL`" in found.missing[0]
+
+
+def test_a_plan_file_creates_no_database(kept: tuple[Path, Path, SearchResult], tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    for study in (f"sqlite:///{tmp_path}/new.db?x=1", str(tmp_path / "new.db"), "new.journal", "bad\0name"):
+        assert _with_study(kept, study).trials == ()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_study_that_a_plan_names_is_a_regular_file(kept: tuple[Path, Path, SearchResult], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for study, what in (("fifo", "a special file"), ("/dev/zero", "a special file"), (".", "a directory")):
+        found = _with_study(kept, study)
+        assert (found.trials, what in found.missing[0]) == ((), True), found.missing
+
+
+def test_a_relative_study_is_beside_the_plan_file(
+    kept: tuple[Path, Path, SearchResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    assert _with_study(kept, kept[0].name).evidence == kept[2].evidence
+
+
+def _with_study(kept: tuple[Path, Path, SearchResult], study: str) -> sources.Source:
+    """Returns the records of the plan file after it was made to name another study."""
+    _, plan, result = kept
+    assert result.recommendation is not None
+    planfile.save(result.recommendation.model_copy(update={"study": study}), plan)
+    return sources.of_name(plan)
 
 
 def test_a_study_without_a_feasible_plan_is_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autofit.core.errors import StudyError
+from autofit.study import permissions, read_studies
 from autofit.study.permissions import is_storage
 from tests.study.samples import in_optuna, measured, reopen, run
 
@@ -51,6 +52,64 @@ def test_other_things_than_a_study_are_refused_and_left_alone(journal: Path, tmp
     assert thesis.read_text() == "my thesis, the only copy"
     assert other.read_bytes() == before
     assert not (tmp_path / "nowhere").exists()
+
+
+OPERATION = '{"op_code":2,"worker_id":"a","study_id":0,"user_attr":{"a":%s}}\n'
+
+
+@pytest.mark.parametrize(
+    ("added", "found"),
+    [
+        (OPERATION % ("[" * 100_000 + "]" * 100_000), "a line 3 that is nested more than 64 levels deep"),
+        (OPERATION % ('{"b":' * 70 + "1" + "}" * 70), "a line 3 that is nested more than 64 levels deep"),
+        (OPERATION % f'"{"x" * 2**24}"', "a line 3 of more than 16 MiB"),
+        ('{"op_code":' + "1" * 2**24, "a line 3 of more than 16 MiB"),  # not cut off: no crash leaves that
+        (OPERATION % 1 * 20, "more than 20 lines"),
+        (OPERATION % f'"{"x" * 900}"' * 1200, "a file of 1.1"),
+    ],
+    ids=["deep", "deep mappings", "long line", "no line feed", "many lines", "large file"],
+)
+def test_a_journal_that_costs_memory_or_time_is_refused_and_left_alone(
+    added: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "lines" in found:
+        monkeypatch.setattr(permissions, "MAX_LINES", 20)
+    if "file" in found:
+        monkeypatch.setattr(permissions, "MAX_BYTES", 2**20)
+    path = tmp_path / "s.journal"
+    path.write_text(OPERATION % 1 * 2 + added)
+    before = path.stat()
+    assert f"found {found}" in refused(path)
+    with pytest.raises(StudyError, match=f"found {found}"):
+        read_studies(path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_brackets_in_a_text_are_not_nesting(journal: Path) -> None:
+    study = reopen(journal)
+    study.note("texts", {"a": ["[{" * 1000, '\\"[' * 1000, "\\"], "b": [[]] * 1000})
+    assert reopen(journal).kept_notes()["texts"] == study.kept_notes()["texts"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("5", "[]", "null", '"a"', "{}", "\udcff", "9" * 5000),
+        *(f'{{"op_code":{code},"worker_id":"a"}}' for code in (99, -1, "1e400", "[]", "null", 4)),
+        '{"op_code":4,"worker_id":"a","study_id":[]}',
+        '{"op_code":4,"worker_id":"a","study_id":0,"datetime_start":5}',
+        '{"op_code":2,"worker_id":"a","study_id":0,"user_attr":{"autofit.dropped":5}}',
+        '{"op_code":2,"worker_id":"a","study_id":0,"user_attr":{"autofit.dropped":[{"trials":[[]]}]}}',
+    ],
+)
+def test_a_line_that_is_no_operation_of_optunas_is_one_error(line: str, journal: Path) -> None:
+    with journal.open("ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    before = journal.read_bytes()
+    refused(journal)
+    with pytest.raises(StudyError):
+        read_studies(journal)
+    assert journal.read_bytes() == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")

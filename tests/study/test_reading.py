@@ -98,6 +98,13 @@ def test_what_is_not_a_study_is_refused(tmp_path: Path) -> None:
         read_studies(tmp_path / "other.journal")
 
 
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.journal")
+    for path in (tmp_path / "pipe.journal", "/dev/zero"):
+        with pytest.raises(StudyError, match="found a special file"):
+            read_studies(path)
+
+
 def test_a_study_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     recorded_search(path)

@@ -31,7 +31,7 @@ def test_what_is_not_there_is_named_and_what_is_secret_is_not(monkeypatch: pytes
         ("env:EMPTY", "the environment variable EMPTY, which is not set or is empty"),
         ("env:UNSET", "the environment variable UNSET, which is not set or is empty"),
         (f"file:{tmp_path / 'empty'}", "which is empty"),
-        (f"file:{tmp_path}", "which is not a file"),
+        (f"file:{tmp_path}", "Is a directory"),
         (f"file:{tmp_path / 'none'}", "No such file or directory"),
         (f"file:{tmp_path / 'bytes'}", "which is not UTF-8 text"),
     ):

@@ -119,7 +119,8 @@ def test_a_database_keeps_the_same_records_as_a_journal(tmp_path: Path) -> None:
 def test_reading_makes_no_file_and_no_tables(tmp_path: Path) -> None:
     assert existing(Place.of(tmp_path / "s.journal")) is None
     assert existing(Place.of(f"sqlite:///{tmp_path}/s.db")) is None
-    assert not (tmp_path / "s.journal").exists()
+    assert existing(Place.of(f"sqlite:///{tmp_path}/s.db?timeout=1")) is None
+    assert list(tmp_path.iterdir()) == []
     connect(Place.of(f"sqlite:///{tmp_path}/s.db"))
     assert isinstance(existing(Place.of(f"sqlite:///{tmp_path}/s.db")), RDBStorage)
 
