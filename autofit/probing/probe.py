@@ -18,6 +18,7 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, run_growing
+from autofit.probing.leaks import growth
 from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, as_proven, judged, objection, untimed
@@ -264,6 +265,7 @@ class Probe:
             tokens=None if tokens is None else parts * tokens,
             compile_s=compile_s,
         )
+        live: list[int | None] = []
         with self._metered(step) as reading, observed(step, reading.drain):
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
                 try:
@@ -273,14 +275,10 @@ class Probe:
                         raise
                     peak.cut_off = True
                     break
-                peak.loss = ran.loss
-                if ran.ruined and peak.ruined is None:
-                    peak.ruined = len(peak.steps_s) + peak.skipped + 1
+                peak.add(ran)
                 if ran.updated:
-                    peak.steps_s.append(ran.seconds)
-                else:
-                    peak.skipped += 1
-                    peak.skipped_s += ran.seconds
+                    live.append(reading.live_bytes())
+            peak.growth_bytes = growth(live, reading.live_bytes)
         assert reading.memory is not None, "the meter has filled its reading"
         peak.metered(reading.memory, held)
         if peak.steps_s and parts == count:  # part of a step with a whole update would not measure its speed

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
-from autofit.core.units import format_duration
+from autofit.core.units import format_bytes, format_duration
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
 from autofit.search.common_scale import CommonScale
 from autofit.search.evidence import PROOF_FAILED
@@ -45,7 +45,8 @@ class Explanations:
 
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
         """Returns the caveats, except those of the proof."""
-        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner), *self._on_runs()]
+        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner)]
+        found += [*self._on_growth(winner.plan), *self._on_runs()]
         return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
 
     def why_not(self, trial: Trial, winner: Trial) -> str:
@@ -143,6 +144,18 @@ class Explanations:
                 f"({self._runner.named(most.plan)}), {recommended:.0%} with the recommended plan: counted in full, as "
                 "if each batch had a new shape"
             )
+
+    def _on_growth(self, plan: Plan) -> Iterator[str]:
+        runs = (t.outcome.measurement for t in self._runner.trials if t.plan == plan)
+        most = max((run for run in runs if run), key=lambda run: run.growth_bytes, default=None)
+        if most is None or not most.growth_bytes:
+            return
+        free = max(self._runner.tuning.budget.memory_bytes - most.memory.judged_bytes, 0)
+        yield (
+            f"live memory grew by {format_bytes(most.growth_bytes)} with each step on the worst batch. At this pace, "
+            f"training exceeds the budget after about {most.worst_steps + free // most.growth_bytes:,} steps. Look for "
+            "tensors that are kept from step to step: in a list, on the model, by a hook, or a loss with its graph"
+        )
 
     def _on_runs(self) -> Iterator[str]:
         leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
