@@ -46,7 +46,7 @@ class Explanations:
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
         """Returns the caveats, except those of the proof."""
         found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner)]
-        found += [*self._on_growth(winner.plan), *self._on_runs()]
+        found += [*self._on_growth(winner.plan), *self._on_gradients(winner.plan), *self._on_runs()]
         return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
 
     def why_not(self, trial: Trial, winner: Trial) -> str:
@@ -156,6 +156,16 @@ class Explanations:
             f"training exceeds the budget after about {most.worst_steps + free // most.growth_bytes:,} steps. Look for "
             "tensors that are kept from step to step: in a list, on the model, by a hook, or a loss with its graph"
         )
+
+    def _on_gradients(self, plan: Plan) -> Iterator[str]:
+        plans = plan, self._runner.baseline  # a plan may use up its gradients before they can be looked at
+        runs = (t.outcome.measurement for one in plans for t in self._runner.trials if t.plan == one)
+        proofs = [run for run in runs if run and run.proven]
+        if found := next((run.without_gradient for run in reversed(proofs) if run.without_gradient), ""):
+            yield (
+                f"{found}, so these steps do not train them. If they should, look for detach(), no_grad() or "
+                "reentrant checkpointing on the way from them to the loss; otherwise freeze them"
+            )
 
     def _on_runs(self) -> Iterator[str]:
         leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
