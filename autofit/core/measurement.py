@@ -55,6 +55,8 @@ class Measurement(BaseModel):
         proven: whether at least three of these were whole steps on the worst batch, inside the budget, without clearing
             the cache.
         loss: loss of the last step.
+        growth_bytes: bytes of live memory that each whole step on the worst batch left behind; 0 if one left nothing.
+        without_gradient: which trained parameters had no gradient in any step that was looked at; "" if all had one.
         skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
         new_shape_s: seconds per step that kernels for new shapes take, in addition to `step_times_s`.
@@ -78,6 +80,8 @@ class Measurement(BaseModel):
     worst_steps: int = 0
     proven: bool = False
     loss: float | None = None
+    growth_bytes: int = Field(default=0, ge=0)
+    without_gradient: str = ""
     skipped_steps: int = 0
     phases_s: dict[str, float] = {}
     new_shape_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)

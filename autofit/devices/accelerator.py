@@ -97,7 +97,7 @@ class Accelerator(Device):
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the allocator's peak counters. This costs nothing, so the steps may be timed."""
-        reading, before = Reading(), self.counters()
+        reading, before = Reading(live_bytes=self.live_bytes), self.counters()
         torch.accelerator.reset_peak_memory_stats(self.torch_device)
         yield reading
         self.synchronize()

@@ -57,7 +57,7 @@ class Counters:
 
 
 def nothing() -> None:
-    """Does nothing."""
+    """Does nothing. As a reading, it says that nothing is known."""
 
 
 @dataclass(slots=True)
@@ -68,10 +68,12 @@ class Reading:
         memory: the peak; None until the context is left.
         drain: processes the record made so far. Call it regularly while metering, because some devices meter by a
             record that grows with each operator.
+        live_bytes: returns the live bytes now, less what was live at the start on some devices; None if unknown.
     """
 
     memory: Memory | None = None
     drain: Callable[[], None] = nothing
+    live_bytes: Callable[[], int | None] = nothing
 
 
 class Device(ABC):

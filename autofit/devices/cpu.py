@@ -85,7 +85,7 @@ class Cpu(Device):
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the allocation record. The footprint is the peak of resident memory."""
         before, meter = static(), HostMeter()
-        reading = Reading(drain=meter.drain)
+        reading = Reading(drain=meter.drain, live_bytes=meter.live_bytes)
         footprint_known = _reset_resident_peak()
         meter.start()
         try:

@@ -46,6 +46,11 @@ class HostMeter:
         self.stop()
         self.start()
 
+    def live_bytes(self) -> int:
+        """Returns the sum of allocations less releases since the start."""
+        self.drain()
+        return self._live_bytes
+
     def stop(self) -> None:
         """Ends the record and processes it."""
         try:

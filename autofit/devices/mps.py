@@ -79,7 +79,7 @@ class Mps(Device):
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the driver's memory after them, an upper bound on live tensors."""
-        reading = Reading()
+        reading = Reading(live_bytes=self.live_bytes)
         yield reading
         self.synchronize()
         held = self._driver_bytes()

@@ -2,15 +2,40 @@
 
 import gc
 import weakref
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
+from autofit.probing.timing_window import MOST_KEPT_BYTES
 
 LEAST_BYTES = 2**20
 """Smallest leak that is reported. A kept loss takes 512 bytes; a table that a library makes lazily takes some KiB."""
+
+
+def growth(live: Sequence[int | None], now: Callable[[], int | None]) -> int:
+    """Returns the bytes that each step left behind; 0 if one of them left less than `MOST_KEPT_BYTES`.
+
+    The first step is not judged, because it makes the optimizer's state. A cache that is filled once does not grow in
+    each of the others. At least three steps are needed. The guard puts lists back, so `LeakWatch` sees nothing in them.
+
+    Args:
+        live: live bytes after each step; None where they are unknown.
+        now: reads the live bytes, once garbage is collected: reference cycles are not leaks.
+    """
+    known = [each for each in live if each is not None]
+    if len(known) < 3 or _slope(known) < MOST_KEPT_BYTES:
+        return 0
+    gc.collect()
+    left = min(_slope(known), ((now() or 0) - known[0]) // (len(known) - 1))
+    return left if left >= MOST_KEPT_BYTES else 0
+
+
+def _slope(live: Sequence[int]) -> int:
+    return min(after - before for before, after in pairwise(live))
 
 
 class LeakWatch:

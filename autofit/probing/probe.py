@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -18,6 +18,7 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, run_growing
+from autofit.probing.leaks import growth
 from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, as_proven, judged, objection, untimed
@@ -27,6 +28,7 @@ from autofit.probing.step_timing import Lap, observed, phase_steps, time_phases,
 from autofit.probing.timing_window import WindowResult, run_step
 from autofit.probing.warm_up import MOST_SKIPPED
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.probing.without_gradient import GradientWatch
 from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
@@ -80,6 +82,7 @@ class Probe:
     worst_s: float | None = None
     _phase: str = "prepare"
     _compiler: Compiler | None = None
+    _gradients: GradientWatch = field(default_factory=GradientWatch)
 
     @property
     def store(self) -> BatchStore:
@@ -105,7 +108,7 @@ class Probe:
     def _attempt(self, before: Counters) -> Outcome:
         evidence: Evidence
         try:
-            return self._run()
+            return self._gradients.noted(self._run())
         except (KeyboardInterrupt, ClockError):
             raise
         except SpaceError as error:
@@ -159,12 +162,21 @@ class Probe:
                 outcome = self._proven(step, worst, typical, lap, peak)
             elif self._proves and outcome.measured:
                 outcome = as_proven(outcome)
+                self._look_again(step, typical)
         return noted(outcome, *self._compiler.notes()) if self._compiler and worst is not None else outcome
 
     @property
     def _proves(self) -> bool:
         """Whether the first steps are those of a proof."""
         return self.purpose is Purpose.PROOF or (self.purpose is Purpose.PROBE and self.terms.at_once)
+
+    def _look_again(self, step: TrainStep, typical: Typical) -> None:
+        """Runs steps on other batches while there are parameters without a gradient: not every batch may use them."""
+        with suppress(Overdue), observed(step, partial(self._gradients.look, step)):
+            for number in range(typical.steps):
+                if not self._gradients.missing or self._really_limited or self.watch.clock.left_s <= 0:
+                    return
+                self._run_step(step, typical.of_step(number))
 
     def _goes_on(self, outcome: Outcome) -> bool:
         """Returns whether a probe is fast enough to continue to its proof."""
@@ -264,7 +276,13 @@ class Probe:
             tokens=None if tokens is None else parts * tokens,
             compile_s=compile_s,
         )
-        with self._metered(step) as reading, observed(step, reading.drain):
+        live: list[int | None] = []
+
+        def react() -> None:
+            reading.drain()
+            self._gradients.look(step)
+
+        with self._metered(step) as reading, observed(step, react):
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
                 try:
                     ran = self._run_step(step, [worst] * parts)
@@ -273,14 +291,10 @@ class Probe:
                         raise
                     peak.cut_off = True
                     break
-                peak.loss = ran.loss
-                if ran.ruined and peak.ruined is None:
-                    peak.ruined = len(peak.steps_s) + peak.skipped + 1
+                peak.add(ran)
                 if ran.updated:
-                    peak.steps_s.append(ran.seconds)
-                else:
-                    peak.skipped += 1
-                    peak.skipped_s += ran.seconds
+                    live.append(reading.live_bytes())
+            peak.growth_bytes = growth(live, reading.live_bytes)
         assert reading.memory is not None, "the meter has filled its reading"
         peak.metered(reading.memory, held)
         if peak.steps_s and parts == count:  # part of a step with a whole update would not measure its speed

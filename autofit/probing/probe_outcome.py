@@ -66,6 +66,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: 
         compile_s=None if worst is None else worst.compile_s,
         worst_steps=0 if worst is None else len(worst.steps_s),
         loss=lap.loss,
+        growth_bytes=0 if worst is None else worst.growth_bytes,
         skipped_steps=lap.skipped,
         phases_s=lap.phases_s,
         new_shape_s=lap.new_shape_s,

@@ -6,6 +6,7 @@ from typing import Self
 
 from autofit.core.measurement import Measurement, Memory
 from autofit.probing.step_timing import Lap, beyond
+from autofit.probing.timing_window import WindowResult
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class WorstBatchResult:
         loss: loss of the last step.
         ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
         memory: peak over all steps.
+        growth_bytes: live memory that each step left behind, see `autofit.probing.leaks.growth`.
         cut_off: whether the time ended before all of them ran.
         compile_s: duration of the steps before them that compiled, in seconds; None if the plan does not compile.
         before_s: warm-up cost of other steps that ran before, which is then the whole.
@@ -36,9 +38,21 @@ class WorstBatchResult:
     loss: float | None = None
     ruined: int | None = None
     memory: Memory | None = None
+    growth_bytes: int = 0
     cut_off: bool = False
     compile_s: float | None = None
     before_s: float = 0.0
+
+    def add(self, ran: WindowResult) -> None:
+        """Adds one step."""
+        self.loss = ran.loss
+        if ran.ruined and self.ruined is None:
+            self.ruined = len(self.steps_s) + self.skipped + 1
+        if ran.updated:
+            self.steps_s.append(ran.seconds)
+        else:
+            self.skipped += 1
+            self.skipped_s += ran.seconds
 
     @property
     def is_sound(self) -> bool:
@@ -94,6 +108,7 @@ class WorstBatchResult:
             startup_s=self.startup_s,
             compile_s=self.compile_s,
             worst_steps=len(self.steps_s),
+            growth_bytes=self.growth_bytes,
             skipped_steps=self.skipped,
             warnings=warnings,
         )

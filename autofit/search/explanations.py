@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
-from autofit.core.units import format_duration
+from autofit.core.units import format_bytes, format_duration
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
 from autofit.search.common_scale import CommonScale
 from autofit.search.evidence import PROOF_FAILED
@@ -45,7 +45,8 @@ class Explanations:
 
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
         """Returns the caveats, except those of the proof."""
-        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner), *self._on_runs()]
+        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner)]
+        found += [*self._on_growth(winner.plan), *self._on_gradients(winner.plan), *self._on_runs()]
         return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
 
     def why_not(self, trial: Trial, winner: Trial) -> str:
@@ -142,6 +143,28 @@ class Explanations:
                 f"batches have many shapes, and kernels for a new one take up to {share:.0%} of a step "
                 f"({self._runner.named(most.plan)}), {recommended:.0%} with the recommended plan: counted in full, as "
                 "if each batch had a new shape"
+            )
+
+    def _on_growth(self, plan: Plan) -> Iterator[str]:
+        runs = (t.outcome.measurement for t in self._runner.trials if t.plan == plan)
+        most = max((run for run in runs if run), key=lambda run: run.growth_bytes, default=None)
+        if most is None or not most.growth_bytes:
+            return
+        free = max(self._runner.tuning.budget.memory_bytes - most.memory.judged_bytes, 0)
+        yield (
+            f"live memory grew by {format_bytes(most.growth_bytes)} with each step on the worst batch. At this pace, "
+            f"training exceeds the budget after about {most.worst_steps + free // most.growth_bytes:,} steps. Look for "
+            "tensors that are kept from step to step: in a list, on the model, by a hook, or a loss with its graph"
+        )
+
+    def _on_gradients(self, plan: Plan) -> Iterator[str]:
+        plans = plan, self._runner.baseline  # a plan may use up its gradients before they can be looked at
+        runs = (t.outcome.measurement for one in plans for t in self._runner.trials if t.plan == one)
+        proofs = [run for run in runs if run and run.proven]
+        if found := next((run.without_gradient for run in reversed(proofs) if run.without_gradient), ""):
+            yield (
+                f"{found}, so these steps do not train them. If they should, look for detach(), no_grad() or "
+                "reentrant checkpointing on the way from them to the loss; otherwise freeze them"
             )
 
     def _on_runs(self) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Self-contained: checks whether the user's functions hold an object in which a trace could leave a fake tensor."""
 
+import dis
 import enum
 import gc
 import logging
@@ -99,13 +100,23 @@ def _held(function: Any, containers: dict[int, Any]) -> str | None:
         return f"an object of type {type(function).__name__}"
     if function.__closure__:
         return f"{', '.join(function.__code__.co_freevars)} from the enclosing function"
-    for name in function.__code__.co_names:
+    for name in dict.fromkeys(_globals_of(function.__code__)):
         value = function.__globals__.get(name)
         if type(value) in (list, dict, set) and _plain(value):
             containers[id(value)] = value
         elif not isinstance(value, SAFE_GLOBALS):
             return f"{name}, an object of type {type(value).__name__}"
     return None
+
+
+def _globals_of(code: types.CodeType) -> Iterator[str]:
+    """Yields the globals that code uses, with those of nested code. `co_names` lists its attributes as well."""
+    for instruction in dis.get_instructions(code):
+        if "GLOBAL" in instruction.opname or instruction.opname == "LOAD_NAME":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals_of(constant)
 
 
 def _plain(container: Any) -> bool:

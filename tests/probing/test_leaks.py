@@ -1,5 +1,6 @@
 """What a run leaves on the device is noticed and named; what belongs to the search is not."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,10 @@ from torch import nn
 
 from autofit import devices, tune
 from autofit.core.briefing import Options
+from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
-from autofit.probing.leaks import LEAST_BYTES, LeakWatch
+from autofit.probing.leaks import LEAST_BYTES, LeakWatch, growth
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime
@@ -140,6 +142,92 @@ def test_a_model_that_keeps_tensors_on_itself_leaks_nothing_once_it_was_put_back
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.measured
     assert outcome.leaked == ""
+
+
+class Noticing(nn.Linear):
+    """Keeps something of 4 MiB in steps, as `keep` says."""
+
+    def __init__(self, keep: Callable[[list[Any]], object]) -> None:
+        super().__init__(8, 4)
+        self.keep, self.seen = keep, list[Any]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.keep(self.seen)
+        return super().forward(x)
+
+
+def once(seen: list[Any]) -> None:
+    """Fills a table in the second step."""
+    seen.append(torch.zeros(BIG) if len(seen) == 1 else None)
+
+
+def cyclic(seen: list[Any]) -> None:
+    cycle: list[Any] = [torch.zeros(BIG)]
+    cycle.append(cycle)
+
+
+def replaced(seen: list[Any]) -> None:
+    seen[:] = [torch.zeros(BIG)]
+
+
+def proof_of(keep: Callable[[list[Any]], object]) -> Measurement:
+    workload = Workload(model=Noticing(keep), loader=targets.vectors(), optimizer=torch.optim.AdamW)
+    with LocalBench(workload, CPU(), Options(memory_budget="8GiB", strategies=())) as bench:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
+    assert outcome.measurement is not None
+    assert outcome.measurement.proven
+    return outcome.measurement
+
+
+def test_a_list_that_grows_on_the_model_is_seen_in_the_proof_although_it_is_put_back() -> None:
+    assert proof_of(lambda seen: seen.append(torch.zeros(BIG))).growth_bytes == 4 * 2**20
+
+
+@pytest.mark.parametrize("keep", [once, cyclic, replaced, lambda seen: seen.append(torch.zeros(64))])
+def test_what_is_made_once_replaced_or_garbage_is_no_growth(keep: Callable[[list[Any]], object]) -> None:
+    assert proof_of(keep).growth_bytes == 0
+
+
+def test_state_that_the_optimizer_makes_in_its_first_step_is_no_growth() -> None:
+    workload = Workload(nn.Sequential(nn.Linear(8, 4096), nn.Linear(4096, 4)), targets.vectors())
+    with LocalBench(workload, CPU(), Options(memory_budget="8GiB", strategies=())) as bench:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
+    assert outcome.measurement is not None
+    assert outcome.measurement.growth_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("live", "now", "grown"),
+    [
+        ([10, 14, 18], 18, 4),
+        ([10, 14, 20], 20, 4),
+        ([10, 14], 14, 0),
+        ([10, 14, 14], 14, 0),
+        ([10, 10, 14], 14, 0),
+        ([10, 14, 18], 10, 0),
+        ([10, 14, 18], 14, 2),
+        ([None, None, None], None, 0),
+    ],
+)
+def test_growth_is_what_each_step_after_the_first_left_behind(
+    live: list[int | None], now: int | None, grown: int
+) -> None:
+    of_mib = [None if each is None else each * 2**20 for each in live]
+    assert growth(of_mib, lambda: None if now is None else now * 2**20) == grown * 2**20
+
+
+def test_the_result_says_by_how_much_memory_grows_and_how_long_it_lasts(step_clock: FakeTime) -> None:
+    model = Noticing(lambda seen: seen.append(torch.zeros(BIG)))
+    model.register_forward_pre_hook(lambda *_: step_clock.advance(0.1))
+    fit = tune(
+        model, targets.vectors(), global_batch_size=4, study=":memory:", progress=False, strategies=(), device="cpu",
+        memory_budget="1GiB",
+    )  # fmt: skip
+    told = [text for text in fit.caveats if text.startswith("live memory grew by 4 MiB with each step")]
+    assert len(told) == 1
+    steps = re.search(r"after about ([0-9]+) steps", told[0])
+    assert steps is not None
+    assert 240 <= int(steps[1]) <= 256  # 1 GiB holds 256 of them
 
 
 def test_the_recommendation_says_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, step_clock: FakeTime) -> None:

@@ -1,5 +1,8 @@
 """What the user's functions hold is found before a trace, and what a trace left in them after it (promise 4)."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import Untraceable
 from autofit.tracing.fake_copy import fake_mode
-from autofit.tracing.self_contained import check_nothing_left, check_self_contained, fake_tensors
+from autofit.tracing.self_contained import SAFE_GLOBALS, check_nothing_left, check_self_contained, fake_tensors
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.workloads import gans
@@ -16,6 +19,7 @@ TABLE: dict[int, torch.Tensor] = {}
 
 
 KEPT = [torch.ones(3)]
+data, last = object(), torch.zeros(())  # a name that tensors have as an attribute, and one that a step assigns
 
 
 def stateless(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -57,6 +61,34 @@ def test_functions_that_hold_something_are_not() -> None:
     ):
         with pytest.raises(Untraceable, match=what):
             check_self_contained(unsafe)
+
+
+def test_an_attribute_with_the_name_of_a_global_is_not_that_global() -> None:
+    def reading(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return stateless(model, batch) + batch[0].data.sum()
+
+    assert "data" in reading.__code__.co_names
+    assert not isinstance(globals()["data"], SAFE_GLOBALS)
+    check_self_contained(workload(step_fn=reading))
+
+
+def nested(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def keep() -> torch.Tensor:
+        return KEPT[0].sum()
+
+    return stateless(model, batch) + keep()
+
+
+def assigning(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    global last  # noqa: PLW0603  # what is tested
+    last = stateless(model, batch)
+    return last
+
+
+@pytest.mark.parametrize(("step", "name"), [(nested, "KEPT"), (assigning, "last")])
+def test_globals_of_nested_functions_and_those_that_are_assigned_count(step: Callable[..., Any], name: str) -> None:
+    with pytest.raises(Untraceable, match=f"step_fn holds {name}, an object of type "):
+        check_self_contained(workload(step_fn=step))
 
 
 def test_a_fake_tensor_that_stays_is_noticed() -> None:
