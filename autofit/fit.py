@@ -16,6 +16,7 @@ from autofit.core.errors import PlanFileError, WorkloadError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.core.wording import describe_plan
 from autofit.exporters.base import Export
 from autofit.guard import Guard
 from autofit.identity.identity import model_signature, signature
@@ -26,7 +27,7 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.html.card import card
 from autofit.reports.plots import Plot, plot
 from autofit.reports.report import Report
-from autofit.reports.summary import summarize
+from autofit.reports.summary import brief, summarize
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
@@ -104,6 +105,15 @@ class Fit:
         return self.recommendation.stopped
 
     def __str__(self) -> str:
+        return brief(self.recommendation, Canvas.of(sys.stdout))
+
+    def __repr__(self) -> str:
+        r = self.recommendation
+        gain = "" if r.gain is None else f", {r.gain} the throughput of the baseline"
+        return f"Fit({describe_plan(r.plan, r.baseline.plan)}{gain})"
+
+    def details(self) -> str:
+        """Returns the answer with all that was tried and left out, and how it was found, for a person to read."""
         return summarize(self.recommendation, Canvas.of(sys.stdout))
 
     def _repr_html_(self) -> str:

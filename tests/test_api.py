@@ -253,7 +253,7 @@ def test_a_planned_training_is_charged_for_its_start() -> None:
     fit = tune(targets.mlp(), targets.vectors(), planned_steps=1000)
     assert fit.recommendation.objective.planned_samples == 1000 * 8
     assert fit.proof.startup_s is not None
-    assert "planned   8,000 samples" in str(fit)
+    assert "planned   8,000 samples" in fit.details()
     assert not any("first steps" in caveat for caveat in fit.caveats)
 
 

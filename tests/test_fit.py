@@ -357,3 +357,12 @@ def test_batches_of_similar_length_hold_each_sample_once_an_epoch(tuned: Fit, ac
         assert sorted(spans)[len(spans) // 2] <= 12
     step.close()
     assert len({*epochs[0]} & {*epochs[1]}) <= 2
+
+
+def test_what_a_console_shows_is_one_line_and_print_is_a_screen(fit: Fit) -> None:
+    assert repr(fit).startswith("Fit(micro batch 4 x 4 accumulation steps = 16, optimizer_implementation=fused")
+    with fit.prepare(targets.mlp(), targets.vectors(), torch.optim.AdamW) as step:
+        assert repr(step) == f"TrainStep({fit.plan})"
+    assert len(str(fit).splitlines()) < 40
+    assert "How it was found" in fit.details()
+    assert "How it was found" not in str(fit)

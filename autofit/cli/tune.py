@@ -25,7 +25,7 @@ from autofit.probing.watchdog import Watchdog
 from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
 from autofit.reports.repeating import command_line
-from autofit.reports.summary import summarize
+from autofit.reports.summary import brief
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
 from autofit.search.interrupted import SearchInterrupted
@@ -53,7 +53,7 @@ def execute(given: argparse.Namespace) -> int:
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(summarize(recommendation, Canvas.of(sys.stdout), given.output))
+        print(brief(recommendation, Canvas.of(sys.stdout), given.output))
     if unsaved:  # on stderr, since the result above is the only document on stdout
         print(f"autofit: {printable(unsaved)}", file=sys.stderr)
         return PlanFileError.exit_code

@@ -21,8 +21,8 @@ from autofit.reports.headline import absent_baseline, contradicting_rate, kept_b
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
 from autofit.terminal import wrapped
 
-_CAVEATS, _REFUSED = 5, 3
-"""Numbers of caveats and of refusals that are shown. The plan file has all of them."""
+_FEW, _CAVEATS, _REFUSED = 3, 5, 3
+"""Numbers of caveats that are shown in short and in detail, and of refusals. The plan file has all of them."""
 _LABEL = 10
 _INDENT = "  "
 
@@ -30,8 +30,28 @@ Line = tuple[str, str]
 """A line of text and its colour; "" for none."""
 
 
+def brief(recommendation: Recommendation, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
+    """Returns the answer in about a screen: the plan, what it brings and changes, what to know, and how to use it.
+
+    It ends with where to read the rest. The arguments are those of `summarize`.
+    """
+    canvas, r = canvas or Canvas(), recommendation
+    more = "fit.details()" if plan_file is None else f"autofit show {plan_file}"
+    return _joined(
+        [
+            _headline(r, canvas.width),
+            _titled(_brings(r, canvas.width)),
+            _titled(_changes(r, canvas.width)),
+            _titled(_caveats(r, canvas.width, plan_file, _FEW)),
+            _titled(_usage(r, canvas.width, plan_file)),
+            [(line, "") for line in wrapped(f"What else was tried, and how it was found: {more}", canvas.width)],
+        ],
+        canvas,
+    )
+
+
 def summarize(recommendation: Recommendation, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
-    """Returns the recommendation for a person to read, ending without a newline.
+    """Returns the recommendation in detail for a person to read, ending without a newline.
 
     Args:
         recommendation: the record.
@@ -46,10 +66,15 @@ def summarize(recommendation: Recommendation, canvas: Canvas | None = None, plan
         _titled(_strategies(r, canvas.width)),
         _titled(others(r, canvas.width, plan_file)),
         _titled(evaluation_lines(r, canvas.width)),
-        _titled(_caveats(r, canvas.width, plan_file)),
+        _titled(_caveats(r, canvas.width, plan_file, _CAVEATS)),
         _titled(_facts(r, canvas.width, plan_file)),
         _titled(_usage(r, canvas.width, plan_file)),
     ]
+    return _joined(sections, canvas)
+
+
+def _joined(sections: Sequence[Sequence[Line]], canvas: Canvas) -> str:
+    """Returns the sections that have lines, with an empty line between them."""
     texts = ("\n".join(canvas.paint(printable(text), colour) for text, colour in lines) for lines in sections if lines)
     return "\n\n".join(texts)
 
@@ -154,10 +179,10 @@ def _strategies(r: Recommendation, width: int) -> list[str]:
     return [WHAT_EACH_DOES, *lines] if lines else []
 
 
-def _caveats(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+def _caveats(r: Recommendation, width: int, plan_file: str | None, most: int) -> list[str]:
     if not r.caveats:
         return []
-    shown = r.caveats[:_CAVEATS] if len(r.caveats) > _CAVEATS + 1 else r.caveats
+    shown = r.caveats[:most] if len(r.caveats) > most + 1 else r.caveats
     lines = [line for caveat in shown for line in wrapped(caveat, width, "  - ", "    ")]
     more = len(r.caveats) - len(shown)
     where = "fit.caveats" if plan_file is None else plan_file

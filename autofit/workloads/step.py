@@ -120,6 +120,10 @@ class TrainStep:
     observe: Callable[[str], None] | None = None
     _undo: ExitStack = field(default_factory=ExitStack)
 
+    def __repr__(self) -> str:
+        """Returns the plan alone: the fields hold the whole model."""
+        return f"TrainStep({self.plan})"
+
     @property
     def model(self) -> nn.Module:
         """The model in training."""

@@ -18,7 +18,7 @@ from autofit.core.strategy_record import StrategyRecord
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.reports.canvas import Canvas
 from autofit.reports.headline import headline
-from autofit.reports.summary import summarize
+from autofit.reports.summary import brief, summarize
 from autofit.terminal import cells
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
@@ -304,3 +304,15 @@ def test_an_upper_bound_is_not_an_error_of_the_estimate() -> None:
     text = summarize(record(estimate=bound))
     assert "  estimate  32 MiB before it ran, an upper bound (sizes depend on the data)\n" in text
     assert "from the measured peak" in summarize(record(estimate=bound.model_copy(update={"worst_case": False})))
+
+
+def test_the_brief_form_has_the_answer_on_a_screen_and_says_where_the_rest_is() -> None:
+    caveats = tuple(f"caveat {number}" for number in range(9))
+    found = record(caveats=caveats, strategies=(PRECISION, FUSING))
+    text = brief(found, plan_file="a.yaml")
+    assert len(text.splitlines()) <= 28 < len(summarize(found, plan_file="a.yaml").splitlines())
+    assert text.splitlines()[:2] == summarize(found).splitlines()[:2]
+    titles = ["What it brings", "What it changes", "What to know", "How to use it"]
+    assert [title for title in sections(text) if title.startswith(("What it", "What to", "How"))] == titles
+    assert text.splitlines()[-1] == "What else was tried, and how it was found: autofit show a.yaml"
+    assert brief(found).splitlines()[-1].endswith("fit.details()")

@@ -66,7 +66,7 @@ def test_a_search_that_may_reorder_samples_batches_similar_lengths_and_is_much_f
     assert fit.plan.values["length_grouping"] is True
     assert fit.gain is not None
     assert fit.gain.value > 1.4
-    assert "in another order than the loader's" in " ".join(str(fit).split())
+    assert "in another order than the loader's" in " ".join(fit.details().split())
     step = fit.prepare(Classifier(), texts())
     orders = []
     for _ in range(2):
