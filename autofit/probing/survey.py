@@ -24,7 +24,7 @@ from autofit.core.space import MAX_PLANS, Conflict, Refusal, SearchSpace, SpaceF
 from autofit.gates.gradients import Steps, generators_restored
 from autofit.gates.technique import updates_noted
 from autofit.probing.block_profile import profiled
-from autofit.probing.watchdog import Watchdog
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import baseline_notes
 from autofit.strategies.base import Facts, Offer, Span, Strategy, no_profile
 from autofit.workloads.batch_store import fresh
@@ -127,9 +127,7 @@ class Survey:
         def seen(found: Cuttable) -> Sequence[Span]:
             return profiled(self.steps, plan, blocks, marked, Counted(found.batch, found.samples))
 
-        with suppress(Exception):  # raised by the user's code; a probe will report it
-            return self._in_time(seen, self._small_size)
-        return ()
+        return self._in_time(seen, self._small_size)
 
     @property
     def _small_size(self) -> int:
@@ -142,12 +140,13 @@ class Survey:
         def seen(found: Cuttable) -> Sequence[str]:
             return uneven_steps(self.steps, Counted(found.batch, found.samples))
 
-        with suppress(Exception):  # raised by the user's code; a probe will report it
-            return self._in_time(seen, self._small_size)
-        return ()
+        return self._in_time(seen, self._small_size)
 
-    def _in_time(self, look: Callable[[Cuttable], T], size: int) -> T:
-        return self.watch.allowed(lambda: look(self.source.cuttable(size, 1)[0]), LOOK_S)
+    def _in_time(self, look: Callable[[Cuttable], Sequence[T]], size: int) -> Sequence[T]:
+        """Returns what a look at a step found; nothing if it takes too long or the user's code fails, as in a probe."""
+        with suppress(Exception, Overdue):
+            return self.watch.allowed(lambda: look(self.source.cuttable(size, 1)[0]), LOOK_S)
+        return ()
 
 
 def uneven_steps(steps: Steps, batch: Counted) -> list[str]:

@@ -1,5 +1,6 @@
 """The survey puts knobs and sizes in play, and gives a reason for whatever it leaves out."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -131,3 +132,20 @@ def test_no_value_leaves_the_search_for_want_of_time_and_no_step_runs() -> None:
         space = survey.run()
     assert space.sizes == (1, 2, 3, 4, 6, 8, 12, 24)
     assert [knob.values for knob in space.knobs] == [("fp32", "bf16", "fp16")]
+
+
+def test_a_look_that_takes_too_long_finds_nothing_and_ends_no_search() -> None:
+    def slow(model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(60.0)
+        return cross_entropy(model, batch)
+
+    class Looking(Offering):
+        def offer(self, facts: Facts) -> Offer:
+            assert facts.profile(Plan(), list(facts.model.children()), lambda *_: True) == ()
+            return super().offer(facts)
+
+    survey = survey_of(Looking("layers", (0, 1)), loss=slow)
+    began = time.monotonic()
+    with Watchdog(Clock(limit_s=0.5)) as survey.watch:
+        assert [knob.name for knob in survey.run().knobs] == ["layers"]
+    assert time.monotonic() - began < 30.0
