@@ -236,23 +236,32 @@ class RemoteBench:
         return self._child
 
     def _start(self, environment: Mapping[str, str], enforce: bool) -> tuple[Child, Briefing]:
-        if self._clock.patience_s() <= 0:
-            raise errors.BudgetSpent(f"{self._over()} before {self._target.name} was opened.")
-        phases = Phases(self._clock, self._beat)
+        """Returns a new child that has opened the target, with its briefing. One that crashes meanwhile is replaced."""
+        for is_last in (False, True):
+            if self._clock.patience_s() <= 0:
+                raise errors.BudgetSpent(f"{self._over()} before {self._target.name} was opened.")
+            phases = Phases(self._clock, self._beat)
+            try:
+                return self._started(environment, enforce, phases)
+            except ChildEnded as ended:
+                if is_last or ended.outcome.status is not Status.CRASHED:
+                    raise self._not_open(ended, phases) from None
+        raise AssertionError("the last attempt returns or raises")
+
+    def _not_open(self, ended: ChildEnded, phases: Phases) -> errors.AutofitError:
+        """Returns the error of a target that did not open."""
+        name, reason = self._target.name, ended.outcome.reason
+        if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
+            return errors.BudgetSpent(f"{self._over()} before {name} was open: {phases.cut_off()}. ({reason}.)")
+        return errors.UserCodeError(f"opening {name} failed in the phase {phases.current!r}: {reason}")
+
+    def _started(self, environment: Mapping[str, str], enforce: bool, phases: Phases) -> tuple[Child, Briefing]:
         child = None
         try:
             child = Child(self._deadlines, environment, self._log, self._nursery, self._clock.patience_s())
             reply = self._opened(child, enforce, phases)
-        except ChildEnded as ended:
-            if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
-                raise errors.BudgetSpent(
-                    f"{self._over()} before {self._target.name} was open: {phases.cut_off()}. ({ended.outcome.reason}.)"
-                ) from None
-            raise errors.UserCodeError(
-                f"opening {self._target.name} failed in the phase {phases.current!r}: {ended.outcome.reason}"
-            ) from None
-        except BaseException:
-            if child is not None:
+        except BaseException as error:
+            if child is not None and not isinstance(error, ChildEnded):
                 child.kill()
             raise
         if not self._nursery.libraries:

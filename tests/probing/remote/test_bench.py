@@ -304,6 +304,15 @@ def test_a_child_that_dies_while_opening_is_an_error_with_its_last_words(opened:
     Path(printed[1]).unlink()
 
 
+@pytest.mark.parametrize("phase", ["import", "open", "survey"])
+def test_a_child_that_is_lost_while_it_opens_is_replaced_once(opened: Open, tmp_path: Path, phase: str) -> None:
+    lost = tmp_path / "lost"
+    kill = "open(path, 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
+    prefix = f"say('beat', phase={phase!r})\npath = {str(lost)!r}\nif not os.path.exists(path): {kill}\n"
+    assert opened(FAILS, prefix=prefix + OPENS).briefing == BRIEFING
+    assert lost.exists()
+
+
 @pytest.mark.parametrize("phase", ["import", "open", "survey", "prepare", "step"])
 def test_a_child_that_dies_in_a_phase_of_its_opening_is_an_error_that_names_it(opened: Open, phase: str) -> None:
     prefix = f"say('beat', phase={phase!r})\nos._exit(3)\n"
