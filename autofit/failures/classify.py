@@ -132,7 +132,7 @@ def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
     if status is Status.OUT_OF_HOST_MEMORY and device_is_host:
         status = Status.OUT_OF_MEMORY
     advice = _ADVICE.get(status)
-    if status in (Status.USER_ERROR, Status.DATA_ERROR):
+    if status.of_users_code:
         advice = _last_location(evidence.traceback_text)
     reason = plain(f"{note}{_headline(link)}", _REASON_LIMIT)
     return Failure(status, f"{reason} ({advice})" if advice else reason)
