@@ -8,6 +8,8 @@ from autofit.core.measurement import Measurement
 
 DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
+LAST_BATCH = "last batch"
+"""Phase in which a plan failed on the incomplete last batch of an epoch."""
 
 
 class Status(StrEnum):

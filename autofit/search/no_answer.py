@@ -16,7 +16,7 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.estimate import Estimate
-from autofit.core.outcome import Status
+from autofit.core.outcome import LAST_BATCH, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
 from autofit.core.space import Refusal
@@ -48,7 +48,7 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
             "Check the learning rate, the data and the loss, then tune again.",
             runs[-1].outcome.traceback_text,
         )
-    failed = [t for t in trials if t.outcome.status.of_users_code]
+    failed = [t for t in trials if t.outcome.status.of_users_code and t.outcome.phase != LAST_BATCH]
     if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
         return _user_code(next(t for t in failed if t.plan == baseline), len(failed))
     return None

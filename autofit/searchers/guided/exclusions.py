@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
 from autofit.core.omission import Basis
-from autofit.core.outcome import Outcome
+from autofit.core.outcome import LAST_BATCH, Outcome
 from autofit.feasibility.plan_features import Array, Points
 
 MAX_AT_FAULT = 3
@@ -117,13 +117,13 @@ def _sizes_at_fault(points: Points, place: int, outcome: Outcome, alive: Collect
     """Returns the sizes that may be the cause of a failure: none, that of its plan, or from there on.
 
     A code that runs at the user's size and fails at another is taken to fail farther from the user's size, too, until
-    a plan runs there.
+    a plan runs there. An incomplete last batch of an epoch says nothing of other sizes.
     """
     size = float(points.octaves[place])
     if not outcome.status.of_users_code or not size:
         return []
     beyond = (_SIZE, size, math.inf) if size > 0 else (_SIZE, -math.inf, size)
-    works = _has(points, (_SIZE, 0.0, 0.0), list(alive)).any()
+    works = outcome.phase != LAST_BATCH and _has(points, (_SIZE, 0.0, 0.0), list(alive)).any()
     return [beyond if works and not _has(points, beyond, list(alive)).any() else (_SIZE, size, size)]
 
 

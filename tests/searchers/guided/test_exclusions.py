@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autofit.core.knob import Knob
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.exclusions import MAX_AT_FAULT, chances_to_run, exclusions
@@ -179,6 +179,11 @@ def test_an_error_of_the_users_code_may_be_about_the_size(
 
 def test_other_failures_are_not_about_the_size() -> None:
     assert excluded([("bf16", 16)], [("fp32", 8)], FAILED) == {("bf16", s) for s in (2, 4, 8, 16, 32)}
+
+
+def test_an_incomplete_last_batch_of_an_epoch_rules_out_its_size_alone() -> None:
+    failed = RAISED.model_copy(update={"phase": LAST_BATCH})
+    assert excluded([("fp32", 16)], [("fp32", 8)], failed) == {("fp32", 16), ("bf16", 16)}
 
 
 def test_the_reason_names_the_sizes() -> None:
