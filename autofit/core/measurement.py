@@ -63,6 +63,7 @@ class Measurement(BaseModel):
         fetch_s: median time per step of the user's loader, in seconds; None if not measured.
         loading: the loader's settings for this plan, of a proof; None if the loader keeps up as it is, or is unknown.
         warnings: notes about this measurement.
+        last_batch: why the incomplete last batch of an epoch is not proven; "" if it ran, or if there is none.
         compiler_notes: what torch.compile reported of this plan's code: graph breaks and recompilations, with causes.
     """
 
@@ -88,6 +89,7 @@ class Measurement(BaseModel):
     fetch_s: float | None = None
     loading: Loading | None = None
     warnings: tuple[str, ...] = ()
+    last_batch: str = ""
     compiler_notes: tuple[str, ...] = ()
 
     @property

@@ -8,6 +8,8 @@ from autofit.core.measurement import Measurement
 
 DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
+LAST_BATCH = "last batch"
+"""Phase in which a plan failed on the incomplete last batch of an epoch."""
 
 
 class Status(StrEnum):
@@ -45,9 +47,16 @@ class Status(StrEnum):
 
     @property
     def at_any_size(self) -> bool:
-        """Whether the combination of the other knobs is at fault, so that no micro batch size helps."""
-        of_step = Status.USER_ERROR, Status.DATA_ERROR, Status.NUMERIC, Status.NO_STEP
-        return self in (*of_step, Status.NOT_COMPILED, Status.REJECTED)
+        """Whether the combination of the other knobs is at fault, so that no micro batch size helps.
+
+        Or the micro batch itself, if the user's code admits no other sizes (`of_users_code`).
+        """
+        return self.of_users_code or self in (Status.NUMERIC, Status.NO_STEP, Status.NOT_COMPILED, Status.REJECTED)
+
+    @property
+    def of_users_code(self) -> bool:
+        """Whether the user's own code failed."""
+        return self in (Status.USER_ERROR, Status.DATA_ERROR)
 
 
 class Outcome(BaseModel):

@@ -16,7 +16,7 @@ from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
-from autofit.core.outcome import Status
+from autofit.core.outcome import LAST_BATCH, Status
 from autofit.failures.evidence import TEXT_LIMIT, ErrorLink, Evidence, plain
 
 _REASON_LIMIT = 240
@@ -58,6 +58,10 @@ _TYPES = {
     "torch._inductor.exc.SubgraphLoweringException": Status.NOT_COMPILED,
     "torch._inductor.exc.InvalidCxxCompiler": Status.NOT_COMPILED,
     "torch._inductor.exc.CppCompileError": Status.NOT_COMPILED,
+}
+_NOTES = {
+    "prepare": "while preparing: ",
+    LAST_BATCH: "on the incomplete last batch of an epoch, which drop_last=True leaves out: ",
 }
 # cudaError_t and hipError_t. Sticky: "To continue using CUDA, the process must be terminated and relaunched",
 # uncorrectable hardware errors, and a destroyed context.
@@ -132,7 +136,7 @@ def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
     if status is Status.OUT_OF_HOST_MEMORY and device_is_host:
         status = Status.OUT_OF_MEMORY
     advice = _ADVICE.get(status)
-    if status in (Status.USER_ERROR, Status.DATA_ERROR):
+    if status.of_users_code:
         advice = _last_location(evidence.traceback_text)
     reason = plain(f"{note}{_headline(link)}", _REASON_LIMIT)
     return Failure(status, f"{reason} ({advice})" if advice else reason)
@@ -153,7 +157,7 @@ def _decide(evidence: Evidence) -> tuple[Status, ErrorLink, str]:
         return *found, ""
     if evidence.phase == "fetch" or any(_LOADER_WORKER.search(link.text) for link in evidence.chain):
         return _in_loader(evidence.chain)
-    return Status.USER_ERROR, outermost, "while preparing: " if evidence.phase == "prepare" else ""
+    return Status.USER_ERROR, outermost, _NOTES.get(evidence.phase or "", "")
 
 
 def _most_urgent(found: list[tuple[Status, ErrorLink]]) -> tuple[Status, ErrorLink] | None:

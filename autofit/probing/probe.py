@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
+import torch
+
 from autofit.core.errors import ClockError, SpaceError
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
-from autofit.failures.evidence import Evidence, collect, scrub
+from autofit.failures.evidence import Evidence, collect, named_error, scrub
 from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, run_growing
 from autofit.probing.leaks import growth
@@ -151,7 +153,7 @@ class Probe:
             if isinstance(compile_s, Outcome):
                 return compile_s
             peak = None if worst is None else self._peak(step, worst, typical, compile_s)
-            if peak is not None and (outcome := self._objection(peak)) is not None:
+            if peak is not None and (outcome := self._objection(step, peak)) is not None:
                 return outcome
             before = self.device.counters()
             if worst is not None and self._proves and self._grows:
@@ -161,7 +163,7 @@ class Probe:
             if worst is not None and peak is not None and self._goes_on(outcome):
                 outcome = self._proven(step, worst, typical, lap, peak)
             elif self._proves and outcome.measured:
-                outcome = as_proven(outcome)
+                outcome = as_proven(outcome, self._last_batch(step))
                 self._look_again(step, typical)
         return noted(outcome, *self._compiler.notes()) if self._compiler and worst is not None else outcome
 
@@ -196,7 +198,42 @@ class Probe:
         if (refusal := objection(peak, self.budget_bytes)) is not None:
             return refusal
         outcome = judged(self.plan, lap, peak.joined(probed), typical, self._events_since(before, peak))
-        return as_proven(outcome) if outcome.measured else outcome
+        return as_proven(outcome, self._last_batch(step)) if outcome.measured else outcome
+
+    def _last_batch(self, step: TrainStep) -> str:
+        """Runs the incomplete last batch of an epoch, if the plan's loader yields one, as part of a proof.
+
+        If it fails, so does the plan, unless the user's own fails, too: their loop leaves it out, or never reaches it.
+        Nothing is compiled for it.
+
+        Returns:
+            Why it is not proven, or "".
+        """
+        source, what = self.store.source, "the incomplete last batch of an epoch"
+        last, own = source.remainder(self.plan.micro_batch_size), source.remainder(source.user_batch_size)
+        try:
+            error = self._error_of(step, last)
+        except Overdue:
+            return f"{what} is not proven: the time ended before it. Give more time, or drop_last=True"
+        if error is None:
+            return ""
+        self._phase = LAST_BATCH
+        failure = classify(collect(error, phase=LAST_BATCH), device_is_host=self.device.is_host)
+        if failure.status.of_users_code and self._error_of(step, own) is not None:
+            return f"{what} fails, and so does that of your own loader: {named_error(error)}. Give drop_last=True"
+        raise error
+
+    def _error_of(self, step: TrainStep, size: int) -> Exception | None:
+        """Runs a step of one micro batch of a size; returns what it raised, if anything. None for a size of 0."""
+        if not size:
+            return None
+        self.watch.check()
+        try:
+            with torch.compiler.set_stance("force_eager") if step.draft.compiled else nullcontext():
+                self._run_step(step, [self.store.source.typical(size, 1)[0]])
+        except Exception as error:  # noqa: BLE001  # the caller asks whether it was the user's code
+            return error
+        return None
 
     def _grown(self, step: TrainStep, typical: Typical, worst: Batch, before: Counters) -> Counters:
         """Runs growing batches, and returns the allocator's counts `before` with the flushes that these may cause."""
@@ -360,7 +397,7 @@ class Probe:
         with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
             yield
 
-    def _objection(self, peak: WorstBatchResult) -> Outcome | None:
+    def _objection(self, step: TrainStep, peak: WorstBatchResult) -> Outcome | None:
         """Returns the outcome of a plan that is not timed; None if it is to be timed.
 
         A plan is not timed if its peak is over the budget, it never updates, it is hopelessly slow, or no time is left.
@@ -373,7 +410,8 @@ class Probe:
                 peak, f"the time ended after {ran} on the worst batch: it is neither timed further nor proven"
             )
         if self.purpose is Purpose.PROOF and self.watch.clock.left_s <= 0 and peak.is_sound and not self._grows:
-            return as_proven(untimed(peak, "not timed: the time budget ran out"))
+            untimed_outcome = untimed(peak, "not timed: the time budget ran out")
+            return as_proven(untimed_outcome, self._last_batch(step))
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
         is_slow = slowness > TOO_SLOW_RATIO and min(peak.steps_s) > QUICK_S
         if self.purpose is Purpose.PROBE and not self._proves and is_slow and peak.is_sound:

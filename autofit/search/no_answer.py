@@ -16,7 +16,7 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.estimate import Estimate
-from autofit.core.outcome import Status
+from autofit.core.outcome import LAST_BATCH, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
 from autofit.core.space import Refusal
@@ -25,7 +25,6 @@ from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.core.wording import describe_plan
 from autofit.terminal import cut_middle
 
-_USER_STATUSES = (Status.USER_ERROR, Status.DATA_ERROR)
 _SHOWN, _WORDS = 3, 200
 _ERROR_LINE = re.compile(
     r"(Fatal Python error: |terminate called |what\(\): |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)"
@@ -49,7 +48,7 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
             "Check the learning rate, the data and the loss, then tune again.",
             runs[-1].outcome.traceback_text,
         )
-    failed = [t for t in trials if t.outcome.status in _USER_STATUSES]
+    failed = [t for t in trials if t.outcome.status.of_users_code and t.outcome.phase != LAST_BATCH]
     if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
         return _user_code(next(t for t in failed if t.plan == baseline), len(failed))
     return None
@@ -81,7 +80,7 @@ def nothing_measured(
             f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
             "Give more time or trials; the study keeps what was measured."
         )
-    failed = [t for t in trials if t.outcome.status in _USER_STATUSES]
+    failed = [t for t in trials if t.outcome.status.of_users_code]
     if failed:
         return _user_code(failed[0], len(failed))
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
@@ -114,7 +113,7 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
         measured: number of plans that ran as probes.
         budget: limits on memory, time and trials.
     """
-    users = [t for t in failed if t.outcome.status in _USER_STATUSES]
+    users = [t for t in failed if t.outcome.status.of_users_code]
     if users:
         return _user_code(users[0], len(users))
     plans = "one plan" if measured == 1 else f"{measured} plans"

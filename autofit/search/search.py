@@ -213,6 +213,7 @@ def _recommendation(
         *_changes_of_result(findings, briefing),
         *findings.caveats,
         *findings.proof.compiler_notes,
+        *([findings.proof.last_batch] if findings.proof.last_batch else ()),
         *_at_limit(findings, briefing),
         *loading_caveats(findings.proof),
     ]

@@ -115,6 +115,14 @@ class BatchMaker(ABC):
             WorkloadError: batches of this size cannot be made.
         """
 
+    def remainder(self, size: int) -> int:
+        """Returns the number of samples in the incomplete last batch of a pass; 0 if there is none, or it is unknown.
+
+        Args:
+            size: number of samples in the other batches.
+        """
+        return 0
+
     def by_length(self) -> "BatchMaker":
         """Returns a maker of batches of similar length from the same samples.
 

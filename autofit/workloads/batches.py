@@ -146,6 +146,13 @@ class BatchSource:
             )
         return batch
 
+    def remainder(self, size: int) -> int:
+        """Returns the number of samples in the incomplete last batch of the loader of `rebuild`.
+
+        0 if there is none, or if it is not known: where a rule of the user's decides which samples are batched.
+        """
+        return self._maker.remainder(size)
+
     def tokens(self, batch: Batch) -> int | None:
         """Returns the number of tokens of a batch without padding. None for data that is not sequences."""
         return useful_tokens(batch)

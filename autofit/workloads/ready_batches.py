@@ -58,6 +58,15 @@ class ReadyBatches(BatchMaker):
             return EquallyCounted(self._loader, size)
         return self._loader if size == self.user_batch_size else self.rebuild(size)
 
+    def remainder(self, size: int) -> int:
+        """Returns the smallest batch that cutting leaves; of the user's size, the smallest of the user's own."""
+        rows = list(self._rows.values())
+        if not self.resizable or self.length is None:
+            return 0
+        if size == self.user_batch_size:
+            return min(rows) % size
+        return self.length % size if self._join else min((each % size for each in rows if each % size), default=0)
+
     def structure(self) -> str:
         """Returns the common structure of the first eight inspected batches."""
         first = itertools.islice(self._rows.items(), 8)

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
@@ -118,6 +118,15 @@ class SampleBatches(BatchMaker):
             return self._loader if self.has_rows else EquallyCounted(self._loader, size)
         self._check_dropped(size)
         return self._for_training().count(size, self.has_rows, changes)
+
+    def remainder(self, size: int) -> int:
+        """Returns what the last list of keys holds, if it is what is left of one sampler."""
+        recipe, dataset = self._recipe, self._loader.dataset
+        by_rule = recipe.custom_iter or (recipe.grouped and self.users_order)
+        if recipe.drop_last or self.length is None or by_rule:
+            return 0
+        in_workers = isinstance(dataset, IterableDataset) and self._loader.num_workers > 1  # each has a last batch
+        return 0 if in_workers else self.length % size
 
     def _for_training(self) -> Recipe:
         """Returns the recipe for a whole pass. With batches of similar length, the length of each sample is read."""

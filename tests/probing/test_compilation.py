@@ -25,6 +25,7 @@ from autofit.probing.compilation import MOST_COMPILED, shapes_of_a_training, sta
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.workload import Workload
+from tests.fakes import notes
 
 # torch 2.13 warns of its own code while it compiles, and filters that turn warnings into errors would end it.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -80,10 +81,10 @@ def plain(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
 
 @contextmanager
 def compiling(
-    backend: Backend, model: nn.Module | None = None, watch: Watchdog | None = None, **more: Any
+    backend: Backend, model: nn.Module | None = None, watch: Watchdog | None = None, samples: int = 64, **more: Any
 ) -> Iterator[LocalBench]:
     """Opens a bench on which torch.compile uses this back end."""
-    loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,))), batch_size=4)
+    loader = DataLoader(TensorDataset(torch.randn(samples, 8), torch.randint(0, 4, (samples,))), batch_size=4)
     workload = Workload(model or Net(), loader, **({"loss_fn": F.cross_entropy} | more))
     options = Options(memory_budget="1GiB", strategies=("compilation",))
     with pytest.MonkeyPatch.context() as patch:
@@ -225,3 +226,24 @@ def test_leaving_the_bench_discards_its_code() -> None:
     with compiling(plain) as bench:
         bench.evaluate(compiled_plan(bench), Purpose.PROBE)
     assert not convert_frame.output_codes.seen
+
+
+@with_compiler
+def test_the_incomplete_last_batch_of_an_epoch_is_proven_without_compiling_it() -> None:
+    compiled, ran = list[int](), notes()
+
+    def noting(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        compiled.append(1)
+        return graph.forward
+
+    class Noting(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling():
+                ran.append(len(x))
+            return super().forward(x)
+
+    with compiling(noting, Noting(), samples=65) as bench:
+        outcome = bench.evaluate(compiled_plan(bench), Purpose.PROOF)
+    assert outcome.measured, outcome.reason
+    assert len(compiled) == 1
+    assert ran[-1] == 1

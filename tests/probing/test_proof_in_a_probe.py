@@ -9,7 +9,7 @@ from torch import nn
 
 from autofit.core.budget import Clock
 from autofit.core.measurement import Measurement
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.probing.local_bench import LocalBench
@@ -47,9 +47,9 @@ class Counted:
             self.watch.check()
         return F.cross_entropy(model(batch[0]), batch[1]) + 0 * extra.sum()
 
-    def run(self, terms: RunTerms, purpose: Purpose = Purpose.PROBE) -> Outcome:
+    def run(self, terms: RunTerms, purpose: Purpose = Purpose.PROBE, samples: int = 64) -> Outcome:
         """Opens a bench, runs its baseline and leaves it."""
-        workload = Workload(targets.mlp(), targets.vectors(), step_fn=self)
+        workload = Workload(targets.mlp(), targets.vectors(samples), step_fn=self)
         with LocalBench(workload, CPU(), PLENTY, watch=self.watch) as bench:
             assert bench.briefing.space.baseline.micro_batch_size == 8
             self.live = True
@@ -139,3 +139,47 @@ def test_a_time_that_ends_in_the_proof_of_a_probe_keeps_the_probe(step_clock: Fa
     assert not found.proven
     assert found.worst_steps == 2
     assert found.step_times_s == pytest.approx((STEP_S,) * 4)
+
+
+class Normed(nn.Sequential):
+    """Batch normalisation over vectors needs two samples."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+
+
+def of_a_plan_of_16(batch_size: int, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+    """Runs a plan of micro batches of 16 on 65 samples, so that the last one has a single sample."""
+    workload = Workload(Normed(), targets.vectors(samples=65, batch_size=batch_size))
+    with LocalBench(workload, CPU(), PLENTY) as bench:
+        return bench.evaluate(bench.briefing.space.baseline.replace(micro_batch_size=16), purpose, terms)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "terms"),
+    [(Purpose.PROOF, OPEN), (Purpose.PROBE, RunTerms(above=0.0)), (Purpose.PROBE, RunTerms(above=1e-9))],
+)
+def test_the_incomplete_last_batch_of_an_epoch_is_part_of_a_proof(purpose: Purpose, terms: RunTerms) -> None:
+    outcome = of_a_plan_of_16(13, purpose, terms)
+    assert (outcome.status, outcome.phase) == (Status.USER_ERROR, LAST_BATCH)
+    assert outcome.reason.startswith("on the incomplete last batch of an epoch")
+    assert "Expected more than 1 value per channel" in outcome.reason
+
+
+@pytest.mark.parametrize("purpose", [Purpose.PROBE, Purpose.BLOCK])
+def test_what_is_no_proof_does_without_the_last_batch(purpose: Purpose) -> None:
+    assert measured(of_a_plan_of_16(13, purpose)).last_batch == ""
+
+
+def test_a_last_batch_that_fails_at_the_users_size_too_is_left_to_the_user_and_said() -> None:
+    found = measured(of_a_plan_of_16(32, Purpose.PROOF))  # 65 samples in batches of 32 leave one, too
+    assert "so does that of your own loader: ValueError: Expected more than 1 value" in found.last_batch
+
+
+def test_a_last_batch_for_which_no_time_is_left_is_said(step_clock: FakeTime) -> None:
+    first = Counted(step_clock)
+    first.run(OPEN, Purpose.PROOF)
+    late = Counted(step_clock, last=first.calls)
+    found = measured(late.run(OPEN, Purpose.PROOF, samples=65))
+    assert found.worst_steps == 3
+    assert "the time ended before it" in found.last_batch

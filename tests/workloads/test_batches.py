@@ -1,11 +1,12 @@
 """BatchSource: whatever the loader, sizes, copies, the seed and the user's worst case are treated alike."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batches import BatchSource
@@ -98,3 +99,37 @@ def test_errors_of_the_users_data_set_are_theirs() -> None:
 
     with pytest.raises(KeyError, match="missing column"):
         BatchSource.of(DataLoader(Broken(), batch_size=2))
+
+
+class Halves(Sampler[list[int]]):
+    """A rule of the user's: two lists, whatever the batch size."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 1, 2, 3], [4, 5, 6, 7])
+
+
+ROWS = TensorDataset(torch.zeros(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("loader", "size", "samples"),
+    [
+        (DataLoader(ROWS, batch_size=4), 4, 0),
+        (DataLoader(ROWS, batch_size=4), 3, 2),
+        (DataLoader(ROWS, batch_size=4, shuffle=True), 16, 8),
+        (DataLoader(ROWS, batch_size=4, drop_last=True), 3, 0),
+        (DataLoader(ROWS, batch_sampler=Halves()), 3, 0),
+        (DataLoader(SizedStream(8), batch_size=4), 3, 2),
+        (DataLoader(SizedStream(8), batch_size=4, num_workers=2), 3, 0),
+        ([torch.zeros(4, 2), torch.zeros(4, 2), torch.zeros(1, 2)], 4, 1),
+        ([torch.zeros(4, 2), torch.zeros(4, 2), torch.zeros(1, 2)], 2, 1),
+        ([torch.zeros(4, 2), torch.zeros(4, 2)], 4, 0),
+        ([torch.zeros(4, 2), torch.zeros(4, 3)], 3, 1),
+    ],
+)
+def test_the_samples_of_an_incomplete_last_batch(loader: Any, size: int, samples: int) -> None:
+    source = BatchSource.of(loader)
+    assert source.remainder(size) == samples
+    if samples and not isinstance(getattr(loader, "dataset", None), IterableDataset):
+        sizes = [len(batch) if isinstance(batch, torch.Tensor) else len(batch[0]) for batch in source.rebuild(size)]
+        assert sizes[-1] == samples

@@ -1,9 +1,11 @@
 """Exclusions: plans that are not run, such as those whose values failed at any size in another plan.
 
 If a failure has several possible causes, plans with one of them may still run, but with a lower probability. So the
-next plan that is tried separates the causes, instead of failing for the same one.
+next plan that is tried separates the causes, instead of failing for the same one. The micro batch is such a cause if
+the user's code failed: a model may admit only the sizes that the user makes.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,11 +15,15 @@ from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
 from autofit.core.omission import Basis
-from autofit.core.outcome import Outcome
+from autofit.core.outcome import LAST_BATCH, Outcome
 from autofit.feasibility.plan_features import Array, Points
 
 MAX_AT_FAULT = 3
 """Maximum number of values that are held responsible for all failures together. If more are needed, none is."""
+_SIZE = -1
+"""Index of the micro batch among the knobs, as octaves from the baseline's."""
+_Suspect = tuple[int, float, float]
+"""A knob and the range of its values, as indices, that may be at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,10 @@ class Exclusion:
 def exclusions(
     knobs: Sequence[Knob], points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]
 ) -> list[Exclusion]:
-    """Returns an exclusion for each plan whose failure does not depend on the size.
+    """Returns an exclusion for each plan whose failure is not about memory.
 
-    The possible causes are the changed values that no plan that ran has. If there are several, one of them may be
-    harmless, so only plans that have all of them are excluded.
+    The possible causes are the changed values that no plan that ran has, and the micro batch if the user's code failed.
+    If there are several, one of them may be harmless, so only plans that have all of them are excluded.
 
     Args:
         knobs: knobs of the space.
@@ -49,21 +55,20 @@ def exclusions(
         outcomes: outcomes of the plans that were tried, by place.
         alive: places of the plans that ran.
     """
-    values = points.values
     found = []
-    for place, causes in _causes(points, outcomes, alive).items():
+    for place, suspects in _suspects(points, outcomes, alive).items():
         mask = points.combinations == points.combinations[place]
-        if causes:
-            mask = (values[:, causes] == values[place, causes]).all(axis=1)
-        shared = causes or range(len(knobs))
-        words = " ".join(f"{knobs[knob].name}={knobs[knob].values[values[place, knob]]}" for knob in shared)
-        outcome = outcomes[place]
+        if suspects:
+            mask = np.all([_has(points, each) for each in suspects], axis=0)
+        row = points.values[place]
+        shared = suspects or [(knob, float(row[knob]), float(row[knob])) for knob in range(len(knobs))]
+        words, outcome = " ".join(_named(knobs, each) for each in shared), outcomes[place]
         found.append(Exclusion(np.asarray(mask), f"{words} failed: {outcome.status.value}, {outcome.reason}"))
     return found
 
 
 def chances_to_run(points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]) -> Array:
-    """Returns the probability that each plan does not fail at every size, [plans].
+    """Returns the probability that each plan does not fail for a reason other than memory, [plans].
 
     The failures are explained by as few values as possible. If several such sets of values explain them, each is
     equally likely, and a plan fails if it has a value of the set. Plans are assumed to run unless they share a value
@@ -74,26 +79,22 @@ def chances_to_run(points: Points, outcomes: Mapping[int, Outcome], alive: Colle
         outcomes: outcomes of the plans that were tried, by place.
         alive: places of the plans that ran.
     """
-    values, chances = points.values, np.ones(len(points.combinations))
-    causes = _causes(points, outcomes, alive)
-    failures = {
-        frozenset((knob, int(values[place, knob])) for knob in knobs) for place, knobs in causes.items() if knobs
-    }
+    chances, failures = np.ones(len(points.combinations)), set[frozenset[_Suspect]]()
+    by_place = _suspects(points, outcomes, alive)
+    sizes = {each for suspects in by_place.values() for each in suspects if each[0] == _SIZE}
+    for place, suspects in by_place.items():
+        # The range of another failure may explain that of this one, too.
+        ranges = sizes if any(each in sizes for each in suspects) else ()
+        if suspects:
+            failures.add(frozenset([*suspects, *(each for each in ranges if _has(points, each, [place]).all())]))
     for explanation in (explanations := _explanations(failures)):
-        has = np.zeros(len(chances), dtype=np.bool_)
-        for knob, value in explanation:
-            has |= values[:, knob] == value
-        chances -= has / len(explanations)
+        chances -= np.any([_has(points, each) for each in explanation], axis=0) / len(explanations)
     return np.maximum(chances, 0.0)
 
 
-def _explanations(failures: Collection[frozenset[tuple[int, int]]]) -> list[tuple[tuple[int, int], ...]]:
-    """Returns the smallest sets of values of which each failure has one; empty if they are too large.
-
-    Args:
-        failures: the possible causes of each failure, as knobs with the index of their value.
-    """
-    suspects = sorted(set[tuple[int, int]]().union(*failures))
+def _explanations(failures: Collection[frozenset[_Suspect]]) -> list[tuple[_Suspect, ...]]:
+    """Returns the smallest sets of suspects of which each failure has one; empty if they are too large."""
+    suspects = sorted(set[_Suspect]().union(*failures))
     for count in range(1, MAX_AT_FAULT + 1):
         found = [each for each in combinations(suspects, count) if all(failure & set(each) for failure in failures)]
         if found and failures:
@@ -101,10 +102,41 @@ def _explanations(failures: Collection[frozenset[tuple[int, int]]]) -> list[tupl
     return []
 
 
-def _causes(points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]) -> dict[int, list[int]]:
-    """Returns for each plan whose failure does not depend on the size the knobs that may be its cause."""
-    values, found = points.values, {}
+def _suspects(points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]) -> dict[int, Sequence[_Suspect]]:
+    """Returns for each plan whose failure is not about memory what may be its cause."""
+    values, found = points.values, dict[int, Sequence[_Suspect]]()
     for place in sorted(place for place, outcome in outcomes.items() if outcome.status.at_any_size):
-        changed = np.flatnonzero(values[place] != values[0])
-        found[place] = [int(knob) for knob in changed if not any(values[p, knob] == values[place, knob] for p in alive)]
+        row = values[place]
+        changed = [(int(knob), float(row[knob]), float(row[knob])) for knob in np.flatnonzero(row != values[0])]
+        sizes = _sizes_at_fault(points, place, outcomes[place], alive)
+        found[place] = [each for each in (*changed, *sizes) if not _has(points, each, list(alive)).any()]
     return found
+
+
+def _sizes_at_fault(points: Points, place: int, outcome: Outcome, alive: Collection[int]) -> Sequence[_Suspect]:
+    """Returns the sizes that may be the cause of a failure: none, that of its plan, or from there on.
+
+    A code that runs at the user's size and fails at another is taken to fail farther from the user's size, too, until
+    a plan runs there. An incomplete last batch of an epoch says nothing of other sizes.
+    """
+    size = float(points.octaves[place])
+    if not outcome.status.of_users_code or not size:
+        return []
+    beyond = (_SIZE, size, math.inf) if size > 0 else (_SIZE, -math.inf, size)
+    works = outcome.phase != LAST_BATCH and _has(points, (_SIZE, 0.0, 0.0), list(alive)).any()
+    return [beyond if works and not _has(points, beyond, list(alive)).any() else (_SIZE, size, size)]
+
+
+def _has(points: Points, suspect: _Suspect, places: Sequence[int] | slice = slice(None)) -> NDArray[np.bool_]:
+    """Returns which of the plans at some places have a value that may be at fault."""
+    knob, low, high = suspect
+    column = (points.octaves if knob == _SIZE else points.values[:, knob])[places]
+    return np.asarray((column >= low) & (column <= high))
+
+
+def _named(knobs: Sequence[Knob], suspect: _Suspect) -> str:
+    knob, low, high = suspect
+    if knob != _SIZE:
+        return f"{knobs[knob].name}={knobs[knob].values[int(low)]}"
+    beyond = "" if low == high else " or less" if math.isinf(low) else " or more"
+    return f"{2 ** (high if math.isinf(low) else low):g} times the baseline's micro batch{beyond}"

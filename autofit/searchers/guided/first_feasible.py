@@ -17,7 +17,7 @@ def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan |
 
     The order is: the baseline, or the largest size of its combination that is estimated to fit; smaller sizes, down to
     the smallest; at that size, or the smallest that it admits, each change alone, and then the combinations with the
-    most changes.
+    most changes. Sizes at which the user's code failed, and smaller ones, are not tried in other combinations.
 
     Args:
         problem: what the searcher was given.
@@ -50,7 +50,9 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     """Returns another combination at its smallest size: single changes first, then those with the most changes."""
     plans = problem.feasibility.plans
-    allowed = np.flatnonzero(~plans.barred())
+    base, own = problem.space.baseline.combination, problem.space.baseline.micro_batch_size
+    failed = [p.micro_batch_size for p, o in outcomes.items() if o.status.of_users_code and p.combination == base]
+    allowed = np.flatnonzero(~plans.barred() & (plans.sizes > max((size for size in failed if size < own), default=0)))
     numbers, at = np.unique(plans.points.combinations[allowed], return_index=True)
     places = allowed[at]  # of each combination, at its smallest size
     changes = (plans.points.values[places] != plans.points.values[0]).sum(axis=1)

@@ -69,7 +69,7 @@ def _omission(result: FinalBeliefs, places: Sequence[int]) -> Omission:
         outcome = result.outcomes[tried[-1]]
         basis = Basis.ESTIMATED if outcome.status is Status.SKIPPED else Basis.MEASURED
         return Omission(plan=result.plans[tried[-1]], basis=basis, reason=f"{outcome.status.value}: {outcome.reason}")
-    excluded = next((each for each in result.exclusions if each.mask[places[0]]), None)
+    excluded = next((each for each in result.exclusions if each.mask[places].all()), None)
     if excluded is not None:
         return Omission(plan=result.plans[places[0]], basis=excluded.basis, reason=excluded.reason)
     fitting = next((place for place in places if result.feasibility.is_likely(result.plans[place])), None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autofit.core.knob import Knob
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.exclusions import MAX_AT_FAULT, chances_to_run, exclusions
@@ -128,3 +128,73 @@ def test_more_causes_than_the_limit_explain_nothing() -> None:
     assert len(dead) > MAX_AT_FAULT
     assert chance(dead, [], s="a") == 1.0
     assert any(one.mask[at(s="a")] for one in exclusions(MANY, EVERY, {at(**each): FAILED for each in dead}, [at()]))
+
+
+SIZED = [
+    Plan(values={"micro_batch_size": size, "accumulation_steps": 1, "precision": p, "format": "default"})
+    for p in PRECISION.values for size in (8, 2, 4, 16, 32)
+]  # fmt: skip
+OF_SIZES = points_of(KNOBS, SIZED, 8)
+RAISED = Outcome(status=Status.USER_ERROR, reason="shape '[8]' is invalid")
+Tried = tuple[str, int]
+
+
+def sized(precision: str, size: int) -> int:
+    return next(i for i, each in enumerate(SIZED) if tuple(each.values.values())[::2] == (size, precision))
+
+
+def excluded(dead: list[Tried], alive: list[Tried], outcome: Outcome = RAISED) -> set[Tried]:
+    """Returns the precisions and sizes that are excluded."""
+    outcomes = {sized(*each): outcome for each in dead}
+    found = [one.mask for one in exclusions(KNOBS, OF_SIZES, outcomes, [sized(*each) for each in alive])]
+    mask = np.any(found, axis=0)
+    return {(p, s) for p in ("fp32", "bf16") for s in (2, 4, 8, 16, 32) if mask[sized(p, s)]}
+
+
+@pytest.mark.parametrize(
+    ("dead", "alive", "expected"),
+    [
+        # The user's own size runs: other sizes from there on fail whatever the other knobs are.
+        ([("fp32", 16)], [("fp32", 8)], {(p, s) for p in ("fp32", "bf16") for s in (16, 32)}),
+        ([("fp32", 4)], [("fp32", 8)], {(p, s) for p in ("fp32", "bf16") for s in (2, 4)}),
+        # The value or the size: only both together.
+        ([("bf16", 16)], [("fp32", 8)], {("bf16", 16), ("bf16", 32)}),
+        # The value runs at the user's size: it is the size.
+        ([("bf16", 16)], [("fp32", 8), ("bf16", 8)], {(p, s) for p in ("fp32", "bf16") for s in (16, 32)}),
+        # The size runs without the value: it is the value.
+        ([("bf16", 16)], [("fp32", 8), ("fp32", 16)], {("bf16", s) for s in (2, 4, 8, 16, 32)}),
+        # A size beyond it runs: it is that size alone.
+        ([("fp32", 16)], [("fp32", 8), ("fp32", 32)], {("fp32", 16), ("bf16", 16)}),
+        # Whether the user's own size runs is not known.
+        ([("fp32", 4)], [("bf16", 2)], {("fp32", 4), ("bf16", 4)}),
+        # At the user's own size, it is the value.
+        ([("bf16", 8)], [("fp32", 8)], {("bf16", s) for s in (2, 4, 8, 16, 32)}),
+    ],
+)
+def test_an_error_of_the_users_code_may_be_about_the_size(
+    dead: list[Tried], alive: list[Tried], expected: set[Tried]
+) -> None:
+    assert excluded(dead, alive) == expected
+
+
+def test_other_failures_are_not_about_the_size() -> None:
+    assert excluded([("bf16", 16)], [("fp32", 8)], FAILED) == {("bf16", s) for s in (2, 4, 8, 16, 32)}
+
+
+def test_an_incomplete_last_batch_of_an_epoch_rules_out_its_size_alone() -> None:
+    failed = RAISED.model_copy(update={"phase": LAST_BATCH})
+    assert excluded([("fp32", 16)], [("fp32", 8)], failed) == {("fp32", 16), ("bf16", 16)}
+
+
+def test_the_reason_names_the_sizes() -> None:
+    (one,) = exclusions(KNOBS, OF_SIZES, {sized("bf16", 4): RAISED}, [sized("fp32", 8)])
+    assert one.reason.startswith("precision=bf16 0.5 times the baseline's micro batch or less failed: user error")
+
+
+def test_a_value_that_failed_at_a_size_that_fails_without_it_is_cleared() -> None:
+    alive = [sized("fp32", 8)]
+    first = chances_to_run(OF_SIZES, {sized("bf16", 32): RAISED}, alive)
+    assert first[sized("bf16", 8)] == first[sized("fp32", 32)] == pytest.approx(0.5)
+    then = chances_to_run(OF_SIZES, {sized("bf16", 32): RAISED, sized("fp32", 16): RAISED}, alive)
+    assert then[sized("bf16", 8)] == 1.0
+    assert then[sized("fp32", 32)] == 0.0

@@ -46,6 +46,16 @@ def test_a_combination_that_fails_by_itself_is_not_halved() -> None:
     assert plans[1].combination != bench.space.baseline.combination
 
 
+def test_where_the_users_code_raises_at_smaller_sizes_its_own_size_is_tried_with_other_values() -> None:
+    bench = small_bench()
+    own, raised = bench.space.baseline, Outcome(status=Status.USER_ERROR, reason="shape '[8]' is invalid")
+    smaller = bench.space.at(own.combination, 4)
+    plan = first_feasible(problem_of(bench), {own: FULL, smaller: raised})
+    assert plan is not None
+    assert plan.micro_batch_size == own.micro_batch_size
+    assert plan.combination != own.combination
+
+
 def test_a_crash_is_no_reason_to_give_up_the_combination() -> None:
     bench = small_bench()
     plans = sequence(problem_of(bench), Outcome(status=Status.CRASHED, reason="gone"), most=2)

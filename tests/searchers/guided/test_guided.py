@@ -427,3 +427,24 @@ def test_a_skipped_plan_is_not_asked_again() -> None:
         outcome = Outcome(status=Status.SKIPPED, reason="big") if big else bench.evaluate(plan, Purpose.PROBE)
         tell(searcher, log.finish(log.begin(plan, Purpose.PROBE), outcome))
     assert len(asked) == len(set(asked)) < len(list(bench.space.plans())) / 5
+
+
+def raising(bench: FakeBench) -> FakeBench:
+    """The model admits only the user's own batch."""
+
+    def raises(purpose: Purpose) -> Outcome:
+        return Outcome(status=Status.USER_ERROR, reason="shape '[8, 64]' is invalid")
+
+    own = bench.space.baseline.micro_batch_size
+    bench.faults = {plan.key: raises for plan in bench.space.plans() if plan.micro_batch_size != own}
+    return bench
+
+
+def test_where_the_users_code_raises_at_other_sizes_the_users_own_is_searched() -> None:
+    bench = raising(small_bench())
+    findings = run(tuning_of(bench))
+    probed = [plan.micro_batch_size for plan in bench.probes()]
+    assert len(probed) - probed.count(8) <= 3, "a larger and a smaller size, and one more to tell them from a value"
+    assert findings.plan.micro_batch_size == 8
+    able = [plan for plan in bench.space.plans() if plan.micro_batch_size == 8 and bench.fits(plan)]
+    assert bench.samples_per_s(findings.plan) >= 0.97 * max(map(bench.samples_per_s, able))
