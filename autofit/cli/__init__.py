@@ -5,9 +5,11 @@ cannot be written, `tune` still prints the result, and exits with 2.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
@@ -53,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program name; None uses `sys.argv`.
     """
     began_s = monotonic()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by `>&-`; the next file to be opened would take its place
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
     words = sys.argv[1:] if arguments is None else list(arguments)
     _Parser.as_json, _Version.verbose = "--json" in words, "--verbose" in words
     reader = parser()

@@ -1,17 +1,21 @@
 """Runs a command, prints its error, returns its exit code."""
 
 import argparse
+import errno
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
-from autofit.core.errors import AutofitError, UserCodeError
+from autofit.core.errors import AutofitError, UsageError, UserCodeError
 from autofit.core.printable import ascii_json, printable
 from autofit.terminal import columns, is_terminal, wrapped
 
 INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or of a stream that is redirected to one, that has no space left."""
 
 
 def run(execute: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
@@ -24,25 +28,38 @@ def run(execute: Callable[[argparse.Namespace], int], given: argparse.Namespace)
         text = error.traceback_text if isinstance(error, UserCodeError) else ""
         return _fail(given, error.exit_code, type(error).__name__, str(error), text)
     except BrokenPipeError:  # the reader has closed the pipe: `autofit show | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that flushing stdout at exit does not fail
+        _give_up_stdout()
         return 0
     except KeyboardInterrupt as interrupt:
         message = str(interrupt) or "interrupted; the same command resumes from the trials in the study"
         return _fail(given, INTERRUPTED, "Interrupted", message, "")
     except Exception as error:  # noqa: BLE001  # the last resort: an internal error is exit code 1, with its traceback
+        if isinstance(error, OSError) and error.errno in _FULL:
+            where = f" for {error.filename}" if error.filename else ""
+            message = f"something could not be written{where}: found {error.strerror}; expected free space. Free some"
+            return _fail(given, UsageError.exit_code, type(error).__name__, f"{message}, then run again.", "")
         return _fail(given, 1, type(error).__name__, f"internal error: {error}", traceback.format_exc())
 
 
 def _fail(given: argparse.Namespace, code: int, kind: str, message: str, trace: str) -> int:
     if given.json:
-        print(failure(code, kind, message, trace))
-    if trace:
-        print(printable(trace).rstrip(), file=sys.stderr)
+        with suppress(OSError):
+            print(failure(code, kind, message, trace))
+    _give_up_stdout()
     text = f"autofit: {printable(message)}"
     if is_terminal(sys.stderr) and "\n" not in text:
         text = "\n".join(wrapped(text, columns(sys.stderr)))
-    print(text, file=sys.stderr)
+    with suppress(OSError):  # the exit code is then all that is left to say it
+        print(f"{printable(trace).rstrip()}\n{text}" if trace else text, file=sys.stderr)
     return code
+
+
+def _give_up_stdout() -> None:
+    """Flushes stdout, or discards what is left if that fails, so that flushing it at exit does not fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def failure(code: int, kind: str, message: str, trace: str = "") -> str:

@@ -1,7 +1,9 @@
 """Bytes, durations and lists of names: parsing and formatting."""
 
 import re
+import reprlib
 from collections.abc import Sequence
+from math import isfinite
 
 from autofit.core.errors import UsageError
 
@@ -12,6 +14,8 @@ _BYTES = {
 }  # fmt: skip
 LEAST_BARE_BYTES = 100_000
 """Smallest memory budget without a unit: a user who passes `20` means 20 GiB."""
+MOST_BYTES = 2**63 - 1
+"""Largest memory: that of any 64-bit address space."""
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
@@ -28,8 +32,11 @@ def parse_bytes(text: str | int) -> int:
         value = text
     else:
         value = round(_quantity(str(text), _BYTES, "memory", '"20GiB", "512MiB" or a number of bytes'))
-    if value <= 0:
-        raise UsageError(f'found {text!r} as memory; expected more than zero bytes. Pass for example "20GiB".')
+    if not 0 < value <= MOST_BYTES:
+        raise UsageError(
+            f"found {reprlib.repr(text)} as memory; expected more than zero bytes, and at most "
+            f'{format_bytes(MOST_BYTES)}. Pass for example "20GiB".'
+        )
     return value
 
 
@@ -72,7 +79,10 @@ def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str, ex
     unit = match.group(2).lower() if match else ""
     if match is None or unit not in units:
         raise UsageError(f"cannot read {text!r} as {what}; expected {expected}.")
-    return float(match.group(1)) * units[unit]
+    value = float(match.group(1)) * units[unit]
+    if not isfinite(value):
+        raise UsageError(f"found {reprlib.repr(text)} as {what}, which is too large; expected {expected}.")
+    return value
 
 
 def format_bytes(count: int | None) -> str:

@@ -132,7 +132,7 @@ def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
     """
     if not evidence.chain:
         return _classify_exit(evidence)
-    status, link, note = _decide(evidence)
+    status, link, note = _decide(evidence, device_is_host)
     if status is Status.OUT_OF_HOST_MEMORY and device_is_host:
         status = Status.OUT_OF_MEMORY
     advice = _ADVICE.get(status)
@@ -142,10 +142,14 @@ def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
     return Failure(status, f"{reason} ({advice})" if advice else reason)
 
 
-def _decide(evidence: Evidence) -> tuple[Status, ErrorLink, str]:
-    """Returns the status, the link that decided it, and a note to put before that link's text."""
+def _decide(evidence: Evidence, device_is_host: bool) -> tuple[Status, ErrorLink, str]:
+    """Returns the status, the link that decided it, and a note to put before that link's text.
+
+    On the CPU, no allocator of an accelerator is in use: its text alone is the user's own error.
+    """
     typed = [(status, link) for link in evidence.chain if (status := _by_type(link)) is not None]
     texts = [(status, link) for link in evidence.chain if (status := _by_text(link)) is not None]
+    texts = [found for found in texts if not (device_is_host and found[0] is Status.OUT_OF_MEMORY)]
     first = [found for found in typed + texts if found[0] in (Status.INTERRUPTED, Status.POISONED)]
     outermost = evidence.chain[0]
     if found := _most_urgent(first) or _most_urgent(typed):

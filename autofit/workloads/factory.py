@@ -118,7 +118,7 @@ def _users_code(what: str, absent: Sequence[str] = ()) -> Iterator[None]:
     """Raises errors from inside as `UserCodeError`. A missing module listed in `absent` is a `UsageError`."""
     try:
         yield
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # the user's code may raise anything
+    except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name in absent:
             raise UsageError(
                 f"the module {error.name!r} was not found; expected a module on the import path, "

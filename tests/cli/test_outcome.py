@@ -22,6 +22,7 @@ from autofit.core.errors import (
 )
 from tests.cli.conftest import FakeRemote, Run
 from tests.cli.processes import ROOT, TARGETS, Running
+from tests.test_planfile import RECORD
 
 
 def test_json_is_one_document_on_stdout(remote: type[FakeRemote], run: Run) -> None:
@@ -136,6 +137,34 @@ def test_a_reader_that_has_enough_is_no_failure() -> None:
         check=True,
     )  # fmt: skip
     assert (done.stdout.strip(), done.stderr) == ("0", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "redirection", "code", "says"),
+    [
+        ("show", ">&-", 0, ""),
+        ("show --json", ">&-", 0, ""),
+        ("show absent.yaml", "2>&-", 2, ""),
+        ("show absent.yaml --json", ">&- 2>&-", 2, ""),
+        ("show", ">/dev/full", 2, "No space left on device; expected free space"),
+        ("show --json", ">/dev/full", 2, "No space left on device; expected free space"),
+        ("show absent.yaml --json", ">/dev/full", 2, "cannot read the plan file absent.yaml"),
+        ("show absent.yaml", "2>/dev/full", 2, ""),
+    ],
+)
+def test_a_closed_or_full_output_is_no_internal_error(
+    words: str, redirection: str, code: int, says: str, tmp_path: Path
+) -> None:
+    planfile.save(RECORD, tmp_path / "autofit.yaml")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m autofit {words} {redirection}"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert (says in done.stderr, done.stdout) == (True, "")
+    assert "Error" not in done.stderr
+    assert "Exception" not in done.stderr
 
 
 def test_a_message_breaks_at_spaces_on_a_terminal(

@@ -30,7 +30,28 @@ def test_bytes_are_read(text: str | int, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", 0, -5, "0GiB", "1 XB", "1,5GiB", "nan", "1GiB2", True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "GiB",
+        "-1",
+        0,
+        -5,
+        "0GiB",
+        "1 XB",
+        "1,5GiB",
+        "nan",
+        "inf",
+        "1GiB2",
+        True,
+        "1e400GiB",
+        "1e308TiB",
+        "9" * 400,
+        10**400,
+        2**63,
+    ],
+)
 def test_what_is_not_a_memory_is_refused(text: str | int) -> None:
     with pytest.raises(UsageError, match="memory"):
         parse_bytes(text)
@@ -44,7 +65,7 @@ def test_durations_are_read(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "min", "0s", "5 days", "-3s"])
+@pytest.mark.parametrize("text", ["", "min", "0s", "5 days", "-3s", "1e400s", "1e308h", "inf", "nan"])
 def test_what_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="time"):
         parse_duration(text)

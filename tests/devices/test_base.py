@@ -1,5 +1,6 @@
 """The memory budget: what may be asked for, and the arithmetic that is shown."""
 
+import reprlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -77,9 +78,12 @@ def test_the_default_budget_is_the_available_memory_less_the_headroom() -> None:
         (-0.5, "memory_budget is -0.5", "expected a fraction up to 1"),
         (0, "more than zero bytes", '"20GiB"'),
         (0.0, "more than zero bytes", '"20GiB"'),
+        ("1e400GiB", "found '1e400GiB' as memory, which is too large", "expected"),
+        (10**400, "as memory", "at most 8388608 TiB"),
         (float("nan"), "memory_budget is nan", "expected a fraction"),
         (float("inf"), "memory_budget is inf", "expected a fraction"),
     ],
+    ids=reprlib.repr,
 )
 def test_what_cannot_be_a_budget_is_refused(wanted: float | str, found: str, following: str) -> None:
     with pytest.raises(UsageError) as error:

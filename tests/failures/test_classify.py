@@ -41,6 +41,16 @@ def evidence(*links: ErrorLink, **fields: Any) -> Evidence:
     return Evidence(tuple(links), **fields)
 
 
+def test_the_text_of_an_accelerators_allocator_alone_is_the_users_error_on_the_cpu() -> None:
+    found = evidence(link("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert classify(found).status is Status.OUT_OF_MEMORY
+    assert classify(found, device_is_host=True).status is Status.USER_ERROR
+    typed = evidence(link("torch.OutOfMemoryError", "CUDA out of memory."))
+    assert classify(typed, device_is_host=True).status is Status.OUT_OF_MEMORY
+    host = evidence(link("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."))
+    assert classify(host, device_is_host=True).status is Status.OUT_OF_MEMORY
+
+
 # --- the corpus ---------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,10 @@ BAD = {
     "{name: bad, workload: a.py, plan: b.yaml, time: 10 minutess}": [
         "line 3: job bad, `time`: found '10 minutess'; expected a time such as"
     ],
+    "{name: bad, workload: a.py, plan: b.yaml, memory: 1e400GiB, time: 1e400s}": [
+        "line 3: job bad, `memory`: found '1e400GiB'; expected an amount with its unit",
+        "line 3: job bad, `time`: found '1e400s'; expected a time",
+    ],
     "{name: bad, workload: a.py, plan: b.yaml, memory: 20}": [
         'line 3: job bad, `memory`: found 20; expected an amount with its unit such as "20GiB", or a fraction'
     ],

@@ -147,6 +147,15 @@ def make_broken(place: str) -> Workload:
     return Workload(Broken(8, 4) if place == "model" else mlp(), loader, optimizer=recipe)
 
 
+def make_exiting(name: str) -> Workload:
+    """A workload whose step raises what would end a process."""
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise {"KeyboardInterrupt": KeyboardInterrupt, "SystemExit": SystemExit, "GeneratorExit": GeneratorExit}[name]
+
+    return Workload(mlp(), vectors(), step_fn=step)
+
+
 def wide_step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = model(batch).square().mean()
     return loss

@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from autofit.core.errors import StudyError
+from autofit.core.errors import StorageError, StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
@@ -210,6 +210,19 @@ def test_optuna_stays_as_talkative_as_it_was(journal: Path, caplog: pytest.LogCa
     finally:
         optuna.logging.set_verbosity(kept)
         optuna.logging.disable_propagation()
+
+
+def test_a_disk_that_is_full_while_the_study_is_made_is_a_study_error_and_it_can_be_made_again(tmp_path: Path) -> None:
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (0, 10, 150, 300):  # within the first lines
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, kept[1]))
+        try:
+            with pytest.raises(StorageError, match=r"not be opened: found OSError.*expected .*free space"):
+                reopen(tmp_path / "s.journal")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    run(tmp_path / "s.journal", measured())
+    assert len(reopen(tmp_path / "s.journal").earlier()) == 1
 
 
 def test_a_full_disk_is_a_study_error_and_the_write_can_be_made_again(journal: Path) -> None:

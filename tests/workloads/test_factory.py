@@ -146,6 +146,12 @@ def test_an_exit_at_import_is_the_users_error(write: Write) -> None:
     assert "raised SystemExit: 2" in str(user_error("train.py"))
 
 
+@pytest.mark.parametrize("name", ["GeneratorExit", "KeyboardInterrupt", "BaseException"])
+def test_whatever_a_factory_raises_is_the_users_error(name: str, write: Write) -> None:
+    write("train.py", f"def make_workload():\n    raise {name}('no data')\n")
+    assert f"raised {name}: no data" in str(user_error("train.py"))
+
+
 def test_wrong_arguments_are_shown(write: Write) -> None:
     write("train.py", GOOD)
     with pytest.raises(UserCodeError, match="unexpected keyword argument 'depth'"):

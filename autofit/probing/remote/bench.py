@@ -21,7 +21,7 @@ from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target
-from autofit.probing.compile_cache import VARIABLE, new_cache
+from autofit.probing.compile_cache import VARIABLE, CompileCache
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.nursery import Nursery
 from autofit.probing.remote.output import OutputLog
@@ -78,7 +78,7 @@ class RemoteBench:
         self._deadlines = deadlines or Deadlines()
         if self._clock.limit_s is not None:
             self._deadlines = replace(self._deadlines, grace_s=min(self._deadlines.grace_s, BRIEF_GRACE_S))
-        self._log, self._cache = OutputLog(log), new_cache()
+        self._log, self._cache = OutputLog(log), CompileCache()
         self._nursery = Nursery({VARIABLE: self._cache.name, **target.environment})
         self._most, self._count, self._leaks = probes_per_child, 0, 0
         # The first child's findings are reused for all: available memory fluctuates, and the survey takes time.

@@ -48,7 +48,7 @@ from autofit.probing.frozen_heap import collect_as_usual
 from autofit.probing.installed_modules import installed_modules
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.standin_bench import StandInBench
-from autofit.probing.watchdog import Watchdog
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
@@ -204,14 +204,16 @@ def _known(request: dict[str, Any]) -> Briefing | None:
 
 @contextmanager
 def _exits_as_errors(when: str) -> Iterator[None]:
-    """Turns a KeyboardInterrupt or SystemExit of the user's code, which would end this process, into an error.
+    """Turns what the user's code raised and would end this process, such as a SystemExit, into an error.
 
     Raises:
-        UserCodeError: the code inside raised one of the two.
+        UserCodeError: the code inside raised an exception that is not an `Exception`.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit) as error:
+    except (Exception, Overdue):
+        raise
+    except BaseException as error:  # noqa: BLE001  # whatever else the user's code raises
         message, evidence = f"your code raised {type(error).__name__} {when}", collect(error)
         scrub(error)
         raise UserCodeError(message, evidence.traceback_text) from None

@@ -129,6 +129,14 @@ def test_an_error_of_the_users_comes_with_their_frames(run: Run) -> None:
         assert "/autofit/probing/" not in reply["traceback"]
 
 
+@pytest.mark.parametrize("name", ["KeyboardInterrupt", "SystemExit", "GeneratorExit"])
+def test_an_exit_in_the_users_code_is_the_users_error(name: str, run: Run) -> None:
+    (reply,) = run(opening(f"{TARGETS}:make_exiting", arguments={"name": name}))
+    assert reply["type"] == "UserCodeError"
+    assert f"your code raised {name} while the workload was opened" in reply["message"]
+    assert "targets.py" in reply["traceback"]
+
+
 def test_an_error_of_our_own_is_said_as_that(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: object) -> object:
         raise RuntimeError("a defect")
