@@ -77,7 +77,7 @@ class Fit:
 
     @property
     def gain(self) -> Ratio | None:
-        """Throughput over the baseline, with its interval. None if the baseline does not run."""
+        """Throughput over the baseline, with its interval. None if it is unknown; see `Recommendation.gain`."""
         return self.recommendation.gain
 
     @property

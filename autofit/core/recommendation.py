@@ -86,7 +86,8 @@ class Recommendation(BaseModel):
         proof: the measurement of that run: whole steps on the worst batch, inside the budget.
         estimate: estimate of the plan's peak before it first ran; None if there was none.
         baseline: the user's plan, with its outcome.
-        gain: throughput of `plan` relative to the baseline. None if the baseline does not run.
+        gain: throughput of `plan` relative to the baseline. None if the baseline does not run, or if the two did not
+            race and the proof contradicts the probe.
         rate_per_s: throughput of `plan`, on the same scale as `Candidate.rate_per_s`.
         alternatives: other measured plans, best first. `plan`, the alternatives that are `on_front`, and the baseline
             if it is `on_front`, are the Pareto front of throughput against memory.

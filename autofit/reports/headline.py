@@ -56,9 +56,9 @@ def headline(r: Recommendation) -> str:
         noise = ", which is within the noise" if r.gain.low <= 1 <= r.gain.high else ""
         gain = f"{r.gain} of the baseline's throughput{noise}"
     else:
-        gain = absent_baseline(r) or "its gain over the baseline is unknown"
+        gain = unknown_gain(r)
     change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
-    return f"Use {plan}: {gain}{change}.{_doubt(r)} {within}".strip()
+    return f"Use {plan}: {gain}{change}.{doubt(r)} {within}".strip()
 
 
 def kept_because(r: Recommendation) -> str:
@@ -96,7 +96,13 @@ def contradicting_rate(r: Recommendation) -> float | None:
     return proven if proof_contradicts(r.proof, proven, r.rate_per_s) else None
 
 
-def _doubt(r: Recommendation) -> str:
+def unknown_gain(r: Recommendation) -> str:
+    """Returns why the gain over the baseline is unknown, as the end of a sentence."""
+    why = "" if contradicting_rate(r) is None else ", because the proof contradicts the probe"
+    return absent_baseline(r) or f"its gain over the baseline is unknown{why}"
+
+
+def doubt(r: Recommendation) -> str:
     """Returns a sentence on a proof that contradicts the throughput that is shown; "" if it does not."""
     proven = contradicting_rate(r)
     if proven is None or r.rate_per_s is None:

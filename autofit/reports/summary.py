@@ -17,7 +17,7 @@ from autofit.reports.applying import functions_of
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
 from autofit.reports.evaluation import evaluation_code, evaluation_lines
-from autofit.reports.headline import absent_baseline, contradicting_rate, kept_because
+from autofit.reports.headline import contradicting_rate, kept_because, unknown_gain
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
 from autofit.terminal import wrapped
 
@@ -89,9 +89,8 @@ def _headline(r: Recommendation, width: int) -> list[Line]:
     if r.plan == r.baseline.plan:
         text, colour = f"Keep the baseline: {plan}. {kept_because(r)}.", "title"
     elif r.gain is None:
-        absent = absent_baseline(r)
-        fails = f" {absent[0].upper()}{absent[1:]}." if absent else ""
-        text, colour = f"Use {plan}{_batch_change(r)}.{fails}", "title"
+        unknown = unknown_gain(r)
+        text, colour = f"Use {plan}{_batch_change(r)}. {unknown[0].upper()}{unknown[1:]}.", "title"
     else:
         text = f"Use {plan}: {r.gain} the throughput of the baseline{_batch_change(r)}."
         colour = "good" if r.gain.low > 1 else "title"

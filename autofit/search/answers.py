@@ -10,6 +10,7 @@ from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.search.checks import Checks
 from autofit.search.choice import PROBE_NOISE_RATIO, keeps_batch, measurement_of, quotient
+from autofit.search.contradiction import proof_contradicts
 from autofit.search.evidence import Answered
 from autofit.search.trial_runner import TrialRunner
 
@@ -167,11 +168,17 @@ class Answers:
 
     @property
     def ratio(self) -> float | None:
-        """Throughput of the answer over that of the baseline, by probes; None if one of them is unknown."""
+        """Throughput of the answer over that of the baseline, by probes; None if one of them is unknown.
+
+        It is unknown as well if the proof of the answer contradicts its probe.
+        """
         baseline = self._runner.record.get(self._space.baseline.key)
         if self.best is None or baseline is None or not baseline.outcome.measured:
             return None
-        found = self._objective.score(self._probe_of(self.best)) / self._objective.score(measurement_of(baseline))
+        proof, shown = measurement_of(self.best), self._objective.score(self._probe_of(self.best))
+        if proof_contradicts(proof, self._objective.score(proof), shown):
+            return None
+        found = shown / self._objective.score(measurement_of(baseline))
         return found if math.isfinite(found) else None
 
 

@@ -101,10 +101,10 @@ class CommonScale:
         shown, proven, unit = self.rate_per_s(trial), self._objective.score(proof), self._objective.unit
         if not proof_contradicts(proof, proven, shown):
             return ""
+        gain = "the gain may be off by as much" if self.raced(trial) else "no gain is reported"
         return (
             f"the proof ran at {short_number(proven)} {unit}/s, but {short_number(shown)} are shown: probably "
-            "something else used this machine meanwhile, and the gain may be off by as much. Tune again when the "
-            "machine is idle"
+            f"something else used this machine meanwhile, and {gain}. Tune again when the machine is idle"
         )
 
     def promise(self, trial: Trial, leader: Trial) -> float:

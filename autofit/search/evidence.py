@@ -60,7 +60,8 @@ class Answered(_EvidencePart):
     Attributes:
         at_s: seconds since the call began.
         plan: the plan.
-        ratio: throughput over that of the baseline, by probes; None if the baseline was not measured.
+        ratio: throughput over that of the baseline, by probes; None if the baseline was not measured, or the proof of
+            the plan contradicts its probe.
     """
 
     at_s: float

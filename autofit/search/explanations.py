@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
@@ -29,6 +30,7 @@ class Explanations:
         baseline: the latest trial of the baseline.
         scale: the throughput of all plans on one scale.
         unproven: reason why the proof of a plan failed, by the plan's key.
+        doubt: how the proof of the winner contradicts the throughput that is shown for it; "" if it does not.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class Explanations:
         baseline: Trial,
         scale: CommonScale,
         unproven: Mapping[str, str],
+        doubt: str = "",
     ) -> None:
         self._runner, self._measured, self._baseline = runner, measured, baseline
-        self._scale, self._unproven = scale, unproven
+        self._scale, self._unproven, self._doubt = scale, unproven, doubt
         self._objective = runner.tuning.objective
 
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
@@ -55,6 +58,8 @@ class Explanations:
         if failed or trial.plan.key in self._unproven:
             return failed or f"{PROOF_FAILED} ({self._unproven[trial.plan.key]})"
         ratio, scale = self._scale.claim(trial, winner), self._scale
+        if self.is_unknown(ratio):
+            return "not compared: the proof of the recommended plan contradicts its probe"
         speed = f"{ratio} {OF_RECOMMENDED}"
         if ratio.pairs:
             speed = f"{speed}, in {ratio.pairs} paired blocks"
@@ -66,6 +71,10 @@ class Explanations:
             return f"not faster beyond the noise, and changes the batch: {speed}" if ratio.value > 1 else speed
         tied = ties(scale.ratio(winner, trial), self._objective.tie_ratio)
         return f"a tie, decided by {_decider(trial, winner, self._baseline.plan)}: {speed}" if tied else speed
+
+    def is_unknown(self, over_winner: Ratio) -> bool:
+        """Returns whether a ratio to the winner rests on a probe of it that its proof contradicts."""
+        return bool(self._doubt) and not over_winner.pairs
 
     def untried(self, winner: Trial, end: SearchEnd, searched_s: float) -> str:
         """Returns why only the baseline was measured, and what a longer search needs; "" if another plan was measured.
@@ -118,13 +127,13 @@ class Explanations:
         gain = self._scale.claim(winner, baseline)
         if failed := failed_in_race(self._scale.race, baseline):
             yield f"the baseline {failed}; the gain is relative to its blocks or probe before that"
-        elif winner is not baseline and gain.pairs == 0:
+        elif winner is not baseline and gain.pairs == 0 and not self._doubt:
             why = (
                 "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
             )
             within = " and is within their noise" if gain.low <= 1 else ""
             yield f"{why}: the gain rests on two separate probes{within}"
-        elif gain.low <= 1 < gain.value:
+        elif gain.low <= 1 < gain.value and not self.is_unknown(gain):
             yield f"the gain over the baseline, {gain}, is within the noise"
 
     def _alone(self) -> str:

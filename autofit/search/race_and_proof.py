@@ -89,23 +89,25 @@ class Final:
         winner, proof = self._placed(answer), self._charged(answer.plan, measurement_of(answer))
         self._scale.anchor(winner)
         trials = tuple(self._runner.trials)
-        explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven)
+        doubt = self._scale.doubt_of_proof(winner, proof)
+        explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven, doubt)
+        gain = self._gain(winner)
         self._caveats += explanations.caveats(winner, self._end)
         self._caveats += self._checks.caveats(winner.plan)
         if not is_proven(answer):
             self._caveats.insert(0, "; ".join(("the baseline is not proven", *proof.warnings)))
-        if doubt := self._scale.doubt_of_proof(winner, proof):
+        if doubt:
             self._caveats.insert(0, doubt)
         keys = self._front(winner, proof)
         return Findings(
             plan=winner.plan,
             proof=proof,
             baseline=self._candidate(self._baseline, "", keys),
-            gain=self._gain(winner),
+            gain=None if gain and winner is not self._baseline and explanations.is_unknown(gain) else gain,
             rate_per_s=self._scale.rate_per_s(winner),
             untried=explanations.untried(winner, self._end, self._searched_s),
             alternatives=tuple(
-                self._alternative(t, winner, explanations.why_not(t, winner), keys)
+                self._alternative(t, winner, explanations, keys)
                 for t in self._measured
                 if t.plan not in (winner.plan, self._baseline.plan)
             ),
@@ -365,9 +367,12 @@ class Final:
             on_front=trial.plan.key in keys,
         )
 
-    def _alternative(self, trial: Trial, winner: Trial, note: str, keys: Set[str]) -> Candidate:
-        found = self._candidate(trial, note, keys)
-        return found.model_copy(update={"over_recommended": self._scale.claim(trial, winner)})
+    def _alternative(self, trial: Trial, winner: Trial, explanations: Explanations, keys: Set[str]) -> Candidate:
+        found, ratio = (
+            self._candidate(trial, explanations.why_not(trial, winner), keys),
+            self._scale.claim(trial, winner),
+        )
+        return found.model_copy(update={"over_recommended": None if explanations.is_unknown(ratio) else ratio})
 
     def _front(self, winner: Trial, proof: Measurement) -> Set[str]:
         """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""

@@ -16,9 +16,12 @@ from autofit.core.errors import (
 from autofit.core.outcome import Outcome, Status
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.trial import Purpose, Trial
+from autofit.core.units import short_number
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
+from autofit.reports.canvas import Canvas
 from autofit.reports.headline import batch_change, cause, contradicting_rate, failed_headline, headline
+from autofit.reports.html.card import card
 from autofit.reports.html.page import render
 from autofit.reports.markdown import to_markdown
 from autofit.reports.summary import summarize
@@ -75,6 +78,27 @@ def test_a_proof_far_from_the_throughput_that_is_shown_is_in_the_headline() -> N
     assert "Its proof ran at " in headline(faster)
     worst = r.proof.model_copy(update={"warmup_times_s": ()})
     assert contradicting_rate(faster.model_copy(update={"proof": worst})) is None
+
+
+def test_a_gain_that_the_proof_contradicts_is_in_no_form_of_the_answer() -> None:
+    """Not even where caveats are folded away. Both throughputs are there instead."""
+    r = answer()
+    doubted = r.model_copy(update={"rate_per_s": 4 * (r.rate_per_s or 0.0), "gain": None})
+    page = assembled(sources.of_recommendation(doubted))
+    why = "gain over the baseline is unknown, because the proof contradicts the probe"
+    for text in (headline(doubted), summarize(doubted, Canvas(400)), card(doubted), to_markdown(page), render(page)):
+        assert why in text
+        assert short_number(r.objective.score(r.proof)) in text
+    assert "of the baseline&#x27;s throughput" not in card(doubted)
+    assert "the baseline was not measured" not in render(page)
+
+
+def test_a_gain_of_a_race_whose_proof_contradicts_it_never_stands_without_the_doubt() -> None:
+    r = answer()
+    doubted = r.model_copy(update={"rate_per_s": 4 * (r.rate_per_s or 0.0)})
+    assert f"{doubted.gain} of the baseline" in card(doubted).replace("&#x27;", "'")
+    assert "Its proof ran at " in card(doubted)
+    assert "proof" not in card(r)
 
 
 @pytest.mark.parametrize(

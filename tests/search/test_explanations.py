@@ -1,11 +1,15 @@
 """Caveats of a search: what its gain rests on."""
 
+import pytest
+
 from autofit.core.budget import Budget
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.search.event import Event
 from autofit.search.phases import run
 from tests.fakes import (
+    FakeBench,
     always,
     small_bench,
     tuning_of,
@@ -38,6 +42,31 @@ def test_without_time_for_a_race_the_gain_is_said_to_rest_on_probes() -> None:
         assert findings.gain is not None
         assert findings.gain.pairs == 0 or findings.gain.pairs < 4
     assert any("undecided" in c or "no time for a race" in c for c in findings.caveats)
+
+
+def slowed(bench: FakeBench, plan: Plan, by: float) -> None:
+    """Makes the proofs of a plan run so many times slower than its other runs."""
+    probe = bench.evaluate(plan, Purpose.PROBE).measurement
+    assert probe is not None
+    times_s = tuple(by * time_s for time_s in probe.step_times_s)
+    proof = probe.model_copy(update={"step_times_s": times_s, "warmup_times_s": times_s[:1]})
+    bench.faults[plan.key] = {Purpose.PROOF: Outcome(status=Status.MEASURED, measurement=proof)}.get
+
+
+@pytest.mark.parametrize(("by", "time_s", "known"), [(4.0, 6.5, False), (1.2, 6.5, True), (4.0, 4000.0, True)])
+def test_where_the_proof_contradicts_the_probe_there_is_no_ratio(by: float, time_s: float, known: bool) -> None:
+    """Blocks of a race ran beside those of the baseline, so their ratio stands, with the doubt beside it."""
+    bench = calm(effects={}, slower=lambda plan: 0.2 if plan.values["precision"] == "bf16" else 1.0)
+    fast, events = at(bench, 8, precision="bf16"), list[Event]()
+    slowed(bench, fast, by)
+    budget = Budget(memory_bytes=bench.budget_bytes, time_s=time_s)
+    findings = run(only(bench, bench.space.baseline, fast, budget=budget, listen=events.append))
+    assert findings.plan == fast
+    assert (findings.gain is not None) is known
+    assert any("the proof ran at " in caveat for caveat in findings.caveats[:1]) is (by > 2)
+    assert known or "no gain is reported" in findings.caveats[0]
+    assert known or not any("4.9" in event.text for event in events)
+    assert known or not any("the gain rests on" in caveat for caveat in findings.caveats)
 
 
 def test_a_long_message_of_the_users_code_is_cut_in_what_becomes_the_headline() -> None:

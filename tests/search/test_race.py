@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from statistics import fmean
 
 import pytest
 
@@ -103,6 +104,28 @@ def test_the_rounds_are_bounded() -> None:
     race = race_of({"a": 1.0, "b": 1.03}, 0.5, 5)
     assert race.rounds <= MAX_ROUNDS
     assert race.over
+
+
+def test_a_decided_race_goes_on_until_its_gain_over_the_pinned_plan_is_known_well() -> None:
+    rounds = []
+    for seed in range(20):
+        race = race_of({"own": 1.0, "a": 8.0}, 0.2, seed, pinned="own")
+        rounds.append(race.rounds)
+        assert race.decided
+        pairing = race.pairing("a", "own")
+        assert pairing is not None
+        ratio = pairing.ratio()
+        assert ratio.high / ratio.value < 1.1 or race.rounds == MAX_ROUNDS
+        assert race_of({"own": 1.0, "a": 8.0}, 0.2, seed).rounds == MIN_ROUNDS  # no plan whose gain is reported
+    assert fmean(rounds) > 2 * MIN_ROUNDS
+
+
+def test_a_quiet_race_ends_with_the_first_rounds_and_a_limit_of_time_ends_a_wide_one() -> None:
+    assert race_of({"own": 1.0, "a": 8.0}, 0.01, 1, pinned="own").rounds == MIN_ROUNDS
+    race = Race(("own", "a"), "own")
+    run_race(race, simulated({"own": 1.0, "a": 8.0}, 0.3, 2)[0], lambda: race.rounds >= 5)
+    assert race.wide
+    assert race.rounds == 5
 
 
 def test_a_failed_block_takes_the_plan_out_with_its_reason() -> None:

@@ -55,7 +55,8 @@ def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> li
     if best.is_baseline:
         found.append(tile("Change", "none", "the baseline is the answer"))
     elif best.gain is None:
-        found.append(tile("Gain", "–", "the baseline was not measured within the budget"))
+        absent = "the baseline was not measured within the budget"
+        found.append(tile("Gain", "–", _proof(report).removeprefix("; ") or absent))
     else:
         note = f"{interval(best.gain)}{_proof(report)}"
         found.append(tile("Gain", format_ratio(best.gain.value), note, "good" if best.gain.low > 1 else ""))

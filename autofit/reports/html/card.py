@@ -5,7 +5,7 @@ from autofit.core.outcome import Status
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.reports.headline import absent_baseline
+from autofit.reports.headline import doubt, unknown_gain
 from autofit.reports.html.parts import LABEL, REASON
 from autofit.reports.markup import Markup, element, joined, shortened
 
@@ -38,8 +38,8 @@ def _gain(r: Recommendation) -> str:
     if r.plan == r.baseline.plan:
         return "."
     if r.gain is not None:
-        return f": {r.gain} of the baseline's throughput."
-    return f": {absent_baseline(r) or 'its gain over the baseline is unknown'}."
+        return f": {r.gain} of the baseline's throughput.{doubt(r)}"
+    return f": {unknown_gain(r)}.{doubt(r)}"
 
 
 def _candidate(r: Recommendation, name: str, one: Candidate) -> Markup:
