@@ -17,6 +17,7 @@ from autofit.core.errors import UsageError
 from autofit.fit import Fit
 from autofit.integrations.fabric import fabric_arguments
 from autofit.integrations.given_plan import GivenPlan
+from autofit.integrations.kept_batch import with_kept_batch
 from autofit.integrations.lightning_trainer import (
     batch_size_of,
     check_attribute,
@@ -249,6 +250,8 @@ class AutofitCallback(_UnderPlan):
         before = (batch_size_of(loader) or 0) * trainer.accumulate_grad_batches
         with without_logging(pl_module):
             fit = tune(pl_module, loader, **self._tuning(trainer, pl_module, before))
+        if before and not {"global_batch_size", "max_global_batch_size"} & self._arguments.keys():
+            fit = with_kept_batch(fit, "of your loader and the Trainer's accumulation")
         self.fit = fit
         PlanSettings.of(fit, "lightning").warn()
         set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)

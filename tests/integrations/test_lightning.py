@@ -171,6 +171,7 @@ def test_a_training_tunes_itself_leaves_no_trace_and_trains_under_the_plan(
     assert callback.fit is not None
     assert callback.fit.plan.global_batch_size == 8
     assert callback.fit.proof.worst_steps >= 3
+    assert "the 8 samples of an optimizer step are those of your loader" in callback.fit.caveats[-1]
 
 
 @needs_bf16
@@ -197,6 +198,8 @@ def test_a_schedule_fits_a_global_batch_that_changed(tmp_path: Path) -> None:
     callback = AutofitCallback(global_batch_size=16, study=tmp_path / "study.db", time_budget=20, progress=False)
     trainer(callback, max_steps=-1, max_epochs=1).fit(net, loader())
     assert net.expected == len(net.updates) == 4
+    assert callback.fit is not None
+    assert not any("were kept" in caveat for caveat in callback.fit.caveats)
 
 
 def test_a_training_that_is_slower_than_its_plan_says_where_the_time_goes() -> None:

@@ -11,6 +11,7 @@ from transformers import Trainer
 from autofit.api import tune
 from autofit.core.errors import UsageError
 from autofit.fit import Fit
+from autofit.integrations.kept_batch import with_kept_batch
 
 OVERRIDDEN = ("training_step", "_inner_training_loop", "get_batch_samples")
 """Methods of a Trainer that decide what an optimizer step is. A subclass that overrides one has a step that autofit
@@ -58,9 +59,12 @@ def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
             **_precision(args, arguments),
         }
         chosen["without"] = _without(args, arguments)
-        return tune(model, _loader_of(trainer), **chosen)
+        fit = tune(model, _loader_of(trainer), **chosen)
     finally:
         trainer.optimizer = before
+    if {"global_batch_size", "max_global_batch_size"} & arguments.keys():
+        return fit
+    return with_kept_batch(fit, "of per_device_train_batch_size and gradient_accumulation_steps")
 
 
 def _check(trainer: Any) -> None:

@@ -11,6 +11,7 @@ import autofit
 from autofit import strategies
 from autofit.core.errors import UsageError
 from autofit.integrations.huggingface import PlanCheck, apply, tune_trainer, tuning
+from tests.conformance.test_exporters import OWN, recommendation
 from tests.cpu import needs_bf16
 from tests.integrations.huggingface.training import LAYERS, arguments, samples, trainer
 
@@ -41,6 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, make: Any, **given: Any) -> tuple[Any
     """Returns the model, the loader and the arguments that `autofit.tune` gets."""
     calls: list[tuple[Any, Any, dict[str, Any]]] = []
     monkeypatch.setattr(tuning, "tune", lambda model, loader, **chosen: calls.append((model, loader, chosen)))
+    monkeypatch.setattr(tuning, "with_kept_batch", lambda fit, origin: fit)
     tune_trainer(make, **given)
     return calls[0]
 
@@ -68,6 +70,21 @@ def test_choices_of_the_call_replace_those_of_the_trainer(tmp_path: Path, monkey
     assert asked(monkeypatch, make)[2]["max_grad_norm"] is None
     assert asked(monkeypatch, make, global_batch_size=16)[2]["global_batch_size"] == 16
     assert "global_batch_size" not in asked(monkeypatch, make, max_global_batch_size=16)[2]
+
+
+def test_a_batch_that_was_kept_is_said_with_what_frees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit_of_plan = autofit.Fit(recommendation(OWN))
+    monkeypatch.setattr(tuning, "tune", lambda model, loader, **chosen: fit_of_plan)
+
+    def caveats(**given: Any) -> tuple[str, ...]:
+        return tune_trainer(lambda: trainer(arguments(tmp_path)), **given).caveats
+
+    said = caveats()[-1]
+    size = fit_of_plan.plan.global_batch_size
+    assert f"the {size} samples of an optimizer step are those of per_device_train_batch_size" in said
+    assert f"max_global_batch_size={4 * size}" in said
+    assert "learning rate" in said
+    assert caveats(global_batch_size=16) == caveats(max_global_batch_size=16) == fit_of_plan.caveats
 
 
 def test_the_loss_is_that_of_compute_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
