@@ -34,8 +34,6 @@ from autofit.workloads.optimizer_set import each_of
 
 T = TypeVar("T")
 
-_PROFILED_SAMPLES = 2
-"""Batch size of a profile. Batch normalisation over vectors needs two samples."""
 _ORDER = ("", "device")
 """Origins of refusals in the order in which they are listed: what was found in this model comes first."""
 LOOK_S = 10.0
@@ -128,13 +126,8 @@ class Survey:
             return profiled(self.steps, plan, blocks, marked, Counted(found.batch, found.samples))
 
         with suppress(Exception):  # raised by the user's code; a probe will report it
-            return self._in_time(seen, self._small_size)
+            return self._in_time(seen)
         return ()
-
-    @property
-    def _small_size(self) -> int:
-        users, most = self.source.user_batch_size, self.source.max_size or math.inf
-        return int(min(_PROFILED_SAMPLES, users, most)) if self.source.resizable else users
 
     def _uneven_steps(self) -> Sequence[str]:
         """Returns a caveat if the user's step does not do the same updates in each call."""
@@ -143,11 +136,14 @@ class Survey:
             return uneven_steps(self.steps, Counted(found.batch, found.samples))
 
         with suppress(Exception):  # raised by the user's code; a probe will report it
-            return self._in_time(seen, self._small_size)
+            return self._in_time(seen)
         return ()
 
-    def _in_time(self, look: Callable[[Cuttable], T], size: int) -> T:
-        return self.watch.allowed(lambda: look(self.source.cuttable(size, 1)[0]), LOOK_S)
+    def _in_time(self, look: Callable[[Cuttable], T]) -> T:
+        def on(size: int) -> T:
+            return look(self.source.cuttable(size, 1)[0])
+
+        return self.watch.allowed(lambda: self.source.on_small(on), LOOK_S)
 
 
 def uneven_steps(steps: Steps, batch: Counted) -> list[str]:
