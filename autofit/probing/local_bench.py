@@ -131,12 +131,15 @@ class LocalBench:
             free = self.device.is_host or not self._options.enforce
             try:
                 with torch.no_grad(), nullcontext() if free else self.device.limit(memory_bytes, lambda: 0):
-                    self._loss.compute(self.workload.model, self._source.typical(self._source.small_size, 1)[0])
+                    self._source.on_small(self._pass)
             except Exception:  # noqa: BLE001  # raised by the user's code: a probe will report it
                 self.device.synchronize()  # raises if the device no longer answers: then nothing can be put back
         found = Reached.of(self.workload)
         self._guard.restore()
         return found
+
+    def _pass(self, size: int) -> None:
+        self._loss.compute(self.workload.model, self._source.typical(size, 1)[0])
 
     def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs `plan` on the given terms and returns the outcome. Everything is restored afterwards.

@@ -34,8 +34,6 @@ from autofit.workloads.optimizer_set import each_of
 
 T = TypeVar("T")
 
-_PROFILED_SAMPLES = 2
-"""Batch size of a profile. Batch normalisation over vectors needs two samples."""
 _ORDER = ("", "device")
 """Origins of refusals in the order in which they are listed: what was found in this model comes first."""
 LOOK_S = 10.0
@@ -127,12 +125,7 @@ class Survey:
         def seen(found: Cuttable) -> Sequence[Span]:
             return profiled(self.steps, plan, blocks, marked, Counted(found.batch, found.samples))
 
-        return self._in_time(seen, self._small_size)
-
-    @property
-    def _small_size(self) -> int:
-        users, most = self.source.user_batch_size, self.source.max_size or math.inf
-        return int(min(_PROFILED_SAMPLES, users, most)) if self.source.resizable else users
+        return self._in_time(seen)
 
     def _uneven_steps(self) -> Sequence[str]:
         """Returns a caveat if the user's step does not do the same updates in each call."""
@@ -140,12 +133,16 @@ class Survey:
         def seen(found: Cuttable) -> Sequence[str]:
             return uneven_steps(self.steps, Counted(found.batch, found.samples))
 
-        return self._in_time(seen, self._small_size)
+        return self._in_time(seen)
 
-    def _in_time(self, look: Callable[[Cuttable], Sequence[T]], size: int) -> Sequence[T]:
+    def _in_time(self, look: Callable[[Cuttable], Sequence[T]]) -> Sequence[T]:
         """Returns what a look at a step found; nothing if it takes too long or the user's code fails, as in a probe."""
+
+        def on(size: int) -> Sequence[T]:
+            return look(self.source.cuttable(size, 1)[0])
+
         with suppress(Exception, Overdue):
-            return self.watch.allowed(lambda: look(self.source.cuttable(size, 1)[0]), LOOK_S)
+            return self.watch.allowed(lambda: self.source.on_small(on), LOOK_S)
         return ()
 
 

@@ -41,9 +41,8 @@ def facts_of(
     micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable, whole=whole)
 
     def rehearsed(watch: Watch) -> None:
-        small = source.small_size
         try:
-            rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+            source.on_small(lambda size: rehearse(workload, loss, Counted(source.typical(size, 1)[0], size), watch))
         finally:
             restore()  # the user's functions may have kept a tensor without data
 
@@ -122,7 +121,7 @@ def baseline_notes(facts: Facts, user_batch_size: int) -> Iterator[str]:
 
 def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:
     """Returns a worst batch for the trace of a plan. It is a small one if its shapes determine those of any size."""
-    size = min(2, plan.micro_batch_size) if source.resizable and source.even else plan.micro_batch_size
+    size = min(source.small_size, plan.micro_batch_size) if source.even else plan.micro_batch_size
     return Counted(source.worst(size), size)
 
 

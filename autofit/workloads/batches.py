@@ -5,10 +5,10 @@ set and collate function, and its own iterator is never used. Other loaders yiel
 with batch_size=None, any re-iterable object). Their batches are cut and joined where that is correct.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -25,6 +25,8 @@ from autofit.workloads.padded_loader import fixed_padding, padded_loader
 from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.streams import STREAM_BATCHES, read
 from autofit.workloads.tree import Batch, children, map_tensors
+
+T = TypeVar("T")
 
 
 class BatchSource:
@@ -256,8 +258,28 @@ class BatchSource:
 
     @property
     def small_size(self) -> int:
-        """The size of a small batch: 2 if it can be made, since that shows the batch dimension."""
-        return min(2, self.max_size or 2) if self.resizable else self.user_batch_size
+        """The size of a small batch: 2 if it can be made and run, since that shows the batch dimension."""
+        users = self._options.users_size or not self.resizable
+        return self.user_batch_size if users else min(2, self.max_size or 2)
+
+    def on_small(self, look: Callable[[int], T]) -> T:
+        """Calls `look` with the size of a small batch. If that raises, calls it with the user's size, which is kept.
+
+        A model may admit only the sizes that the user makes.
+
+        Raises:
+            Exception: whatever `look` raises at the user's size.
+        """
+        if self.small_size != self.user_batch_size:
+            try:
+                return look(self.small_size)
+            except WorkloadError:  # what autofit says of a batch, it says of any
+                raise
+            except Exception:  # noqa: BLE001  # the user's code: their own size tells whether it is at fault
+                pass
+        found = look(self.user_batch_size)
+        self._options = replace(self._options, users_size=True)
+        return found
 
     def structure(self) -> str:
         """Returns the batches' keys, dtypes and shapes as one stable line. See `batch_algebra.describe`."""

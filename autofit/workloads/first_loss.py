@@ -18,7 +18,11 @@ def loss_of(workload: Workload, source: BatchSource, device: torch.device) -> Lo
     """
     if workload.update_fn is not None:
         return rule_of_update(workload.update_fn)
-    batch = map_tensors(source.typical(source.small_size, 1)[0], lambda t: t.to(device))
-    if not workload.training:
-        return resolve_forward(batch, workload.step_fn)
-    return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
+
+    def found(size: int) -> LossRule:
+        batch = map_tensors(source.typical(size, 1)[0], lambda t: t.to(device))
+        if not workload.training:
+            return resolve_forward(batch, workload.step_fn)
+        return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
+
+    return source.on_small(found)

@@ -12,7 +12,7 @@
 5. Anything else is an error that shows what was found.
 
 Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. Rules 3 and
-4 need one forward pass on two samples. The choice is made once; the returned closure only computes.
+4 need one forward pass. The choice is made once; the returned closure only computes.
 """
 
 import inspect
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_algebra import batch_size, describe, non_batch_tensors, split
+from autofit.workloads.batch_algebra import describe
 from autofit.workloads.model_call import ADVICE, TARGETS, Call, binds, call_for, check_keys, whole_call
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import ignore_index_of
@@ -107,7 +107,7 @@ def resolve_loss(
     Args:
         model: a model on the device of `batch`. The forward pass may change its buffers and the global random
             generators; the caller restores them.
-        batch: any batch of the loader. If it can be cut, at most two of its samples are run through the model.
+        batch: any batch of the loader, which is run through the model; a small one takes less time.
         loss_fn: the user's function or module of (outputs, targets).
         step_fn: the user's function of (model, batch).
 
@@ -170,7 +170,8 @@ def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -
 
 def _inferred(model: nn.Module, batch: Batch) -> LossRule:
     call, text = whole_call(model, batch)
-    output = _tried(call, model, batch)
+    with torch.no_grad():
+        output = call(model, map_tensors(batch, torch.clone))
     if _has_loss(output):
         about = f"the model computes its own loss: {text}.loss"
         return LossRule("output.loss", _model_loss(call, output), True, about)
@@ -186,15 +187,6 @@ def _inferred(model: nn.Module, batch: Batch) -> LossRule:
         f"no loss can be inferred: found a batch ({_shown(batch)}) for which {text} returns {_output_text(output)}; "
         f"expected an output with .loss, or (x, y) with an output that fits y; {ADVICE}{_hint(batch, output)}"
     )
-
-
-def _tried(call: Call, model: nn.Module, batch: Batch) -> Any:
-    """Returns the model's output for two samples, or for the whole batch if it cannot be cut correctly."""
-    size = batch_size(batch)
-    if size > 2 and not non_batch_tensors(batch):
-        batch = split(batch, [2, size - 2])[0]
-    with torch.no_grad():
-        return call(model, map_tensors(batch, torch.clone))
 
 
 def _checked(compute: Callable[..., Any], name: str) -> Compute:

@@ -75,6 +75,8 @@ class SampleBatches(BatchMaker):
         self._chosen: dict[tuple[int, int], list[list[Any]] | None] = {}
         self._loader = loader
         self._lengths = self._scan()
+        self._sizes: Sequence[int] = _STRUCTURE_SIZES
+        self._check_sizes()
         self.varies = self._shapes_differ()
         if not recipe.resizes:
             self._note(
@@ -102,9 +104,22 @@ class SampleBatches(BatchMaker):
             found = list(self._of_sizes())
         return all(_is_even(batch, size) for batch, size in found), has_rows(found)
 
+    def _check_sizes(self) -> None:
+        """Keeps the user's batch size if their code makes no other one, as for images of any size in batches of one."""
+        lengths, users = self._lengths, self.user_batch_size
+        ends = [lengths.rankings()[0][0], lengths.shortest()[0]] if lengths.varies else []
+        try:
+            assert self._shapes  # makes batches of a few sizes
+            if ends:
+                self._at(ends, 2)
+        except Exception as error:  # noqa: BLE001  # the user's code: their own size tells whether it is at fault
+            self._recipe.make(self._drawn(users, 1)[0])
+            self._sizes, self.resizable = (users,), False
+            self._note(f"the batch size stays {users}: making a batch of another size raises {type(error).__name__}")
+
     def _of_sizes(self) -> Iterator[tuple[Batch, int]]:
         """Yields batches of a few sizes, which show the batch dimension."""
-        for size in _STRUCTURE_SIZES:
+        for size in self._sizes:
             yield self._recipe.make(self._drawn(size, 1)[0]), size
 
     def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
@@ -173,8 +188,8 @@ class SampleBatches(BatchMaker):
         batches, sizes = map(list, zip(*self._of_sizes(), strict=True))
         if self._lengths.varies:
             for order in (*self._lengths.rankings(), self._lengths.shortest()):
-                batches.append(self._at(order, 2))
-                sizes.append(2)
+                batches.append(self._at(order, self._sizes[0]))
+                sizes.append(self._sizes[0])
         return describe(batches, sizes)
 
     def typical(self, size: int, count: int) -> list[Batch]:
@@ -279,7 +294,7 @@ class SampleBatches(BatchMaker):
 
     def _shapes_differ(self) -> bool:
         """Makes the first batches, checks that they hold tensors, and returns whether their shapes vary."""
-        size = min(2, len(self._recipe.keys))
+        size = min(self._sizes[0], len(self._recipe.keys))
         batch_size(self._at(range(size), size))
         if not self._lengths.varies:
             return False

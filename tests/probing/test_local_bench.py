@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from autofit import estimators
 from autofit.core.account import Account
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import (
     Untraceable,
@@ -354,3 +355,30 @@ def test_in_another_thread_a_check_ends_between_two_gradients() -> None:
     (found,) = results
     assert (found.passed, found.checked) == (False, False)
     assert "ran out" in found.reason
+
+
+class OfEight(nn.Module):
+    """Admits only batches of 8, as a model does whose hidden state was made for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.blocks(x.view(8, 8))
+        return output
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{}, {"loss_fn": F.cross_entropy}, {"step_fn": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])}],
+)
+def test_a_model_that_admits_only_the_users_batch_is_looked_at_with_that(terms: dict[str, Any]) -> None:
+    workload = Workload(OfEight(), targets.vectors(batch_size=8), **terms)
+    with LocalBench(workload, CPU(), Options(memory_budget="1GiB")) as bench:
+        baseline = bench.briefing.space.baseline
+        knobs = {knob.name for knob in bench.briefing.space.knobs}
+        assert "checkpointed_blocks" in knobs
+        assert bench.trace(baseline).events
+        assert bench.evaluate(baseline, Purpose.PROBE).measured
+        assert bench.evaluate(baseline.replace(micro_batch_size=4), Purpose.PROBE).status is Status.USER_ERROR

@@ -133,3 +133,32 @@ def test_the_samples_of_an_incomplete_last_batch(loader: Any, size: int, samples
     if samples and not isinstance(getattr(loader, "dataset", None), IterableDataset):
         sizes = [len(batch) if isinstance(batch, torch.Tensor) else len(batch[0]) for batch in source.rebuild(size)]
         assert sizes[-1] == samples
+
+
+def test_a_look_that_fails_on_a_small_batch_is_repeated_with_the_users_size_which_is_kept() -> None:
+    source, seen = BatchSource.of(DataLoader(ROWS, batch_size=4)), list[int]()
+
+    def look(size: int) -> int:
+        seen.append(size)
+        if size < 4:
+            raise RuntimeError("expected 4 rows")
+        return size
+
+    assert [source.on_small(look), source.on_small(look), source.by_length.small_size] == [4, 4, 4]
+    assert seen == [2, 4, 4]
+
+
+@pytest.mark.parametrize(("error", "sizes"), [(RuntimeError, [2, 4]), (WorkloadError, [2])])
+def test_a_look_that_fails_at_the_users_size_too_raises_and_keeps_nothing(
+    error: type[Exception], sizes: list[int]
+) -> None:
+    source, seen = BatchSource.of(DataLoader(ROWS, batch_size=4)), list[int]()
+
+    def look(size: int) -> int:
+        seen.append(size)
+        raise error(f"no {size}")
+
+    with pytest.raises(error, match=f"no {sizes[-1]}"):
+        source.on_small(look)
+    assert seen == sizes
+    assert source.small_size == 2

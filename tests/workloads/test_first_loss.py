@@ -54,3 +54,14 @@ def test_a_step_of_the_user_needs_no_loss_and_runs_no_model() -> None:
     found = loss_of(workload, BatchSource.of(loader, worst_case=None, seed=0), CPU)
     assert found.update is not None
     assert (found.name, found.inferred, Counting.seen) == ("update_fn", False, 0)
+
+
+def test_a_model_that_admits_only_the_users_size_runs_on_that() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.view(32, 4))
+
+    loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 32)
+    source = BatchSource.of(loader)
+    assert loss_of(Workload(Fixed(4, 1), loader), source, CPU).name == "mse_loss"
+    assert source.small_size == 32

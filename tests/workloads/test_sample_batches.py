@@ -153,3 +153,47 @@ def test_fresh_batches_are_grouped_as_the_loader_groups_them() -> None:
     loader: Any = DataLoader(texts, batch_sampler=Buckets(lengths, 4), collate_fn=nn.utils.rnn.pad_sequence)  # type: ignore[arg-type]
     for batch in islice(BatchSource.of(loader).fresh(4, 1), 20):
         assert len(set((batch[0] // 8).tolist())) == 1
+
+
+class Images(Dataset[Any]):
+    """Images of different widths, which no two of a batch share."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.ones(3, 4, 4 + at), at
+
+
+def test_the_users_batch_of_one_is_kept_where_no_other_can_be_collated() -> None:
+    source = BatchSource.of(DataLoader(Images(), batch_size=1))
+    assert (source.resizable, source.small_size, source.varies) == (False, 1, True)
+    assert source.worst(1)[0].shape == (1, 3, 4, 12)
+    assert "B" in source.structure()
+    assert source.notes == ("the batch size stays 1: making a batch of another size raises RuntimeError",)
+    with pytest.raises(WorkloadError, match="a batch of 2 was requested"):
+        source.typical(2, 1)
+
+
+def test_images_of_which_only_some_differ_are_not_joined_by_luck() -> None:
+    class Rarely(Images):
+        def __getitem__(self, at: int) -> Any:
+            return torch.ones(3, 4, 5 if at == 7 else 4), at
+
+    assert not BatchSource.of(DataLoader(Rarely(), batch_size=1)).resizable
+
+
+def test_a_collate_function_of_one_size_keeps_it() -> None:
+    def collate(rows: list[Any]) -> torch.Tensor:
+        return torch.stack([row for (row,) in rows]).view(4, 2)
+
+    source = BatchSource.of(DataLoader(TensorDataset(torch.zeros(9, 2)), batch_size=4, collate_fn=collate))
+    assert (source.resizable, source.small_size) == (False, 4)
+
+
+def test_what_fails_at_the_users_size_too_is_the_users_error() -> None:
+    def collate(rows: list[Any]) -> torch.Tensor:
+        raise KeyError(f"{len(rows)} rows")
+
+    with pytest.raises(KeyError, match="4 rows"):
+        BatchSource.of(DataLoader(pairs(9), batch_size=4, collate_fn=collate))
