@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autofit.core.budget import Clock
 from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.units import format_duration
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -76,14 +77,13 @@ class Compiler:
         Args:
             first_steps: runs them and returns their duration in seconds.
         """
-        capped, began = self.watch.clock.patience_s() > COMPILE_S, perf_counter()
+        began = perf_counter()
         try:
             with self._alone():
                 return self.watch.allowed(first_steps, COMPILE_S)
         except Overdue:
             took_s = perf_counter() - began
-        reason = _overdue(took_s, None if capped else self.watch.clock.limit_s)
-        return Outcome(status=Status.NOT_COMPILED, reason=reason, phase=COMPILING)
+        return Outcome(status=Status.NOT_COMPILED, reason=_overdue(took_s, self.watch.clock), phase=COMPILING)
 
     def notes(self) -> tuple[str, ...]:
         """Returns what the user should know about the code of this plan, which must have started cold."""
@@ -102,12 +102,14 @@ class Compiler:
             yield
 
 
-def _overdue(took_s: float, limit_s: float | None) -> str:
-    """Returns why a compilation was ended: at the end of the time budget, or after `COMPILE_S` if `limit_s` is None."""
+def _overdue(took_s: float, clock: Clock) -> str:
+    """Returns why a compilation was ended: after `COMPILE_S`, at the end of the time budget, or of its probe's time."""
     reason = f"compiling was not finished after {format_duration(took_s)}"
-    if limit_s is None:
+    if took_s >= COMPILE_S:
         return f"{reason}, the most that autofit waits for one plan"
-    return f"{reason}, when the time budget of {format_duration(limit_s)} ended"
+    if clock.left_s <= 0 and clock.limit_s is not None:
+        return f"{reason}, when the time budget of {format_duration(clock.limit_s)} ended"
+    return f"{reason}, all the time that its probe had"
 
 
 def _notes(graphs: int, breaks: list[Any], recompiled: dict[Any, list[Any]]) -> Iterator[str]:

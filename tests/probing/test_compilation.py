@@ -25,7 +25,7 @@ from autofit.probing.compilation import MOST_COMPILED, shapes_of_a_training, sta
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.workload import Workload
-from tests.fakes import notes
+from tests.fakes import FakeTime, notes
 
 # torch 2.13 warns of its own code while it compiles, and filters that turn warnings into errors would end it.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -138,14 +138,18 @@ def test_a_compilation_that_takes_too_long_ends_as_an_outcome(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "reason"),
+    ("took_s", "now_s", "limit_s", "reason"),
     [
-        (60.0, "compiling was not finished after 9.04 s, when the time budget of 1 min 0 s ended"),
-        (None, "compiling was not finished after 9.04 s, the most that autofit waits for one plan"),
+        (9.04, 61.0, 60.0, "9.04 s, when the time budget of 1 min 0 s ended"),
+        (9.04, 40.0, 60.0, "9.04 s, all the time that its probe had"),
+        (300.1, 400.0, None, "5 min 0 s, the most that autofit waits for one plan"),
     ],
 )
-def test_a_missed_deadline_says_which_it_was(limit_s: float | None, reason: str) -> None:
-    assert compilation._overdue(9.04, limit_s) == reason
+def test_a_missed_deadline_says_which_it_was(took_s: float, now_s: float, limit_s: float | None, reason: str) -> None:
+    now = FakeTime()
+    clock = Clock(limit_s=limit_s, now=now)
+    now.advance(now_s)
+    assert compilation._overdue(took_s, clock) == f"compiling was not finished after {reason}"
 
 
 @with_compiler
