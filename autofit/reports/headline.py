@@ -65,7 +65,8 @@ def kept_because(r: Recommendation) -> str:
     """Returns why the baseline is kept, as a sentence without a full stop."""
     if any(candidate.note.startswith(PROOF_FAILED) for candidate in r.alternatives):
         return "No faster plan could be proven"
-    return r.untried or "Nothing that was tried is faster"
+    ahead = any(c.gain is not None and c.gain.value > 1 + r.objective.tie_ratio for c in r.alternatives)
+    return r.untried or f"Nothing that was tried is faster{' beyond the noise' if ahead else ''}"
 
 
 def absent_baseline(r: Recommendation) -> str:

@@ -179,6 +179,12 @@ def test_a_faster_plan_whose_proof_failed_is_not_a_plan_that_is_not_faster() -> 
     faster = Candidate(plan=r.plan, outcome=r.baseline.outcome, note=f"{PROOF_FAILED} (over budget: needs more)")
     kept = r.model_copy(update={"plan": r.baseline.plan, "alternatives": ()})
     failed = kept.model_copy(update={"alternatives": (faster,)})
-    for one, expected in ((kept, "Nothing that was tried is faster."), (failed, "No faster plan could be proven.")):
+    seemed = faster.model_copy(update={"note": "not faster", "gain": Ratio(value=1.9, low=0.9, high=4.0)})
+    noisy = kept.model_copy(update={"alternatives": (seemed,)})
+    for one, expected in (
+        (kept, "Nothing that was tried is faster."),
+        (failed, "No faster plan could be proven."),
+        (noisy, "Nothing that was tried is faster beyond the noise."),
+    ):
         assert expected in headline(one)
         assert expected in " ".join(summarize(one).split())
