@@ -257,6 +257,12 @@ class Feasibility:
         """Returns whether a plan is likely enough to fit to be run."""
         return self.probability(plan) >= self.required_probability
 
+    @property
+    def some_are_likely(self) -> bool:
+        """Whether any plan that may be recommended is likely enough to fit."""
+        places = np.flatnonzero(~self.plans.barred())
+        return bool((self.probabilities(places) >= self.required_probability).any())
+
     def is_estimated(self, plan: Plan) -> bool:
         """Returns whether a plan has an estimate with bounds, so that the peaks of other plans add nothing."""
         estimate = self.estimate(plan)

@@ -109,7 +109,7 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     """Returns the error for a search whose plans ran as probes, but none of which could be proven.
 
     Args:
-        failed: the blocks and proofs that failed, at least one.
+        failed: the blocks and proofs that failed; none if only a check was missing.
         measured: number of plans that ran as probes.
         budget: limits on memory, time and trials.
     """
@@ -119,8 +119,9 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     plans = "one plan" if measured == 1 else f"{measured} plans"
     if all(t.outcome.status in (Status.TIMED_OUT, Status.SKIPPED) for t in failed):
         return BudgetSpent(
-            f"{plans} ran as short probes, and time ran out before one was proven. {_tried(failed)} "
-            "Give more time: the study keeps what was measured, and the search continues from there."
+            f"{plans} ran as short probes, and time ran out before one was proven and checked. "
+            f"{f'{_tried(failed)} ' * bool(failed)}Give more time: the study keeps what was measured, and the search "
+            "continues from there."
         )
     what = f"{plans} ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
     if all(t.outcome.status.does_not_fit for t in failed):
@@ -128,16 +129,22 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")
 
 
-def nothing_pinned(trials: Sequence[Trial], pinned: Mapping[str, KnobValue], early: bool) -> AutofitError:
+def nothing_pinned(
+    trials: Sequence[Trial], pinned: Mapping[str, KnobValue], stopped: str, *, early: bool, likely: bool
+) -> AutofitError:
     """Returns the error for a search in which no plan with the pinned values was measured.
 
     Args:
         trials: those of plans with the pinned values.
         pinned: value by knob.
+        stopped: reason why the search ended.
         early: whether a limit ended the search.
+        likely: whether one of these plans is likely to fit.
     """
     what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
     ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    if not trials and not early and likely:
+        return BudgetSpent(f"{what}: the search ended before one ran, {stopped}. Give more time, or pin other values.")
     if not trials and not early:
         return NothingFits(f"{what}: none is likely to fit. Give more memory or time, or pin other values.")
     if any(t.outcome.status.does_not_fit for t in trials) or not (ran or early):

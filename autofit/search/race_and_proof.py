@@ -274,7 +274,8 @@ class Final:
         self._drop_failed()
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
-            raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
+            end, likely = self._end, self._loop.feasibility.some_are_likely
+            raise nothing_pinned(self._pinned_trials(), pinned, end.stopped, early=end.early, likely=likely)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
             chosen = self._choose(self._pool(left))
             why = self._settled(chosen)

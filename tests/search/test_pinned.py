@@ -9,10 +9,11 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
+from autofit.search.no_answer import nothing_proven
 from autofit.search.phases import run
 from autofit.searchers.base import Searcher
 from tests.fakes import FakeBench, MemoryLog, always, tuning_of
-from tests.search.listed import calm
+from tests.search.listed import calm, only
 
 
 def pinned(**values: str | int) -> FakeBench:
@@ -95,3 +96,18 @@ def test_when_they_fail_for_another_reason_memory_is_not_blamed() -> None:
             bench.faults[plan.key] = always(Status.REJECTED, "no such kernel")
     with pytest.raises(WorkloadError, match="no such kernel"):
         run(tuning_of(bench, log))
+
+
+def test_when_none_of_them_ran_although_they_are_likely_to_fit_memory_is_not_blamed() -> None:
+    """As with slow steps: a plan that does not end in time is not proposed."""
+    bench = pinned(precision="tf32")
+    with pytest.raises(BudgetSpent) as error:
+        run(only(bench, bench.space.baseline))
+    assert "the search ended before one ran, nothing left that was worth a probe. Give more time" in str(error.value)
+    assert "memory" not in str(error.value)
+
+
+def test_when_only_a_check_was_missing_no_plan_is_said_to_be_untried() -> None:
+    text = str(nothing_proven([], 2, Budget(memory_bytes=1)))
+    assert "before one was proven and checked. Give more time" in text
+    assert "Nothing was tried" not in text
