@@ -1,6 +1,6 @@
 """A training loop of Hugging Face Accelerate under a plan: precision, batch, accumulation and loader workers.
 
-    pip install "torch-autofit[accelerate]"
+    pip install '.[accelerate]'
     python examples/accelerate_loop.py
 
 Points of interest:

@@ -1,6 +1,6 @@
 """A transformers model, built from a configuration with random weights: nothing is downloaded.
 
-    pip install "torch-autofit[examples]"
+    pip install '.[examples]'
     python examples/huggingface.py
 
 Points of interest:

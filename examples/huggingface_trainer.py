@@ -1,6 +1,6 @@
 """A Hugging Face Trainer: tuned where it is made, and trained under the plan. Nothing is downloaded.
 
-    pip install "torch-autofit[huggingface]"
+    pip install '.[huggingface]'
     python examples/huggingface_trainer.py
 
 Points of interest:

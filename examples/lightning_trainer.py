@@ -1,6 +1,6 @@
 """A Lightning training that tunes its batch when `fit` starts, and a later one under the same plan.
 
-    pip install "torch-autofit[lightning]"
+    pip install '.[lightning]'
     python examples/lightning_trainer.py
 
 Points of interest:

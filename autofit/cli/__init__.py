@@ -6,6 +6,7 @@ cannot be written, `tune` still prints the result, and exits with 2.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -123,10 +124,18 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        message = printable(message)
+        message = f"{printable(message)}{_did_you_mean(message)}"
         if self.as_json:
             print(import_module("autofit.cli.outcome").failure(2, "UsageError", message))
         super().error(message)
+
+
+def _did_you_mean(message: str) -> str:
+    """Returns a question that names the choice that an invalid one is like, or ""."""
+    found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+    choices = [] if found is None else [choice.strip("' ") for choice in found[2].split(",")]
+    near = [] if found is None else import_module("difflib").get_close_matches(found[1], choices, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class _Version(argparse.Action):

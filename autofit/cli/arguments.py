@@ -15,6 +15,14 @@ KNOBS = (
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 
+
+def count(text: str) -> int:
+    """Returns a number of things, of which there is at least one."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected a whole number of at least 1")
+    return int(text)
+
+
 _Group = argparse._ActionsContainer
 """A parser, or a group of its arguments."""
 
@@ -122,7 +130,7 @@ def _tune_training(group: _Group) -> None:
     _global_batch(group)
     group.add_argument(
         "--max-global-batch",
-        type=int,
+        type=count,
         metavar="N",
         help="largest number of samples per optimizer step if --global-batch is not given (default: 1/50 of the data "
         "set)",
@@ -130,7 +138,7 @@ def _tune_training(group: _Group) -> None:
     _training(group)
     group.add_argument(
         "--planned-steps",
-        type=int,
+        type=count,
         metavar="N",
         help="number of optimizer steps you plan to train. Warm-up cost (compilation, kernel tuning) is amortised over "
         "them (default: 10000 if compilation can be searched, otherwise ignore warm-up)",
@@ -146,7 +154,7 @@ def _tune_budget(group: _Group) -> None:
         default="5min",
         help="time for the whole search: 90s, 1h, or none for as long as it pays (default: %(default)s)",
     )
-    group.add_argument("--trials", type=int, metavar="N", help="maximum number of probes (default: no limit)")
+    group.add_argument("--trials", type=count, metavar="N", help="maximum number of probes (default: no limit)")
 
 
 def _tune_search(group: _Group) -> None:
@@ -202,7 +210,7 @@ def _plan(group: _Group) -> None:
 
 
 def _global_batch(group: _Group) -> None:
-    group.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
+    group.add_argument("--global-batch", type=count, metavar="N", help="samples per optimizer step, kept exactly")
 
 
 def _strategies(group: _Group, verb: str) -> None:

@@ -2,6 +2,8 @@
 
 import argparse
 
+from autofit.cli.arguments import count
+
 JOBS_FILE = "jobs.yaml"
 _FILES = {
     "junit": "JUnit XML: a regression is a failed test",
@@ -50,7 +52,7 @@ def init(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", metavar="NAME", help="name of the job (default: that of the file or module)")
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
-    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
+    parser.add_argument("--global-batch", type=count, metavar="N", help="samples per optimizer step, kept exactly")
     parser.add_argument("--memory", metavar="SIZE", help="memory budget: 20GiB, or a fraction such as 0.5")
     parser.add_argument("--time", metavar="TIME", help="time for tuning the job again: 10min, 1h")
     parser.add_argument(

@@ -5,6 +5,11 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.units import format_bytes, short_number
 
 
+def install_command(extra: str) -> str:
+    """Returns how to install what an extra brings. autofit is on no package index yet, so it is said for a checkout."""
+    return f"pip install '.[{extra}]' in a checkout of autofit"
+
+
 def describe_plan(plan: Plan, baseline: Plan) -> str:
     """Describes the batch of `plan` and the knobs that differ from `baseline`."""
     micro, steps = plan.micro_batch_size, plan.accumulation_steps

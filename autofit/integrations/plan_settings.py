@@ -8,6 +8,7 @@ from typing import Any
 
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.core.wording import install_command
 from autofit.exporters.base import Settings, has_fixed_batches
 from autofit.fit import Fit
 from autofit.integrations.given_plan import GivenPlan, fit_of
@@ -84,7 +85,7 @@ def import_package(name: str, package: str) -> Any:
     except ImportError as error:
         raise UsageError(
             f"{name} cannot be imported ({error}); expected {package} to be installed. "
-            f'Install it: pip install "torch-autofit[{package}]"'
+            f"Install it: {install_command(package)}"
         ) from error
 
 

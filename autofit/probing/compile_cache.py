@@ -65,8 +65,8 @@ def _remove_abandoned() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # it is gone, or another user's
             found = folder.lstat()
-            own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
-            if own and time.time() - found.st_mtime > ABANDONED_S and (lock := _locked(folder)) is not None:
+            mine = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+            if mine and time.time() - found.st_mtime > ABANDONED_S and (lock := _locked(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
+from autofit.probing.workload_facts import check_names
 
 _Record = TypeVar("_Record", bound=BaseModel)
 
@@ -23,8 +24,13 @@ def options_of(
 
     Raises:
         UsageError: an argument has a value that is not allowed.
+        SpaceError: a strategy or a knob is unknown.
     """
-    return record_of(Options, strategies=_names(strategies), without=_names(without), pinned=dict(pinned or {}), **rest)
+    options = record_of(
+        Options, strategies=_names(strategies), without=_names(without), pinned=dict(pinned or {}), **rest
+    )
+    check_names(options)
+    return options
 
 
 def record_of(kind: type[_Record], **values: object) -> _Record:

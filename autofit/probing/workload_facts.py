@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 
 from autofit import devices
 from autofit.core.briefing import Options
@@ -125,6 +126,20 @@ def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:
     return Counted(source.worst(size), size)
 
 
+def check_names(options: Options) -> None:
+    """Checks the names of strategies and knobs in options, for which neither the model nor the device is needed.
+
+    Raises:
+        SpaceError: a name is unknown.
+        UsageError: no strategy is left.
+    """
+    chosen(options.strategies, options.without)
+    knobs = [knob for member in members() for knob in member.owns]
+    for name in options.pinned:
+        if name not in knobs:
+            raise SpaceError(f"unknown knob {name!r}. {_expected(name, knobs)}")
+
+
 def chosen(names: Sequence[str] | None, without: Sequence[str] = ()) -> tuple[Strategy, ...]:
     """Returns the strategies with these names, or all for None, except those in `without`.
 
@@ -135,7 +150,7 @@ def chosen(names: Sequence[str] | None, without: Sequence[str] = ()) -> tuple[St
     known = [member.name for member in members()]
     unknown = [name for name in (*(names or ()), *without) if name not in known]
     if unknown:
-        raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
+        raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}. {_expected(unknown[0], known)}")
     wanted = known if names is None else names
     found = tuple(member for member in members() if member.name in wanted and member.name not in without)
     if without and not found:
@@ -144,3 +159,9 @@ def chosen(names: Sequence[str] | None, without: Sequence[str] = ()) -> tuple[St
             f"Expected at least one of {', '.join(known)}. Exclude fewer, or choose others."
         )
     return found
+
+
+def _expected(name: str, known: Sequence[str]) -> str:
+    """Returns the names that were expected, after the one that an unknown name is like."""
+    near = get_close_matches(name, known, n=1)
+    return f"{f'Did you mean {near[0]!r}? ' if near else ''}Expected some of {', '.join(known)}."

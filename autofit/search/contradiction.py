@@ -24,18 +24,18 @@ def contradiction(
 ) -> str:
     """Returns the difference beyond the noise, in words; "" if there is none, or if the two cannot be compared.
 
+    The peak of live tensors is not compared (`other_peak`).
+
     Args:
         then: outcome of a plan in the study.
         now: outcome of the same plan in this run.
         objective: gives the score to compare.
         memory_bytes: the budget for both.
-        blocks: blocks of a race, which measure speed only: their median counts, and `now` is the last of them.
+        blocks: blocks of a race: their median counts, and `now` is the last of them.
     """
     old, new = then.measurement, now.measurement
     if old is None or new is None:
         return _fits_no_more(then, now, memory_bytes)
-    if not blocks and (memory := _memory(old, new)):
-        return memory
     old, new = (found.model_copy(update={"new_shape_s": 0.0}) for found in (old, new))  # a block has none
     objective = objective.model_copy(update={"planned_samples": None})  # steady steps only, without the warm-up
     middle = median(objective.score(block) for block in blocks) if blocks else objective.score(new)
@@ -56,8 +56,14 @@ def proof_contradicts(proof: Measurement, proven_per_s: float, shown_per_s: floa
     return max(shown_per_s, proven_per_s) > SPEED_RATIO * min(shown_per_s, proven_per_s)
 
 
-def _memory(old: Measurement, new: Measurement) -> str:
-    was, found = old.memory.allocated_bytes, new.memory.allocated_bytes
+def other_peak(then: Outcome, now: Outcome) -> str:
+    """Returns the difference of the peaks of live tensors, in words; "" if there is none.
+
+    They do not depend on what else the machine does: with another peak, it is another workload.
+    """
+    if then.measurement is None or now.measurement is None:
+        return ""
+    was, found = then.measurement.memory.allocated_bytes, now.measurement.memory.allocated_bytes
     if abs(found - was) <= MEMORY_BYTES or max(found, was) <= MEMORY_RATIO * min(found, was):
         return ""
     return f"a peak of {format_bytes(found)} of live tensors, was {format_bytes(was)}"

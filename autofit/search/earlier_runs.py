@@ -6,7 +6,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.search.contradiction import contradiction
+from autofit.search.contradiction import contradiction, other_peak
 from autofit.search.tuning import Tuning
 
 BLOCKS = 3
@@ -16,21 +16,37 @@ BLOCKS = 3
 class Earlier:
     """The trials of earlier runs that are valid for this run, until a run contradicts them.
 
+    Another peak of live tensors shows another workload: all trials are dropped. Another speed, or a plan that does not
+    fit any more, may come from what else the machine does: only the trials of that plan are dropped.
+
     Attributes:
-        trials: all trials of earlier runs; empty once they were dropped.
+        trials: all trials of earlier runs, except those that were dropped.
         known: those that are informative about a plan of this search; last the baseline, measured again.
-        caveats: limitations that the user should know.
     """
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning, self._baseline = tuning, tuning.space.baseline
         self.trials = tuple(tuning.log.earlier())
         self.known = tuple(t for t in self.trials if self._is_informative(t))
-        self.caveats: list[str] = []
+        self._dropped: dict[Plan, str] = {}
+        self._another = ""
         self._blocks: dict[str, list[Measurement]] = {}
 
+    @property
+    def caveats(self) -> list[str]:
+        """Limitations that the user should know."""
+        if self._another or not self._dropped:
+            return [self._another] if self._another else []
+        count = "1 plan" if len(self._dropped) == 1 else f"{len(self._dropped)} plans"
+        plan, what = next(iter(self._dropped.items()))
+        return [
+            "the speed or the free memory of this machine has changed since earlier runs: the earlier trials of "
+            f"{count} were dropped, first because {plan} now shows {what}, which is more than noise. If something else "
+            "uses the machine, tune again when it is idle"
+        ]
+
     def measure_again(self, run: Callable[[], Trial]) -> None:
-        """Runs the baseline. If it contradicts the study twice, the earlier trials are dropped.
+        """Runs the baseline, once more if it contradicts the study.
 
         A baseline that ended every process in which it ran is not run again. If it is screened out now, its earlier
         trials stay valid.
@@ -42,44 +58,54 @@ class Earlier:
         if known and known[-1].outcome.reason == DIED:
             return
         trial = run()
-        if self._contradiction(trial.plan, Purpose.PROBE, trial.outcome):
+        if any(self._contradictions(trial.plan, Purpose.PROBE, trial.outcome)):
             trial = run()  # a single probe may be disturbed
-        if what := self._contradiction(trial.plan, Purpose.PROBE, trial.outcome):
-            self._drop(trial.plan, what)
+        self.compare(trial.plan, Purpose.PROBE, trial.outcome)
         if trial.outcome.status is not Status.SKIPPED:
             self.known = (*(t for t in self.known if t.plan != self._baseline), trial)
 
     def renew(self, trial: Trial) -> None:
-        """Replaces what is known of a plan by a trial of this run; drops the earlier trials if it contradicts them."""
+        """Replaces what is known of a plan by a trial of this run; drops the earlier trials that it contradicts."""
         self.compare(trial.plan, Purpose.PROBE, trial.outcome)
-        if self.trials:
+        if not self._another:
             self.known = (*(t for t in self.known if t.plan != trial.plan), trial)
 
     def compare(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> None:
-        """Compares a block or a proof with the study; drops the earlier trials if it contradicts them."""
-        if what := self._contradiction(plan, purpose, outcome):
-            self._drop(plan, what)
-            self.caveats.append("this search was guided by the dropped trials: tune again to measure everything again")
+        """Compares a run with the study, and drops the earlier trials that it contradicts."""
+        peak, what = self._contradictions(plan, purpose, outcome)
+        if peak:
+            self._drop_all(plan, peak)
+        elif what:
+            self._dropped[plan] = what
+            self._tuning.log.drop(f"{plan} now shows {what}", plan)
+            self.trials, self.known = (
+                tuple(t for t in trials if t.plan != plan or not t.earlier) for trials in (self.trials, self.known)
+            )
 
-    def _contradiction(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> str:
-        """Returns the contradiction to the study in words, or "". Blocks are collected until there are enough."""
+    def _contradictions(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> tuple[str, str]:
+        """Returns how a run contradicts the peak and the rest that the study has of its plan, each "" if it does not.
+
+        Blocks, whose memory is not compared, are collected until there are enough.
+        """
         then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
         if not then or (purpose is Purpose.BLOCK and outcome.measurement is None):
-            return ""
+            return "", ""
         blocks: list[Measurement] = []
         if purpose is Purpose.BLOCK and outcome.measurement is not None:
             blocks = self._blocks.setdefault(plan.key, [])
             blocks.append(outcome.measurement)
             if len(blocks) < BLOCKS:
-                return ""
-        return contradiction(then[-1], outcome, self._tuning.objective, self._tuning.budget.memory_bytes, blocks)
+                return "", ""
+        peak = "" if blocks else other_peak(then[-1], outcome)
+        budget_bytes = self._tuning.budget.memory_bytes
+        return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)
 
-    def _drop(self, plan: Plan, what: str) -> None:
+    def _drop_all(self, plan: Plan, what: str) -> None:
         reason = f"{plan} now shows {what}"
         self._tuning.log.drop(reason)
-        self.caveats.append(
+        self._another = (
             f"the {len(self.trials)} trials of earlier runs were dropped from the study: {reason}, which is more than "
-            "noise. The workload or the machine has changed"
+            "noise. The workload has changed: if the search had begun, tune again to measure everything again"
         )
         self.trials = self.known = ()
 

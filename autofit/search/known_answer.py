@@ -70,7 +70,7 @@ class KnownAnswer:
         runner.say_running(plan, self.recommendation.estimate)
         trial = runner.attempt(plan, Purpose.PROOF)
         runner.say_finished("proof", trial)
-        if not trial.outcome.measured or not runner.earlier.trials:  # a contradiction drops the earlier trials
+        if not trial.outcome.measured or all(t.plan != plan for t in runner.earlier.trials):  # they were contradicted
             return None
         tuning.seen.trials = (*runner.earlier.trials, *runner.trials)
         return trial.outcome.measurement

@@ -42,8 +42,8 @@ class TrialLog(Protocol):
         """Returns the comparable trials of earlier runs, in order."""
         ...
 
-    def drop(self, reason: str) -> None:
-        """Discards the comparable trials of earlier runs for good, and records the reason."""
+    def drop(self, reason: str, plan: Plan | None = None) -> None:
+        """Discards the comparable trials of earlier runs, or those of a plan, for good, and records the reason."""
         ...
 
     def note(self, name: str, value: dict[str, object]) -> None:

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from autofit.core.errors import UsageError
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.trial import Purpose, Trial
+from autofit.core.wording import install_command
 from autofit.searchers.base import Problem, Searcher
 from autofit.study import optuna, quiet
 from autofit.study.optuna_terms import OptunaResult, optuna_result
@@ -139,7 +140,7 @@ class Gp(Sampled):
         except ImportError as error:
             raise UsageError(
                 f"the searcher 'gp' needs a package that is not installed: {error}. Expected scipy: "
-                "pip install 'torch-autofit[gp]'; or choose the searcher 'tpe', which needs no other package."
+                f"{install_command('gp')}; or choose the searcher 'tpe', which needs no other package."
             ) from None
 
 

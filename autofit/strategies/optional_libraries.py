@@ -6,16 +6,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from autofit.core.wording import install_command
+
 
 def missing(library: str) -> str | None:
     """Returns that a library is not installed and how to install it, or None. Its extra has its name."""
     found = importlib.util.find_spec(library) is not None
-    return None if found else f"{library} is not installed: {_install(library)}"
+    return None if found else f"{library} is not installed: {install_command(library)}"
 
 
 def unusable(library: str, error: Exception) -> str:
     """Returns that a library is installed but failed to import with `error`, and what to do."""
-    return f"{library} cannot be imported ({error}): {_install(library)}"
+    return f"{library} cannot be imported ({error}): {install_command(library)}"
 
 
 @contextmanager
@@ -29,7 +31,3 @@ def quietly() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _install(library: str) -> str:
-    return f"pip install 'torch-autofit[{library}]'"

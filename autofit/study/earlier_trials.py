@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from autofit.core.environment import Environment
 from autofit.core.outcome import DIED, Status
@@ -42,6 +43,15 @@ class EarlierTrials:
     trials: tuple[Trial, ...] = ()
     comparable: tuple[int, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    def without(self, plan: Plan) -> Self:
+        """Returns the same without the trials of a plan."""
+        gone = {trial.number for trial in self.trials if trial.plan == plan}
+        return replace(
+            self,
+            trials=tuple(trial for trial in self.trials if trial.number not in gone),
+            comparable=tuple(number for number in self.comparable if number not in gone),
+        )
 
 
 def usable(

@@ -138,17 +138,23 @@ class Study:
         """
         return self._past.trials
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: str, plan: Plan | None = None) -> None:
         """Drops the comparable trials of earlier runs, for later runs too. They stay on disk.
+
+        Args:
+            reason: the reason, which later runs tell the user.
+            plan: the plan whose trials are dropped; None for all plans.
 
         Raises:
             StudyError: the record cannot be written.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        drop = {"trials": self._past.comparable, "reason": reason, "when": now}
+        left = EarlierTrials() if plan is None else self._past.without(plan)
+        dropped = [number for number in self._past.comparable if number not in left.comparable]
+        drop = {"trials": dropped, "reason": reason, "when": now}
         with self._place.guarded("written"):
             self._study.set_user_attr(DROPPED, [*self._study.user_attrs.get(DROPPED, ()), drop])
-        self._past = EarlierTrials()
+        self._past = left
 
     def close(self) -> None:
         """Closes the connections to a database. The study can still be used, which opens them again."""

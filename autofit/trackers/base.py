@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import ClassVar, Self, final
 
 from autofit.core.errors import UsageError
+from autofit.core.wording import install_command
 
 Value = str | int | float
 """A value that every experiment tracker can store."""
@@ -90,7 +91,7 @@ class Tracker(ABC):
             try:
                 import_module(module)
             except Exception as error:  # noqa: BLE001  # importing a foreign package may raise any exception
-                how = f"pip install 'torch-autofit[{cls.extra}]'" if cls.extra else f"install {module}"
+                how = install_command(cls.extra) if cls.extra else f"install {module}"
                 raise UsageError(
                     f"found no usable package {module.partition('.')[0]} ({type(error).__name__}: {error}); expected "
                     f"it for the tracker {cls.name!r}. Install it: {how}."

@@ -65,7 +65,7 @@ def _photographed(page: str) -> bytes:
     try:
         from selenium import webdriver  # noqa: PLC0415  # only this function needs it
     except ImportError:
-        raise NoPictureError("selenium is not installed; run pip install 'torch-autofit[browser]' pillow") from None
+        raise NoPictureError("selenium is not installed; run pip install '.[browser]' pillow") from None
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     if missing := [name for name, path in programs.items() if path is None]:
         raise NoPictureError(f"{' and '.join(missing)} not found; on Debian, run scripts/_browser.sh")

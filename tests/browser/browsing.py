@@ -27,7 +27,7 @@ def missing_browser() -> str:
     try:
         import selenium  # noqa: F401, PLC0415
     except ImportError:
-        return "selenium is not installed (pip install 'torch-autofit[browser]')"
+        return "selenium is not installed (pip install '.[browser]')"
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             return f"{program} is not installed (on Debian: scripts/_browser.sh)"

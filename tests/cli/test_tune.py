@@ -274,7 +274,7 @@ def test_a_tracker_that_cannot_be_used_is_a_usage_error_before_anything_runs(
     code, _, err = run("tune", "t.py", "--study", ":memory:", "--track", name)
     assert code == 2
     assert remote.bench.runs == []
-    wanted = "expected one of absent" if name == "nowhere" else "pip install 'torch-autofit[absent]'"
+    wanted = "expected one of absent" if name == "nowhere" else "pip install '.[absent]'"
     assert wanted in err
 
 

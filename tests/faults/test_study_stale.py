@@ -84,20 +84,35 @@ def searched(bench: FakeBench, past: MemoryLog | None = None) -> tuple[Findings,
     return run(tuning_of(bench, log)), log
 
 
-def test_defect_02_a_baseline_that_contradicts_the_study_drops_it_before_it_is_used() -> None:
+def test_a_machine_that_has_become_slower_keeps_the_earlier_trials_and_says_so_once() -> None:
     _, past = searched(small_bench())
-    other = small_bench(slower=lambda plan: 5.0)
-    findings, log = searched(other, past)
-    own = other.space.baseline
-    assert other.probes()[0] != own  # the best known plan
-    assert other.probes()[1:3] == [own, own]  # one disturbed probe is no proof
-    assert len(other.probes()) > 5  # nothing was taken over
-    assert len(log.dropped) == 1
-    assert "samples/s, was" in log.dropped[0]
-    assert not any(trial.earlier for trial in findings.trials)
+    slow = small_bench(slower=lambda plan: 5.0)
+    findings, log = searched(slow, past)
+    own = slow.space.baseline
+    best = slow.probes()[0]
+    assert best != own
+    assert slow.probes()[1:3] == [own, own]  # one disturbed probe is no proof
+    gone = {own, best, *slow.probes(Purpose.BLOCK), *slow.probes(Purpose.PROOF)}
+    kept = {trial.plan for trial in log.past}
+    assert kept >= {trial.plan for trial in past.finished} - gone
+    assert not kept & {own, best}
+    assert len(kept) > 2
+    assert 2 <= len(log.dropped) <= len(gone)
     (said,) = [caveat for caveat in findings.caveats if "dropped" in caveat]
-    assert f"{len(past.finished)} trials of earlier runs were dropped" in said
-    assert "The workload or the machine has changed" in said
+    assert said.startswith("the speed or the free memory of this machine has changed since earlier runs")
+    assert "samples/s, was" in said
+    assert "tune again when it is idle" in said
+
+
+def test_one_disturbed_plan_takes_only_its_own_trials_along() -> None:
+    first, past = searched(small_bench())
+    best = first.plan
+    bench = small_bench(slower=lambda plan: 3.0 if plan == best else 1.0)
+    findings, log = searched(bench, past)
+    assert {reason.partition(" now shows")[0] for reason in log.dropped} == {str(best)}
+    kept = {trial.plan for trial in log.past}
+    assert kept == {trial.plan for trial in past.finished} - {best}
+    assert len([caveat for caveat in findings.caveats if "dropped" in caveat]) == 1
 
 
 def test_defect_02_the_peak_of_the_baseline_contradicts_too() -> None:
@@ -106,6 +121,9 @@ def test_defect_02_the_peak_of_the_baseline_contradicts_too() -> None:
     assert len(log.dropped) == 1
     assert "of live tensors, was" in log.dropped[0]
     assert not any(trial.earlier for trial in findings.trials)
+    (said,) = [caveat for caveat in findings.caveats if "dropped" in caveat]
+    assert "trials of earlier runs were dropped" in said
+    assert "The workload has changed" in said
 
 
 def test_one_disturbed_probe_of_the_baseline_drops_nothing() -> None:
@@ -126,11 +144,12 @@ def test_noise_drops_nothing() -> None:
         assert searched(small_bench(seed=seed + 100), past)[1].dropped == []
 
 
-def test_defect_02_a_race_or_proof_that_contradicts_the_study_drops_it_for_later_runs() -> None:
+def test_defect_02_a_race_or_proof_that_contradicts_the_study_drops_its_plan_for_later_runs() -> None:
     first, past = searched(small_bench())
     bench = small_bench(slower=lambda plan: 1.0 if plan == first.baseline.plan else 4.0)
     findings, log = searched(bench, past)
-    assert len(log.dropped) == 1
+    assert log.dropped
+    assert not any(str(first.baseline.plan) in reason for reason in log.dropped)
     assert any("tune again" in caveat for caveat in findings.caveats)
     assert findings.plan == first.baseline.plan or findings.gain is not None
 
@@ -173,6 +192,18 @@ def test_defect_02_what_was_dropped_stays_dropped_and_says_why(journal: Path) ->
         (note,) = later.notes
         assert note.startswith("2 trials dropped on 2")
         assert note.endswith("micro_batch_size=1 now shows 5 samples/s, was 50")
+
+
+def test_the_trials_of_a_plan_that_was_dropped_stay_dropped_and_the_others_stay(journal: Path) -> None:
+    for size in (1, 2):
+        study = reopen(journal)
+        study.finish(study.begin(study_plan(size), Purpose.PROBE), measured())
+    study = reopen(journal)
+    study.drop("it is slower", study_plan(1))
+    study.drop("it is slower too", study_plan(4))  # of which there is none
+    for found in (study, reopen(journal)):
+        assert [trial.plan for trial in found.earlier()] == [study_plan(2)]
+    assert reopen(journal).notes[0].startswith("1 trial dropped on 2")
 
 
 def study_plan(size: int) -> Plan:

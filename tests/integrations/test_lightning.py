@@ -287,4 +287,4 @@ def test_nothing_imports_lightning_before_it_is_used_and_its_absence_is_said() -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "UsageError: lightning.pytorch cannot be imported" in done.stderr
-    assert 'pip install "torch-autofit[lightning]"' in done.stderr
+    assert "pip install '.[lightning]' in a checkout" in done.stderr

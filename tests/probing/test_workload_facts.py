@@ -24,7 +24,7 @@ from tests.workloads import gans
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SpaceError) as error:
         bench_of(targets.make_mlp(), strategies=("batching", "magic"))
-    assert "unknown strategy 'magic'; expected some of " in str(error.value)
+    assert "unknown strategy 'magic'. Expected some of " in str(error.value)
     assert "precision" in str(error.value)
 
 

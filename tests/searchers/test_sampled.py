@@ -90,7 +90,7 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
         raise ImportError("no module named 'scipy'")
 
     monkeypatch.setattr("optuna.samplers.GPSampler", missing)
-    with pytest.raises(UsageError, match=r"torch-autofit\[gp\]"):
+    with pytest.raises(UsageError, match=r"pip install .\.\[gp\]. in a checkout"):
         Gp(problem_of(small_bench()))
 
 

@@ -62,7 +62,7 @@ def test_what_is_missing_is_named() -> None:
     assert "inference" in reason(made, optimizer=None)
     assert "does not compute in bf16" in reason(made, capabilities=frozenset(("compiled code",)))
     with patch("importlib.util.find_spec", lambda name: None):
-        assert "torch-autofit[torchao]" in reason(made)
+        assert ".[torchao]" in reason(made)
         with pytest.raises(SpaceError, match="torchao is not installed"), STRATEGY.apply(ON, made):
             pass
 

@@ -26,7 +26,7 @@ installed = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None,
 
 def test_a_missing_library_has_a_reason() -> None:
     with patch("importlib.util.find_spec", lambda name: None):
-        assert "pip install 'torch-autofit[bitsandbytes]'" in str(LOW.lack("cpu", None))
+        assert "pip install '.[bitsandbytes]'" in str(LOW.lack("cpu", None))
     broken = patch("autofit.strategies.bitsandbytes_adam._library", side_effect=OSError("no such file"))
     with patch("importlib.util.find_spec", lambda name: object()), broken:
         assert "no such file" in str(LOW.lack("cpu", None))

@@ -67,7 +67,7 @@ def test_missing_libraries_are_refused_with_the_extra_that_installs_them() -> No
         found = reasons(draft())
         assert len(found) == len(LIBRARIES)
         for reason, library in zip(found, LIBRARIES.values(), strict=True):
-            assert f"pip install 'torch-autofit[{library.library}]'" in reason
+            assert f"pip install '.[{library.library}]'" in reason
         for value in LIBRARIES:
             plan = Plan(values={KNOB: value})
             with pytest.raises(SpaceError, match="is not installed"), STRATEGY.apply(plan, draft()):

@@ -11,11 +11,11 @@ from autofit.strategies.optional_libraries import missing, quietly, unusable
 
 def test_a_missing_or_broken_library_says_what_to_install() -> None:
     with patch("importlib.util.find_spec", lambda name: None):
-        assert missing("torchao") == "torchao is not installed: pip install 'torch-autofit[torchao]'"
+        assert missing("torchao") == "torchao is not installed: pip install '.[torchao]' in a checkout of autofit"
     with patch("importlib.util.find_spec", lambda name: object()):
         assert missing("torchao") is None
     assert "no symbol" in unusable("torchao", ImportError("no symbol"))
-    assert "torch-autofit[torchao]" in unusable("torchao", ImportError("no symbol"))
+    assert ".[torchao]" in unusable("torchao", ImportError("no symbol"))
 
 
 def test_notes_and_warnings_are_hidden_only_meanwhile(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,6 +49,7 @@ from autofit.probing.installed_modules import installed_modules
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.probing.workload_facts import check_names
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
@@ -136,6 +137,7 @@ class Worker:
 
     def _open(self, request: dict[str, Any]) -> None:
         self._beat("import")
+        check_names(Options.model_validate(request["options"]))  # before the user's code and the device are waited for
         arguments = factory.make(request["target"], request["arguments"])
         collect_as_usual()
         _check_names(arguments, request["target"])
@@ -144,6 +146,7 @@ class Worker:
             workload = _evaluation_of(workload, request["target"])
         self._beat("open")
         options = options_of(arguments, request["options"])
+        check_names(options)
         described = request.get("stand_in")
         if described is None:
             wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))

@@ -46,9 +46,9 @@ class MemoryLog:
     def earlier(self) -> Sequence[Trial]:
         return self.past
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: str, plan: Plan | None = None) -> None:
         self.dropped.append(reason)
-        self.past = ()
+        self.past = () if plan is None else tuple(trial for trial in self.past if trial.plan != plan)
 
     def note(self, name: str, value: dict[str, object]) -> None:
         self.notes[name] = value
