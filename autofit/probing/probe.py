@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 
 from autofit.core.errors import ClockError, SpaceError
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.trial import Purpose
@@ -230,7 +230,7 @@ class Probe:
         if worst is not None:
             start_cold()
             batches.insert(0, worst)
-        self._enter("compiling")
+        self._enter(COMPILING)
         self._compiler = Compiler(self.watch, self.device.is_host)
         return self._compiler.compile(lambda: sum(self._run_step(step, [batch]).seconds for batch in batches))
 

@@ -70,7 +70,7 @@ def test_every_searcher_keeps_to_the_values(searcher: type[Searcher]) -> None:
     assert {plan.values["precision"] for plan in ran} == {"tf32"}
 
 
-@pytest.mark.parametrize(("size", "said"), [(16, "Tried: micro_batch_size=16"), (64, "none is likely to fit")])
+@pytest.mark.parametrize(("size", "said"), [(16, "Tried: micro batch 16"), (64, "none is likely to fit")])
 def test_when_none_of_them_fits_the_message_names_the_pins(size: int, said: str) -> None:
     bench = pinned(precision="bf16", micro_batch_size=size)
     for plan in bench.space.plans():
