@@ -14,7 +14,7 @@ from autofit.core.errors import PlanFileError
 from autofit.core.printable import one_line
 from autofit.core.recommendation import PLAN_SCHEMA, Candidate, Recommendation
 from autofit.core.recommendation_checks import problems
-from autofit.core.wording import describe_outcome, describe_plan
+from autofit.core.wording import a_type, describe_outcome, describe_plan
 from autofit.files import followed, head_of, write_atomically
 
 SCHEMA_FILE = Path(__file__).parent / "core" / "plan.schema.json"
@@ -72,7 +72,7 @@ def save(recommendation: Recommendation, path: str | Path, *, force: bool = Fals
         write_atomically(check_replaceable(path, force=force), data)
     except OSError as error:
         raise PlanFileError(
-            f"{path} could not be written: found {error.strerror or error}; expected a directory that exists and has "
+            f"{path} could not be written: {error.strerror or error}; expected a directory that exists and has "
             "space. Choose another path."
         ) from error
 
@@ -176,7 +176,7 @@ def _read(path: Path) -> str:
         data = head_of(path, MAX_BYTES + 1)
     except OSError as error:
         raise PlanFileError(
-            f"cannot read the plan file {path}: found {error.strerror or error}; expected a file that `autofit tune` "
+            f"cannot read the plan file {path}: {error.strerror or error}; expected a file that `autofit tune` "
             "or `fit.save` wrote. Check the path."
         ) from error
     if data.startswith(_JOURNAL_HEAD):
@@ -231,7 +231,7 @@ def _explained(error: ValidationError) -> str:
 
 
 def _kind(data: object) -> str:
-    return "nothing" if data is None else f"a {type(data).__name__}"
+    return "nothing" if data is None else a_type(data)
 
 
 def _short(text: str) -> str:

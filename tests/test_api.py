@@ -387,7 +387,7 @@ def test_estimate_in_process_leaves_everything_as_it_was_and_prints() -> None:
         (("train.py:make", targets.vectors()), {"device": "H200"}, "found loader beside the factory"),
         (("train.py:make",), {}, "neither a device nor"),
         (("train.py:make",), {"device": "H9000"}, "unknown device"),
-        ((3,), {}, "found a int"),
+        ((3,), {}, "found an int"),
         ((targets.mlp(), targets.vectors()), {"numerics": "odd"}, "numerics is 'odd'"),
     ],
 )

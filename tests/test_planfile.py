@@ -179,7 +179,7 @@ def test_saving_replaces_an_earlier_plan_and_leaves_nothing_beside_it(tmp_path: 
 
 def test_a_loop_of_links_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").symlink_to("plan.yaml")
-    with pytest.raises(PlanFileError, match="could not be written: found Too many levels of symbolic links"):
+    with pytest.raises(PlanFileError, match="could not be written: Too many levels of symbolic links"):
         planfile.save(RECORD, tmp_path / "plan.yaml", force=True)
     assert (tmp_path / "plan.yaml").is_symlink()
 
@@ -209,7 +209,7 @@ def test_saving_refuses_to_overwrite_other_files(tmp_path: Path, text: str) -> N
 
 def test_saving_where_nothing_can_be_written(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "plan.yaml"):
-        with pytest.raises(PlanFileError, match=r"found .*expected"):
+        with pytest.raises(PlanFileError, match=r"could not be written: .*; expected|found .*; expected"):
             planfile.save(RECORD, path)
 
 
@@ -249,7 +249,7 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
 
 def test_missing_files_and_directories(tmp_path: Path) -> None:
     for path, found in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(PlanFileError, match=rf"found {found}.*; expected .* Check the path"):
+        with pytest.raises(PlanFileError, match=rf": {found}.*; expected .* Check the path"):
             planfile.load(path)
 
 

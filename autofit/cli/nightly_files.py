@@ -61,7 +61,7 @@ class NightlyFiles:
                 text = _KINDS[kind][0](night, history)
                 write_atomically(self._target(kind, path), text.encode(errors="replace"))
             except OSError as error:
-                problems.append(f"{path} was not written: found {error.strerror or error}")
+                problems.append(f"{path} was not written: {error.strerror or error}")
             except UsageError as error:
                 problems.append(str(error).removesuffix("."))
         if problems:

@@ -54,6 +54,6 @@ def _write(path: Path, content: str, *, force: bool) -> None:
         write_atomically(target, content.encode())
     except OSError as error:
         raise UsageError(
-            f"{path} was not written: found {error.strerror or error}; expected a directory that exists and has "
+            f"{path} was not written: {error.strerror or error}; expected a directory that exists and has "
             "space. Choose another path with -o."
         ) from None

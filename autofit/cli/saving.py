@@ -37,7 +37,7 @@ def save_export(export: Export, output: str, *, force: bool) -> None:
         write_atomically(target, export.text.encode())
     except OSError as error:
         raise UsageError(
-            f"{output} was not written: found {error.strerror or error}; expected a directory that exists and has "
+            f"{output} was not written: {error.strerror or error}; expected a directory that exists and has "
             "space. Choose another path."
         ) from None
 

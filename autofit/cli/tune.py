@@ -164,7 +164,7 @@ def _check_output(path: Path, *, force: bool) -> None:
         planfile.check_replaceable(path, force=force)
     except OSError as error:
         found = error.strerror or str(error)
-        raise PlanFileError(f"{path} cannot be written: found {found}. Give another --output.") from None
+        raise PlanFileError(f"{path} cannot be written: {found}. Give another --output.") from None
 
 
 def _device(environment: Environment, asked: str | None) -> str:

@@ -35,3 +35,9 @@ def describe_outcome(outcome: Outcome, unit: str = "samples", rate_per_s: float 
     rate = f"{short_number(measured if rate_per_s is None else rate_per_s)} {counted}/s"
     peak = measurement.memory.judged_bytes
     return f"{rate}, peak {format_bytes(peak)}" if peak else rate
+
+
+def a_type(value: object) -> str:
+    """Returns the type of a value with its article: "an int", "a Linear"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

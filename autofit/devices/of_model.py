@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import UsageError, WorkloadError
+from autofit.core.wording import a_type
 from autofit.devices import choose
 from autofit.devices.base import Device
 
@@ -19,7 +20,7 @@ def device_for(model: nn.Module, requested: str | torch.device | None) -> Device
         return choose(str(requested))
     if not isinstance(model, nn.Module):
         raise WorkloadError(
-            f"model is a {type(model).__name__}; expected a torch.nn.Module. Pass the model first, the loader second."
+            f"model is {a_type(model)}; expected a torch.nn.Module. Pass the model first, the loader second."
         )
     found, best = _home(model), choose()
     if found.type == "cpu" and not best.is_host:
@@ -39,7 +40,7 @@ def device_it_is_on(model: nn.Module, requested: str | torch.device | None) -> D
     """
     if not isinstance(model, nn.Module):
         raise WorkloadError(
-            f'found a {type(model).__name__}; expected a factory such as "train.py:make_workload", or a '
+            f'found {a_type(model)}; expected a factory such as "train.py:make_workload", or a '
             "torch.nn.Module and its loader."
         )
     found = _home(model)

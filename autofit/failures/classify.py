@@ -77,6 +77,7 @@ _MUTE_TYPES = frozenset(
 )  # fmt: skip
 
 _LOADER_WORKER = re.compile(r"Caught \w+ in (?:DataLoader worker process|pin memory thread)")
+_OUR_ERRORS = "autofit.core.errors."
 _HINT = "Set TORCHDYNAMO_VERBOSE=1"
 """Beginning of the hints for developers of torch that end the message of an error of torch.compile."""
 _LOCATION = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
@@ -211,6 +212,8 @@ def _message_lines(text: str) -> list[str]:
 def _headline(link: ErrorLink) -> str:
     text = _one_line(" ".join(_message_lines(link.text))).partition(_HINT)[0].strip()
     name = _one_line(link.type_name) or "an unnamed error"
+    if text and name.startswith(_OUR_ERRORS):  # says by itself what was found and expected
+        return text
     return f"{name}: {text}" if text else name
 
 

@@ -6,6 +6,7 @@ from typing import TypeAlias
 from autofit import planfile
 from autofit.core.errors import UsageError
 from autofit.core.recommendation import Recommendation
+from autofit.core.wording import a_type
 from autofit.fit import Fit
 
 GivenPlan: TypeAlias = str | Path | Recommendation | Fit
@@ -37,6 +38,6 @@ def recommendation_of(plan: GivenPlan) -> Recommendation:
     if isinstance(plan, str | Path):
         return planfile.load(plan)
     raise UsageError(
-        f"found a {type(plan).__name__} as plan; expected the path of a plan file, or what autofit.tune or "
+        f"found {a_type(plan)} as plan; expected the path of a plan file, or what autofit.tune or "
         "autofit.load returned. Pass one of these."
     )

@@ -152,7 +152,7 @@ def _text(path: Path) -> str:
         found = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
             one_line(
-                f"cannot read the jobs file {path}: found {found}; expected a YAML file. Check the path, or write a "
+                f"cannot read the jobs file {path}: {found}; expected a YAML file. Check the path, or write a "
                 "first file with `autofit nightly init train.py:make_workload`."
             )
         ) from None

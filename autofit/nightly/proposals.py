@@ -180,6 +180,6 @@ def _write(target: Path, data: bytes) -> None:
         write_atomically(target, data)
     except OSError as error:
         raise PlanFileError(
-            f"{target} could not be written: found {error.strerror or error}; expected a directory that exists and "
+            f"{target} could not be written: {error.strerror or error}; expected a directory that exists and "
             "has space. Nothing was lost: the accepted plan is unchanged. Free space, or correct the permissions."
         ) from None

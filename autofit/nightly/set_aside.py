@@ -119,7 +119,7 @@ class SetAside:
             yield
         except OSError as error:
             raise StudyError(
-                f"records cannot be kept in {self.path}: found {error.strerror or error}; expected a file that this "
+                f"records cannot be kept in {self.path}: {error.strerror or error}; expected a file that this "
                 "user can write, in a directory that has space. Check its permissions and the free space."
             ) from None
 

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 from autofit.core.errors import ClockError, SpaceError
-from autofit.core.outcome import LAST_BATCH, Outcome, Status
+from autofit.core.outcome import COMPILING, LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.trial import Purpose
@@ -267,7 +267,7 @@ class Probe:
         if worst is not None:
             start_cold()
             batches.insert(0, worst)
-        self._enter("compiling")
+        self._enter(COMPILING)
         self._compiler = Compiler(self.watch, self.device.is_host)
         return self._compiler.compile(lambda: sum(self._run_step(step, [batch]).seconds for batch in batches))
 

@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from autofit.core.budget import Clock
+from autofit.core.outcome import COMPILING
 from autofit.core.units import format_duration
 from autofit.failures.ignored_exceptions import ignores_exceptions
 
@@ -32,7 +33,8 @@ WAITING = "wait"
 """Name of the phase in which another tuner's lock is waited for. A silence in it is expected and not reported."""
 FIRST_REPORT_S, FIRST_REPORT_RATIO, LEAST_REPORT_S = 30.0, 0.25, 2.0
 """Silence before the first report: `FIRST_REPORT_S` seconds or this share of the time budget, whichever is shorter, but
-at least `LEAST_REPORT_S` seconds: a shorter silence is usual, and a report of it reads as an alarm."""
+at least `LEAST_REPORT_S` seconds: a shorter silence is usual, and a report of it reads as an alarm. Compilers are
+silent for minutes: the first report of them comes after `FIRST_REPORT_S` at any budget, and reads as a stage."""
 _POLL_S = 0.2
 _RAISE_AGAIN_S = 5.0
 """Time after which `Overdue` is raised again, since the user's code may catch it."""
@@ -139,12 +141,13 @@ class Watchdog:
         if phase is not self._reported:
             limit_s = self.clock.limit_s
             self._reported = phase
-            first_s = FIRST_REPORT_S if limit_s is None else min(FIRST_REPORT_S, FIRST_REPORT_RATIO * limit_s)
+            patient = limit_s is None or phase[0] == COMPILING
+            first_s = FIRST_REPORT_S if patient else min(FIRST_REPORT_S, FIRST_REPORT_RATIO * (limit_s or 0.0))
             self._report_after_s = max(first_s, LEAST_REPORT_S)
         if phase[0] != WAITING and now - phase[1] >= self._report_after_s:
             self._report_after_s *= 2
             with suppress(Exception):  # an error of the user's listener must not stop the watchdog
-                self._say(f"no sign of life for {format_duration(now - phase[1])}: {phase[0]!r} is still running")
+                self._say(_report(phase[0], format_duration(now - phase[1])))
         if self._interrupts and now >= self._until and SIGNAL is not None and not self._ended.is_set():
             signal.pthread_kill(self._worker, SIGNAL)
 
@@ -161,6 +164,12 @@ class Watchdog:
         if self.clock.left_s > 0:
             return f"not finished in the time that it was given of the budget of {format_duration(limit_s)}"
         return f"the time budget of {format_duration(limit_s)} ran out"
+
+
+def _report(phase: str, duration: str) -> str:
+    if phase == COMPILING:
+        return f"compiling for {duration} so far"
+    return f"no sign of life for {duration}: {phase!r} is still running"
 
 
 def _watch(watched: weakref.ref[Watchdog], ended: threading.Event) -> None:

@@ -92,6 +92,6 @@ def _is_earlier(path: Path) -> bool:
 
 def _unwritable(output: str | Path, error: OSError) -> UsageError:
     return UsageError(
-        f"{output} was not written: found {error.strerror or error}; expected a directory that exists and has "
+        f"{output} was not written: {error.strerror or error}; expected a directory that exists and has "
         "space. Choose another path."
     )

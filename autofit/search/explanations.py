@@ -70,7 +70,14 @@ class Explanations:
         if keeps_batch(winner.plan, self._baseline.plan) and not keeps_batch(trial.plan, self._baseline.plan):
             return f"not faster beyond the noise, and changes the batch: {speed}" if ratio.value > 1 else speed
         tied = ties(scale.ratio(winner, trial), self._objective.tie_ratio)
-        return f"a tie, decided by {_decider(trial, winner, self._baseline.plan)}: {speed}" if tied else speed
+        if not tied:
+            return speed
+        decider = _decider(trial, winner, self._baseline.plan)
+        if (
+            decider == "speed" and ratio.value > 1
+        ):  # the winner was ahead when it was chosen, or the other was not proven
+            return f"a tie: {speed}"
+        return f"a tie, decided by {decider}: {speed}"
 
     def is_unknown(self, over_winner: Ratio) -> bool:
         """Returns whether a ratio to the winner rests on a probe of it that its proof contradicts."""
@@ -88,12 +95,12 @@ class Explanations:
             return ""
         ran = [t for t in self._runner.trials if t.plan != winner.plan and t.outcome.status not in NOT_RUN]
         if ran:
-            which = "No other plan" if len(ran) > 1 else f"{ran[0].plan} was tried and"
+            which = "No other plan" if len(ran) > 1 else f"{self._runner.named(ran[0].plan)} was tried and"
             outcome = ran[-1].outcome
             return f"{which} ran: {outcome.status.value}, {cut_middle(outcome.reason, _REASON)}".rstrip(".")
         if not end.early:
             return self._alone() or "No other plan is likely to fit and be faster"
-        next_one = "" if end.wanted is None else f"; {end.wanted} was next"
+        next_one = "" if end.wanted is None else f"; {self._runner.named(end.wanted)} was next"
         most = self._runner.tuning.budget.max_trials
         if most is not None and self._runner.probes >= most:
             return f"No other plan was tried: {end.stopped}{next_one}. Allow more trials"
@@ -122,7 +129,7 @@ class Explanations:
             status, reason = baseline.outcome.status, baseline.outcome.reason
             ends = {Status.SKIPPED: "was not run", Status.OVER_BUDGET: "exceeds the budget"}
             end = ends.get(status, f"did not run: {status.value}")
-            yield f"the baseline ({baseline.plan}) {end}: {reason}; so there is no gain to report"
+            yield f"the baseline ({self._runner.named(baseline.plan)}) {end}: {reason}; so there is no gain to report"
             return
         gain = self._scale.claim(winner, baseline)
         if failed := failed_in_race(self._scale.race, baseline):
@@ -131,7 +138,7 @@ class Explanations:
             why = (
                 "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
             )
-            within = " and is within their noise" if gain.low <= 1 else ""
+            within = " and is within their noise" if gain.low <= 1 <= gain.high else ""
             yield f"{why}: the gain rests on two separate probes{within}"
         elif gain.low <= 1 < gain.value and not self.is_unknown(gain):
             yield f"the gain over the baseline, {gain}, is within the noise"

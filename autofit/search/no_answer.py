@@ -44,18 +44,19 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
     runs = [t for t in trials if t.plan == baseline]
     if runs and runs[-1].outcome.status is Status.NUMERIC:
         return NonFiniteLoss(
-            f"the baseline ({baseline}) gives a loss or gradient that is not finite: {runs[-1].outcome.reason}. "
-            "Check the learning rate, the data and the loss, then tune again.",
+            f"the baseline ({describe_plan(baseline, baseline)}) gives a loss or gradient that is not finite: "
+            f"{runs[-1].outcome.reason}. Check the learning rate, the data and the loss, then tune again.",
             runs[-1].outcome.traceback_text,
         )
     failed = [t for t in trials if t.outcome.status.of_users_code and t.outcome.phase != LAST_BATCH]
     if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
-        return _user_code(next(t for t in failed if t.plan == baseline), len(failed))
+        return _user_code(next(t for t in failed if t.plan == baseline), len(failed), baseline)
     return None
 
 
 def nothing_measured(
     trials: Sequence[Trial],
+    baseline: Plan,
     budget: Budget,
     stopped: str,
     early: bool,
@@ -66,6 +67,7 @@ def nothing_measured(
 
     Args:
         trials: all trials, skipped ones included.
+        baseline: the user's own plan; plans are named by what they change in it.
         budget: limits on memory, time and trials.
         stopped: reason why the search ended.
         early: whether a limit on time or trials ended it.
@@ -74,22 +76,22 @@ def nothing_measured(
     """
     crashed = _crashed_throughout(trials)
     if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
-        return _crash(crashed)
+        return _crash(crashed, baseline)
     if early:
         return BudgetSpent(
-            f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
+            f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials, baseline)} "
             "Give more time or trials; the study keeps what was measured."
         )
     failed = [t for t in trials if t.outcome.status.of_users_code]
     if failed:
-        return _user_code(failed[0], len(failed))
+        return _user_code(failed[0], len(failed), baseline)
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
             f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. "
-            f"{_smallest(trials, budget, estimated)} {_tried(trials)}{_gated(refused)} "
+            f"{_smallest(trials, baseline, budget, estimated)} {_tried(trials, baseline)}{_gated(refused)} "
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
-    return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
+    return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials, baseline)}")
 
 
 def too_short(stopped: str, elapsed_s: float) -> BudgetSpent:
@@ -105,37 +107,45 @@ def too_short(stopped: str, elapsed_s: float) -> BudgetSpent:
     )
 
 
-def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> AutofitError:
+def nothing_proven(failed: Sequence[Trial], baseline: Plan, measured: int, budget: Budget) -> AutofitError:
     """Returns the error for a search whose plans ran as probes, but none of which could be proven.
 
     Args:
         failed: the blocks and proofs that failed; none if only a check was missing.
+        baseline: the user's own plan.
         measured: number of plans that ran as probes.
         budget: limits on memory, time and trials.
     """
     users = [t for t in failed if t.outcome.status.of_users_code]
     if users:
-        return _user_code(users[0], len(users))
+        return _user_code(users[0], len(users), baseline)
     plans = "one plan" if measured == 1 else f"{measured} plans"
     if all(t.outcome.status in (Status.TIMED_OUT, Status.SKIPPED) for t in failed):
+        tried = f" {_tried(failed, baseline)}" if failed else ""
         return BudgetSpent(
-            f"{plans} ran as short probes, and time ran out before one was proven and checked. "
-            f"{f'{_tried(failed)} ' * bool(failed)}Give more time: the study keeps what was measured, and the search "
-            "continues from there."
+            f"{plans} ran as short probes, and time ran out before one was proven and checked.{tried} Give more time: "
+            "the study keeps what was measured, and the search continues from there."
         )
     what = f"{plans} ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
     if all(t.outcome.status.does_not_fit for t in failed):
-        return NothingFits(f"{what}. {_tried(failed)} Give more memory or headroom.")
-    return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")
+        return NothingFits(f"{what}. {_tried(failed, baseline)} Give more memory or headroom.")
+    return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed, baseline)}")
 
 
 def nothing_pinned(
-    trials: Sequence[Trial], pinned: Mapping[str, KnobValue], stopped: str, *, early: bool, likely: bool
+    trials: Sequence[Trial],
+    baseline: Plan,
+    pinned: Mapping[str, KnobValue],
+    stopped: str,
+    *,
+    early: bool,
+    likely: bool,
 ) -> AutofitError:
     """Returns the error for a search in which no plan with the pinned values was measured.
 
     Args:
         trials: those of plans with the pinned values.
+        baseline: the user's own plan.
         pinned: value by knob.
         stopped: reason why the search ended.
         early: whether a limit ended the search.
@@ -148,10 +158,10 @@ def nothing_pinned(
     if not trials and not early:
         return NothingFits(f"{what}: none is likely to fit. Give more memory or time, or pin other values.")
     if any(t.outcome.status.does_not_fit for t in trials) or not (ran or early):
-        return NothingFits(f"{what}. {_tried(ran or trials)} Give more memory, or pin other values.")
+        return NothingFits(f"{what}. {_tried(ran or trials, baseline)} Give more memory, or pin other values.")
     if early and not ran:
         return BudgetSpent(f"{what} within the limits on time and trials. Give more, or pin fewer knobs.")
-    return WorkloadError(f"{what}. {_tried(ran or trials)} Pin other values.")
+    return WorkloadError(f"{what}. {_tried(ran or trials, baseline)} Pin other values.")
 
 
 def for_good(reason: str) -> DevicePoisoned:
@@ -175,10 +185,11 @@ def poison_ends_search() -> Iterator[None]:
         raise for_good(str(error)) from error
 
 
-def _user_code(trial: Trial, times: int) -> UserCodeError:
+def _user_code(trial: Trial, times: int, baseline: Plan) -> UserCodeError:
     where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
     return UserCodeError(
-        f"your code failed{where} in {times} of the plans tried, first with {trial.plan}: {trial.outcome.reason}. "
+        f"your code failed{where} in {times} of the plans tried, first with "
+        f"{describe_plan(trial.plan, baseline)}: {trial.outcome.reason}. "
         "Run one training step of your own to reproduce it, fix it, then tune again.",
         trial.outcome.traceback_text,
     )
@@ -190,15 +201,16 @@ def _crashed_throughout(trials: Sequence[Trial]) -> list[Trial]:
     return ran if all(t.outcome.status.inconclusive for t in ran) else []
 
 
-def _crash(trials: Sequence[Trial]) -> UserCodeError:
+def _crash(trials: Sequence[Trial], baseline: Plan) -> UserCodeError:
     """Returns the error for a workload whose process crashed or hung with every plan."""
     first, plans = trials[0], len({t.plan.key for t in trials})
     last = next((line for t in trials if (line := _last_error(t.outcome.traceback_text))), "")
     output = f" Its last error output was: {last}." if last else ""
     return UserCodeError(
         f"the process that runs your code crashed or hung with each of the {plans} plans tried ({len(trials)} runs), "
-        f"first with {first.plan}: {first.outcome.reason}.{output} Expected at least one plan to run: run a few "
-        "training steps of your own with `python -X faulthandler` to see where it ends, fix it, then tune again."
+        f"first with {describe_plan(first.plan, baseline)}: {first.outcome.reason}.{output} Expected at least one plan "
+        "to run: run a few training steps of your own with `python -X faulthandler` to see where it ends, fix it, then "
+        "tune again."
     )
 
 
@@ -212,19 +224,18 @@ def _note(budget: Budget) -> str:
     return f" ({budget.memory_note})" if budget.memory_note else ""
 
 
-def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, Estimate]) -> str:
+def _smallest(trials: Sequence[Trial], baseline: Plan, budget: Budget, estimated: Mapping[str, Estimate]) -> str:
     """Returns the smallest measured or else estimated peak in words, with the part that no smaller batch saves."""
-    first = _ran_or_all(trials)[0].plan  # which `_tried` shows in full
     measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
     if measured:
         memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
-        peak, named = _peak(memory.judged_bytes, memory.static_bytes, budget), describe_plan(plan, first)
+        peak, named = _peak(memory.judged_bytes, memory.static_bytes, budget), describe_plan(plan, baseline)
         return f"The smallest measured peak is {peak}, with {named}."
     thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
         return "No step was completed, so no peak is known."
     estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
-    peak, named = _peak(estimate.value_bytes, estimate.static_bytes, budget), describe_plan(plan, first)
+    peak, named = _peak(estimate.value_bytes, estimate.static_bytes, budget), describe_plan(plan, baseline)
     return f"No step was completed; the smallest estimated peak is {peak}, with {named}."
 
 
@@ -234,18 +245,18 @@ def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:
     return format_bytes(peak_bytes) + static + (f", {format_bytes(missing)} above the budget" if missing > 0 else "")
 
 
-def _tried(trials: Sequence[Trial]) -> str:
-    """Returns what became of the plans that ran: the first in full, and what the last ones change in it."""
+def _tried(trials: Sequence[Trial], baseline: Plan) -> str:
+    """Returns what became of the plans that ran: the first and the last ones, by what they change in the baseline."""
     if not trials:
         return "Nothing was tried."
     skipped = [t for t in trials if t.outcome.status is Status.SKIPPED]
     first, *others = _ran_or_all(trials)
-    lines = [f"{first.plan}: {_became(first)}"]
-    lines += [f"{describe_plan(t.plan, first.plan)}: {_became(t)}" for t in others[-_SHOWN:]]
+    lines = [f"{describe_plan(first.plan, baseline)}: {_became(first)}"]
+    lines += [f"{describe_plan(t.plan, baseline)}: {_became(t)}" for t in others[-_SHOWN:]]
     more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
     unrun = ""
     if skipped and first not in skipped:
-        last = f"{describe_plan(skipped[-1].plan, first.plan)}: {cut_middle(skipped[-1].outcome.reason, _WORDS)}"
+        last = f"{describe_plan(skipped[-1].plan, baseline)}: {cut_middle(skipped[-1].outcome.reason, _WORDS)}"
         unrun = f" Not run: {last}{f'; and {len(skipped) - 1} more' if len(skipped) > 1 else ''}."
     return f"Tried: {'; '.join(lines)}{more}.{unrun}"
 

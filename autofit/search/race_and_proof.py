@@ -57,7 +57,13 @@ class Final:
         if not self._measured:
             left_out = (*self._tuning.space.facts.refused, *self._checks.refused)
             raise nothing_measured(
-                runner.trials, self._tuning.budget, self._end.stopped, self._end.early, self._estimates, left_out
+                runner.trials,
+                runner.baseline,
+                self._tuning.budget,
+                self._end.stopped,
+                self._end.early,
+                self._estimates,
+                left_out,
             )
         self._baseline = self._record[runner.baseline.key]
         self._scale = CommonScale(self._objective, self._measured, self._tuning.noise_ratio)
@@ -274,8 +280,8 @@ class Final:
         self._drop_failed()
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
-            end, likely = self._end, self._loop.feasibility.some_are_likely
-            raise nothing_pinned(self._pinned_trials(), pinned, end.stopped, early=end.early, likely=likely)
+            end, likely, own = self._end, self._loop.feasibility.some_are_likely, self._runner.baseline
+            raise nothing_pinned(self._pinned_trials(), own, pinned, end.stopped, early=end.early, likely=likely)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
             chosen = self._choose(self._pool(left))
             why = self._settled(chosen)
@@ -286,7 +292,7 @@ class Final:
         if not any(t.plan == self._runner.baseline and t.outcome.status not in CUT_OFF for t in self._failed):
             self._answers.fall_back()
         if self._answers.best is None:
-            raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+            raise nothing_proven(self._failed, self._runner.baseline, len(self._measured), self._tuning.budget)
 
     def _drop_failed(self) -> None:
         """Takes plans that failed in the race from the answers, and notes those whose proofs failed in the search."""

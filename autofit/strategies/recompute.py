@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from autofit.core.wording import a_type
 from autofit.strategies.selective_recompute import selective_contexts
 
 _KEEPS_MOMENTUM = (_BatchNorm.forward, nn.SyncBatchNorm.forward, _InstanceNorm.forward)
@@ -89,7 +90,7 @@ class Recompute:
     def _warn_late(self, position: int) -> None:
         part, name = self.buffers[position]
         warnings.warn(
-            f"the buffer {name} of a {type(part).__name__} in a checkpointed {self.label} changed for the first time "
+            f"the buffer {name} of {a_type(part)} in a checkpointed {self.label} changed for the first time "
             "in this step, so this step's gradient was computed with its new value. It is exact from the next step on.",
             stacklevel=2,
         )

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autofit.core.errors import WorkloadError
+from autofit.core.wording import a_type
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.tree import Batch
 
@@ -171,6 +172,6 @@ class BatchMaker(ABC):
 def no_batches(loader: object, found: str = "it is empty") -> WorkloadError:
     """Returns the error for a loader that yields no batch. `found` describes the loader."""
     return WorkloadError(
-        f"found a {type(loader).__name__} that yields no batch ({found}); expected at least one; check the "
+        f"found {a_type(loader)} that yields no batch ({found}); expected at least one; check the "
         "data set, the sampler and drop_last"
     )

@@ -19,6 +19,7 @@ from torch import nn
 
 from autofit.core.errors import UsageError, UserCodeError, WorkloadError
 from autofit.core.redaction import redacted
+from autofit.core.wording import a_type
 from autofit.workloads.workload import Workload
 
 DEFAULT_NAME = "make_workload"
@@ -57,7 +58,7 @@ def as_arguments(made: object, target: str) -> dict[str, Any]:
         return dict(made)
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return {"model": made[0], "loader": made[1]}
-    found = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+    found = f"a tuple of {len(made)}" if isinstance(made, tuple) else a_type(made)
     raise WorkloadError(
         f"{target} returned {found}; expected an autofit.Workload, a pair (model, loader), or a dict of "
         'autofit.tune\'s arguments with "model" and "loader".'

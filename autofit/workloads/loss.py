@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.errors import WorkloadError
+from autofit.core.wording import a_type
 from autofit.workloads.batch_algebra import describe
 from autofit.workloads.model_call import ADVICE, TARGETS, Call, binds, call_for, check_keys, whole_call
 from autofit.workloads.tree import Batch, map_tensors, tensors
@@ -204,7 +205,7 @@ def _checked(compute: Callable[..., Any], name: str) -> Compute:
 def _not_a_loss(loss: Any, name: str) -> WorkloadError:
     """Returns the error for a loss that cannot be trained on, with a remedy."""
     if not isinstance(loss, torch.Tensor):
-        found = f"a {type(loss).__name__}"
+        found = a_type(loss)
         remedy = "return the loss tensor alone, not in a tuple or dict, and not as a number (no .item())"
         if loss is None:
             remedy = "return the loss" if name != "output.loss" else "add the labels that the model needs to the batch"
@@ -291,8 +292,8 @@ def _output_text(output: Any) -> str:
     if isinstance(output, torch.Tensor):
         return f"{str(output.dtype).removeprefix('torch.')}{list(output.shape)}"
     if isinstance(output, Mapping):
-        return f"a {type(output).__name__} with {', '.join(map(str, output))}"
-    return f"a {type(output).__name__}"
+        return f"{a_type(output)} with {', '.join(map(str, output))}"
+    return a_type(output)
 
 
 def used_graph(name: str) -> WorkloadError:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.core.errors import WorkloadError
+from autofit.core.wording import a_type
 from autofit.workloads.tree import nbytes, safe_getattr
 
 STREAM_BATCHES = 64
@@ -68,7 +69,7 @@ def _refuse_one_shot(source: Any, what: str) -> None:
     if first is source or first is iter(source) or holds:
         held = f" (which holds an iterator in .{holds[0]})" if holds else ""
         raise WorkloadError(
-            f"found {what} in a {type(source).__name__}{held} that can be iterated only once: reading them "
+            f"found {what} in {a_type(source)}{held} that can be iterated only once: reading them "
             "here would take them from the training; expected an object whose iter() starts again; pass "
             "the DataLoader or the re-iterable itself, or a list of batches: "
             "list(itertools.islice(batches, 8))"

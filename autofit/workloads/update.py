@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from autofit.core.environment import UPDATE_FN
 from autofit.core.errors import WorkloadError
+from autofit.core.wording import a_type
 from autofit.workloads.loss import LossRule, Update
 from autofit.workloads.model_call import binds
 from autofit.workloads.optimizer_set import as_given
@@ -56,7 +57,7 @@ def _no_loss(model: nn.Module, batch: Batch) -> NoReturn:
 
 
 def _not_a_loss(found: Any) -> WorkloadError:
-    shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+    shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else a_type(found)
     return WorkloadError(
         f"update_fn returned {shown}; expected a scalar tensor, or a dict of scalar tensors. Return the loss of the "
         "step, without .item(), which would wait for the device in each step."

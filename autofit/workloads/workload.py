@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from autofit.core.errors import WorkloadError
+from autofit.core.wording import a_type
 from autofit.workloads.optimizer_set import OptimizerSet, each_of
 
 OptimizerRecipe = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Optimizer] | None
@@ -74,9 +75,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise WorkloadError(
-                f"model is a {type(self.model).__name__}; expected a torch.nn.Module. {_advice(self.model)}"
-            )
+            raise WorkloadError(f"model is {a_type(self.model)}; expected a torch.nn.Module. {_advice(self.model)}")
         if lazy := [name for name, parameter in self.model.named_parameters() if is_lazy(parameter)]:
             raise WorkloadError(
                 f"{lazy[0]} has no shape yet ({len(lazy)} parameters of lazy modules); expected a model with "
@@ -86,7 +85,7 @@ class Workload:
             raise WorkloadError(f'mode is {self.mode!r}; expected "train" or "inference".')
         self._check_global_batch()
         if not isinstance(self.extras, (list, tuple)):
-            raise WorkloadError(f"extras is a {type(self.extras).__name__}; expected a list of objects: extras=[...].")
+            raise WorkloadError(f"extras is {a_type(self.extras)}; expected a list of objects: extras=[...].")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
         self._check_functions()
@@ -114,7 +113,7 @@ class Workload:
         """Checks that nothing is given that would have to change the inside of the user's step."""
         if not callable(self.update_fn):
             raise WorkloadError(
-                f"update_fn is a {type(self.update_fn).__name__}; expected a function update_fn(model, optimizer, "
+                f"update_fn is {a_type(self.update_fn)}; expected a function update_fn(model, optimizer, "
                 "batch) -> loss."
             )
         beside = {"loss_fn": self.loss_fn, "step_fn": self.step_fn, "max_grad_norm": self.max_grad_norm}
@@ -260,7 +259,7 @@ def _not_an_optimizer(where: str, found: object) -> str:
     if isinstance(found, str):
         shown = f"the text {reprlib.repr(found)}"
     else:
-        shown = "None" if found is None else f"a {type(found).__name__}" + (" that holds one" if count else "")
+        shown = "None" if found is None else a_type(found) + (" that holds one" if count else "")
     expected = "a torch.optim.Optimizer, or a callable that makes one from parameters"
     action = (
         "Pass the optimizer itself" if count else "Pass one, as in `lambda params: torch.optim.SGD(params, lr=0.1)`"

@@ -83,7 +83,7 @@ def test_a_search_without_a_feasible_plan_has_a_report(run: Run) -> None:
             ("autofit.yaml", "--name", "other"),
             "found a name ('other') with the plan file autofit.yaml; expected a study",
         ),
-        (("autofit.yaml", "-o", "missing/a.md"), "missing/a.md was not written: found No such file"),
+        (("autofit.yaml", "-o", "missing/a.md"), "missing/a.md was not written: No such file"),
         (("autofit.yaml", "-o", "mine.md"), "found a file there that is not an autofit report"),
         (("autofit.yaml", "-o", "a.pdf"), "found the suffix '.pdf'"),
         (("autofit.yaml", "-o", "."), "expected one of .html"),

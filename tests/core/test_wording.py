@@ -3,7 +3,7 @@
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.wording import describe_outcome, describe_plan
+from autofit.core.wording import a_type, describe_outcome, describe_plan
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32"})
 MEMORY = Memory(allocated_bytes=2**20, judged_bytes=3 * 2**20, judged_by="test")
@@ -34,3 +34,10 @@ def test_tokens_are_shown_where_they_are_counted_and_known() -> None:
 def test_an_outcome_without_a_measurement_is_its_reason() -> None:
     failed = Outcome(status=Status.OUT_OF_MEMORY, reason="tried to allocate 2 GiB")
     assert describe_outcome(failed) == f"{Status.OUT_OF_MEMORY.value}: tried to allocate 2 GiB"
+
+
+def test_a_type_has_the_article_that_is_spoken() -> None:
+    class UNet: ...
+
+    values: list[object] = [3, [], OSError(), UNet()]
+    assert [a_type(value) for value in values] == ["an int", "a list", "an OSError", "a UNet"]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
+from autofit.core.errors import WorkloadError
 from autofit.core.outcome import Status
 from autofit.failures.classify import classify, failure_texts
 from autofit.failures.evidence import ErrorLink, Evidence, collect, scrub
@@ -118,6 +119,15 @@ def test_a_class_name_alone_does_not_make_an_out_of_memory() -> None:
         pass
 
     assert classify(collect(OutOfMemoryError("slots"))).status is Status.USER_ERROR
+
+
+def test_an_error_of_autofit_says_by_itself_what_was_found() -> None:
+    try:
+        raise WorkloadError("loss_fn returned an int; expected a scalar tensor")
+    except WorkloadError as error:
+        failure = classify(collect(error))
+    assert failure.status is Status.USER_ERROR
+    assert failure.reason.startswith("loss_fn returned an int; expected a scalar tensor")
 
 
 def test_memory_error_is_the_devices_when_the_device_is_the_host() -> None:

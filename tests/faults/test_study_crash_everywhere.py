@@ -24,7 +24,7 @@ def crashed(number: int, status: Status = Status.CRASHED, text: str = LOG) -> Tr
 
 
 def error_of(*trials: Trial, early: bool = False) -> AutofitError:
-    return nothing_measured(trials, BUDGET, "nothing left", early)
+    return nothing_measured(trials, PLAN, BUDGET, "nothing left", early)
 
 
 def test_defect_09_it_is_exit_code_5_and_says_the_last_words_and_what_to_do() -> None:

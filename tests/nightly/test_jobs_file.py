@@ -208,7 +208,7 @@ def test_all_errors_outside_the_jobs_are_said_at_once(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_refused_with_a_way_out(tmp_path: Path) -> None:
     for path, found in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory"), ("a\0b", "null byte")):
-        with pytest.raises(UsageError, match=rf"found .*{found}.*; expected a YAML file.*autofit nightly init"):
+        with pytest.raises(UsageError, match=rf": .*{found}.*; expected a YAML file.*autofit nightly init"):
             read_jobs(path)
 
 

@@ -116,7 +116,7 @@ def test_a_full_disk_is_a_study_error_and_costs_no_earlier_record(aside: SetAsid
     kept = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (aside.path.stat().st_size + 100, kept[1]))
     try:
-        with pytest.raises(StudyError, match=r"found File too large; expected .* that has space"):
+        with pytest.raises(StudyError, match=r": File too large; expected .* that has space"):
             aside.append(record(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from autofit.core.budget import Clock
+from autofit.core.outcome import COMPILING
 from autofit.probing.watchdog import LEAST_REPORT_S, WAITING, Overdue, Watchdog
 
 
@@ -73,6 +74,20 @@ def test_what_gives_no_sign_of_life_is_told_to_whoever_listens() -> None:
         while not told and watchdog.clock.elapsed_s < 20.0:
             time.sleep(0.05)
     assert any(text.startswith("no sign of life for") and "'backward' is still running" in text for text in told)
+
+
+def test_a_compiler_is_silent_for_long_and_that_is_no_alarm() -> None:
+    told, now = list[str](), Time()
+    with Watchdog(Clock(now=now, limit_s=60.0), told.append) as watchdog:
+        watchdog.beat(COMPILING)
+        now.now_s = 20.0  # a third of the time: any other phase is reported after a quarter
+        time.sleep(1.0)
+        assert told == []
+        now.now_s = 31.0
+        began = time.monotonic()
+        while not told and time.monotonic() - began < 20.0:
+            time.sleep(0.05)
+    assert told == ["compiling for 31 s so far"]
 
 
 def test_a_wait_for_another_tuner_is_not_a_silence() -> None:

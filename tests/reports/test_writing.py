@@ -70,7 +70,7 @@ def test_other_files_are_kept_unless_forced(tmp_path: Path, found: Report) -> No
 
 
 def test_a_path_that_cannot_be_written_is_a_usage_error(tmp_path: Path, found: Report) -> None:
-    with pytest.raises(UsageError, match=r"was not written: found No such file or directory; expected a directory"):
+    with pytest.raises(UsageError, match=r"was not written: No such file or directory; expected a directory"):
         write("x", tmp_path / "absent" / "a.md")
     loop = tmp_path / "loop.md"
     loop.symlink_to(loop)

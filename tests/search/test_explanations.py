@@ -3,11 +3,18 @@
 import pytest
 
 from autofit.core.budget import Budget
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, Trial
+from autofit.search.common_scale import CommonScale
 from autofit.search.event import Event
+from autofit.search.explanations import Explanations
+from autofit.search.loop import SearchEnd
 from autofit.search.phases import run
+from autofit.search.race import Race
+from autofit.search.trial_runner import TrialRunner
 from tests.fakes import (
     FakeBench,
     always,
@@ -95,3 +102,41 @@ def test_what_new_shapes_cost_is_said_of_the_plan_that_pays_most() -> None:
     (said,) = [caveat for caveat in findings.caveats if "new shape" in caveat]
     assert f"up to 75% of a step (micro batch 8, {low}), 25% with the recommended plan" in said
     assert not any("new shape" in caveat for caveat in run(only(calm(), *plans)).caveats)
+
+
+def explained(bench: FakeBench, *rates: float, rounds: int = 0) -> tuple[Explanations, list[Trial]]:
+    """Returns what is said of plans with these throughputs, after a race of so many rounds. First: the baseline."""
+    values = ("fp32", "bf16", "tf32")
+    memory = Memory(allocated_bytes=1000, judged_bytes=1000, judged_by="test")
+    trials = [
+        Trial(
+            number=0,
+            plan=at(bench, 8, precision=value),
+            outcome=Outcome(
+                status=Status.MEASURED,
+                measurement=Measurement(step_times_s=(8 / rate,) * 3, samples_per_step=8, memory=memory),
+            ),
+        )
+        for value, rate in zip(values, rates, strict=False)
+    ]
+    runner = TrialRunner(tuning_of(bench))
+    scale = CommonScale(Objective(), trials)
+    race = Race(tuple(trial.plan.key for trial in trials))
+    for number in range(rounds):
+        shaken = [rate * (1 + 0.004 * ((number + place) % 3)) for place, rate in enumerate(rates)]
+        race.add({name: shaken[place] for place, name in enumerate(race.names) if name in race.running})
+    scale.race = race if rounds else None
+    return Explanations(runner, trials, trials[0], scale, {}), trials
+
+
+def test_a_tie_is_not_decided_by_speed_against_the_faster_plan() -> None:
+    explanations, (_, slower, faster) = explained(calm(), 100.0, 200.0, 200.2, rounds=5)
+    assert explanations.why_not(faster, slower).startswith("a tie: 1.00")
+    assert explanations.why_not(slower, faster).startswith("a tie, decided by speed: 1.00")
+
+
+def test_a_loss_beyond_the_noise_is_not_said_to_be_within_it() -> None:
+    for rate, within in ((37.0, False), (97.0, True)):
+        explanations, (_, winner) = explained(calm(), 100.0, rate)
+        (said,) = [text for text in explanations.caveats(winner, SearchEnd("the time is over")) if "separate" in text]
+        assert ("within their noise" in said) is within

@@ -71,7 +71,7 @@ def test_every_searcher_keeps_to_the_values(searcher: type[Searcher]) -> None:
     assert {plan.values["precision"] for plan in ran} == {"tf32"}
 
 
-@pytest.mark.parametrize(("size", "said"), [(16, "Tried: micro_batch_size=16"), (64, "none is likely to fit")])
+@pytest.mark.parametrize(("size", "said"), [(16, "Tried: micro batch 16"), (64, "none is likely to fit")])
 def test_when_none_of_them_fits_the_message_names_the_pins(size: int, said: str) -> None:
     bench = pinned(precision="bf16", micro_batch_size=size)
     for plan in bench.space.plans():
@@ -108,6 +108,6 @@ def test_when_none_of_them_ran_although_they_are_likely_to_fit_memory_is_not_bla
 
 
 def test_when_only_a_check_was_missing_no_plan_is_said_to_be_untried() -> None:
-    text = str(nothing_proven([], 2, Budget(memory_bytes=1)))
+    text = str(nothing_proven([], small_bench().space.baseline, 2, Budget(memory_bytes=1)))
     assert "before one was proven and checked. Give more time" in text
     assert "Nothing was tried" not in text

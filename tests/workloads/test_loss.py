@@ -317,7 +317,7 @@ class Scalar(Model):
         (Plain(), (X, torch.zeros(6, 2)), r"\[1\] float32\[B, 2\]"),
         (Plain(), (X, torch.tensor(1.0)), "no loss can be inferred"),
         (Plain(), (X, ["a"] * 6), r"\[1\]\[B\] str"),
-        (Labelled(), {"x": X}, "returns a Output"),
+        (Labelled(), {"x": X}, "returns an Output"),
         (Dictionary(), {"x": X}, "loss is None: the batch may lack labels"),
         (Triple(), (X, CLASSES), r"step_fn=lambda model, batch: model\(\*batch\)\[1\]"),
         (Scalar(), X, r"step_fn=lambda model, batch: model\(batch\)"),

@@ -211,7 +211,7 @@ REFUSED_UPDATES: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": None}, "found update_fn without an optimizer"),
     ({"optimizer": {}}, "optimizer is a dict; expected a torch.optim.Optimizer"),
     ({"optimizer": [sgd(), sgd()]}, "optimizer is 2 optimizers; expected one. For several"),
-    ({"update_fn": 3}, "update_fn is a int; expected a function"),
+    ({"update_fn": 3}, "update_fn is an int; expected a function"),
 ]
 
 

@@ -10,6 +10,7 @@ from transformers import Trainer
 
 from autofit.api import tune
 from autofit.core.errors import UsageError
+from autofit.core.wording import a_type
 from autofit.fit import Fit
 from autofit.integrations.kept_batch import with_kept_batch
 
@@ -75,7 +76,9 @@ def _check(trainer: Any) -> None:
     """
     name = type(trainer).__name__
     if not isinstance(trainer, Trainer):
-        raise UsageError(f"make_trainer returned a {name}; expected a transformers.Trainer. Return the Trainer.")
+        raise UsageError(
+            f"make_trainer returned {a_type(trainer)}; expected a transformers.Trainer. Return the Trainer."
+        )
     for method in OVERRIDDEN:
         theirs = getattr(Trainer, method, None)
         if method in vars(trainer) or getattr(type(trainer), method, None) is not theirs:
