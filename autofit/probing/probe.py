@@ -210,7 +210,7 @@ class Probe:
             Why it is not proven, or "".
         """
         source, what = self.store.source, "the incomplete last batch of an epoch"
-        last, own = source.remainder(self.plan.micro_batch_size), source.remainder(source.user_batch_size)
+        last, users = source.remainder(self.plan.micro_batch_size), source.remainder(source.user_batch_size)
         try:
             error = self._error_of(step, last)
         except Overdue:
@@ -219,7 +219,7 @@ class Probe:
             return ""
         self._phase = LAST_BATCH
         failure = classify(collect(error, phase=LAST_BATCH), device_is_host=self.device.is_host)
-        if failure.status.of_users_code and self._error_of(step, own) is not None:
+        if failure.status.of_users_code and self._error_of(step, users) is not None:
             return f"{what} fails, and so does that of your own loader: {named_error(error)}. Give drop_last=True"
         raise error
 

@@ -50,9 +50,11 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     """Returns another combination at its smallest size: single changes first, then those with the most changes."""
     plans = problem.feasibility.plans
-    base, own = problem.space.baseline.combination, problem.space.baseline.micro_batch_size
+    base, users = problem.space.baseline.combination, problem.space.baseline.micro_batch_size
     failed = [p.micro_batch_size for p, o in outcomes.items() if o.status.of_users_code and p.combination == base]
-    allowed = np.flatnonzero(~plans.barred() & (plans.sizes > max((size for size in failed if size < own), default=0)))
+    allowed = np.flatnonzero(
+        ~plans.barred() & (plans.sizes > max((size for size in failed if size < users), default=0))
+    )
     numbers, at = np.unique(plans.points.combinations[allowed], return_index=True)
     places = allowed[at]  # of each combination, at its smallest size
     changes = (plans.points.values[places] != plans.points.values[0]).sum(axis=1)
