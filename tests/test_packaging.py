@@ -108,7 +108,9 @@ def test_each_extra_that_a_text_tells_to_install_exists() -> None:
         name
         for path in texts
         if path.suffix in {".py", ".md", ".yml", ".toml"}
-        for group in re.findall(r"(?:torch-autofit|['\"]\.)\[([a-z,]+)\]", path.read_text())
+        for group in re.findall(
+            r"(?:(?:torch-autofit|['\"]\.)\[|install_command\(['\"])([a-z,]+)['\"\]]", path.read_text()
+        )
         for name in group.split(",")
     }
     assert ASKED - {"dev"} <= named <= extras().keys()
