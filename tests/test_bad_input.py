@@ -162,7 +162,7 @@ def test_a_budget_below_one_sample_fits_nothing() -> None:
 
     loader = DataLoader(data, batch_size=2)
     message = refused(NothingFits, wide, loader, step_fn=step_fn, memory_budget="100KiB", global_batch_size=2)
-    assert "micro_batch_size=1" in message
+    assert "micro batch 1" in message
     assert "100 KiB" in message
 
 
