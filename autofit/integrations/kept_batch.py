@@ -15,8 +15,8 @@ def with_kept_batch(fit: Fit, origin: str) -> Fit:
     size = fit.plan.global_batch_size
     caveat = (
         f"the {size:,} samples of an optimizer step are those {origin}, and were kept. A larger batch may be faster: "
-        f"max_global_batch_size={4 * size} searches batches up to that size, and the learning rate is then yours to "
-        "adjust (common rules scale it with the batch, or with its square root)"
+        f"max_global_batch_size={4 * size} searches batches up to that size; adjust the learning rate then (common "
+        "rules scale it with the batch, or with its square root)"
     )
     recommendation = fit.recommendation.model_copy(update={"caveats": (*fit.recommendation.caveats, caveat)})
     return replace(fit, recommendation=recommendation)

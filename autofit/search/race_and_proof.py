@@ -280,8 +280,9 @@ class Final:
         self._drop_failed()
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
-            end, likely, own = self._end, self._loop.feasibility.some_are_likely, self._runner.baseline
-            raise nothing_pinned(self._pinned_trials(), own, pinned, end.stopped, early=end.early, likely=likely)
+            end, likely = self._end, self._loop.feasibility.some_are_likely
+            trials, baseline = self._pinned_trials(), self._runner.baseline
+            raise nothing_pinned(trials, baseline, pinned, end.stopped, early=end.early, likely=likely)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
             chosen = self._choose(self._pool(left))
             why = self._settled(chosen)

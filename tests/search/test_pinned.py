@@ -108,6 +108,6 @@ def test_when_none_of_them_ran_although_they_are_likely_to_fit_memory_is_not_bla
 
 
 def test_when_only_a_check_was_missing_no_plan_is_said_to_be_untried() -> None:
-    text = str(nothing_proven([], small_bench().space.baseline, 2, Budget(memory_bytes=1)))
+    text = str(nothing_proven([], calm().space.baseline, 2, Budget(memory_bytes=1)))
     assert "before one was proven and checked. Give more time" in text
     assert "Nothing was tried" not in text
