@@ -73,11 +73,9 @@ class Explanations:
         if not tied:
             return speed
         decider = _decider(trial, winner, self._baseline.plan)
-        if (
-            decider == "speed" and ratio.value > 1
-        ):  # the winner was ahead when it was chosen, or the other was not proven
-            return f"a tie: {speed}"
-        return f"a tie, decided by {decider}: {speed}"
+        # A plan may seem faster now: the winner was ahead when it was chosen, or the other was not proven.
+        by = "" if decider == "speed" and ratio.value > 1 else f", decided by {decider}"
+        return f"a tie{by}: {speed}"
 
     def is_unknown(self, over_winner: Ratio) -> bool:
         """Returns whether a ratio to the winner rests on a probe of it that its proof contradicts."""
