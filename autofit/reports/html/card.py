@@ -2,8 +2,8 @@
 
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
-from autofit.core.recommendation import Candidate, Recommendation
-from autofit.core.units import format_bytes, short_number
+from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.headline import doubt, unknown_gain
 from autofit.reports.html.parts import LABEL, REASON
@@ -22,9 +22,11 @@ def card(recommendation: Recommendation) -> str:
     baseline = r.baseline.plan
     name = "Keep the baseline" if r.plan == baseline else "Recommended"
     headline = element("p", element("b", f"{name}: "), shortened(describe_plan(r.plan, baseline), LABEL), _gain(r))
-    heads = element("tr", *(element("th", text, scope="col") for text in ("", "Plan", f"{r.objective.unit}/s", "Peak")))
+    titles = ("", "Plan", "vs baseline", f"{r.objective.unit}/s", "Peak")
+    heads = element("tr", *(element("th", text, scope="col") for text in titles))
     rate = _rate(r, r.rate_per_s, r.proof)
-    rows = [_row("recommended", describe_plan(r.plan, baseline), rate, r.proof.memory.judged_bytes)]
+    gain = None if r.plan == baseline else r.gain
+    rows = [_row("recommended", describe_plan(r.plan, baseline), gain, rate, r.proof.memory.judged_bytes)]
     rows += [_candidate(r, "baseline", r.baseline)] if r.plan != baseline else []
     rows += [_candidate(r, "alternative", one) for one in r.alternatives if one.plan != baseline][:_OTHERS]
     table = element("table", element("thead", heads), element("tbody", joined(rows)))
@@ -48,7 +50,8 @@ def _candidate(r: Recommendation, name: str, one: Candidate) -> Markup:
     words = describe_plan(one.plan, r.baseline.plan)
     rate = None if measurement is None else _rate(r, one.rate_per_s, measurement)
     status = "not run" if one.outcome.status is Status.SKIPPED else one.outcome.status.value
-    return _row(name, words, rate, peak, "" if one.outcome.measured else status)
+    gain = None if one.plan == r.baseline.plan else one.gain
+    return _row(name, words, gain, rate, peak, "" if one.outcome.measured else status)
 
 
 def _rate(r: Recommendation, rate_per_s: float | None, measurement: Measurement) -> float | None:
@@ -58,10 +61,13 @@ def _rate(r: Recommendation, rate_per_s: float | None, measurement: Measurement)
     return measurement.tokens_per_s if r.objective.unit == "tokens" else measurement.samples_per_s
 
 
-def _row(name: str, words: str, rate_per_s: float | None, peak_bytes: int | None, status: str = "") -> Markup:
+def _row(
+    name: str, words: str, gain: Ratio | None, rate_per_s: float | None, peak_bytes: int | None, status: str = ""
+) -> Markup:
+    over = "" if gain is None else format_ratio(gain.value)
     rate = status or ("–" if rate_per_s is None else short_number(rate_per_s))
     peak = _size(peak_bytes) if peak_bytes else "–"
-    cells = (shortened(words, LABEL), rate, peak)
+    cells = (shortened(words, LABEL), over, rate, peak)
     return element("tr", element("th", name, scope="row"), *(element("td", text) for text in cells))
 
 

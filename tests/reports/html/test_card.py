@@ -14,6 +14,9 @@ def test_the_answer_is_first_and_the_baseline_beside_it() -> None:
     parseString(found.encode())
     assert found.index("Recommended: ") < found.index("2.50x (2.40 to 2.60) of the baseline") < found.index("<table>")
     assert found.index('<th scope="row">recommended</th>') < found.index('<th scope="row">baseline</th>')
+    recommended, baseline = (row for row in found.split("<tr>") if 'scope="row"' in row)
+    assert "<td>2.50x</td>" in recommended
+    assert "<td></td>" in baseline
 
 
 def test_a_card_has_no_style_script_or_address() -> None:
