@@ -8,6 +8,7 @@ the samples.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from autofit.workloads.batch_algebra import leaves
 from autofit.workloads.tree import Batch, children, safe_getattr, tensors
 
+LEAST_SCANNED = 16
+"""Number of samples that are read for their length, however long that takes."""
 IDS, MASK = "input_ids", "attention_mask"
 """Names of the tokens of a batch of sequences and of their mask, [B, T]: 1 for tokens and 0 for padding."""
 _MAX_ENTRIES = 8  # longer lists are measured as a whole, not entry by entry
@@ -63,16 +66,17 @@ class Lengths:
         return tuple(self.positions[row] for row in order)
 
 
-def scan(sample: Callable[[int], Any], count: int, limit: int) -> Lengths:
-    """Returns the lengths of up to `limit` of `count` samples.
+def scan(sample: Callable[[int], Any], count: int, limit: int, most_s: float = math.inf) -> Lengths:
+    """Returns the lengths of up to `limit` of `count` samples, read from coarse to fine until the time is over.
 
     Args:
         sample: returns the sample at a position. Called once per scanned position; the result is not kept.
         count: total number of samples, at least 1.
         limit: maximum number of samples scanned: the first, the last, and others evenly spaced. Samples without an
             extent, such as None for a file that cannot be read, are left out if other samples have one.
+        most_s: seconds after which no further sample is read, once there are `LEAST_SCANNED`.
     """
-    seen_at = {position: extents(sample(position)) for position in evenly_spaced(count, limit)}
+    seen_at = _read(sample, evenly_spaced(count, limit), most_s)
     positions = [position for position, found in seen_at.items() if found] or list(seen_at)
     table: dict[str, dict[int, tuple[int, ...]]] = {}
     for row, position in enumerate(positions):
@@ -98,6 +102,25 @@ def evenly_spaced(count: int, limit: int) -> list[int]:
     if limit < 2:
         return [count - 1]
     return [round(step * (count - 1) / (limit - 1)) for step in range(limit)]
+
+
+def _read(
+    sample: Callable[[int], Any], positions: Sequence[int], most_s: float
+) -> dict[int, dict[str, tuple[int, ...]]]:
+    """Returns the extents of the samples that are read in the time, by ascending position."""
+    found, began = dict[int, dict[str, tuple[int, ...]]](), monotonic()
+    for position in _coarse_to_fine(positions):
+        if len(found) >= LEAST_SCANNED and monotonic() - began > most_s:
+            break
+        found[position] = extents(sample(position))
+    return dict(sorted(found.items()))
+
+
+def _coarse_to_fine(positions: Sequence[int]) -> list[int]:
+    """Returns ascending positions so that any beginning of them is spread over all: both ends, then every half."""
+    places = range(len(positions))
+    order = sorted(places, key=lambda place: (place not in (0, len(positions) - 1), -(place & -place), place))
+    return [positions[place] for place in order]
 
 
 def extents(sample: Any, path: str = "") -> dict[str, tuple[int, ...]]:

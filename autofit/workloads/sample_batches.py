@@ -27,6 +27,8 @@ from autofit.workloads.tree import Batch, map_tensors, tensors
 _STRUCTURE_SIZES = (2, 5)  # two sizes distinguish the batch dimension from another of the same length
 _READ_BY_LENGTH = 16384  # keys of a pass from which typical batches of similar length are chosen
 _TIMED = 64  # samples read to estimate how long reading all of them takes
+SCAN_S = 10.0
+"""Seconds for scanning the lengths of samples: reading 2,048 images of 150 ms each would take 5 minutes."""
 _SCANNED_WITH_WORST_CASE = 512  # samples measured for typical batches if the user gives the worst case
 
 
@@ -284,10 +286,13 @@ class SampleBatches(BatchMaker):
         """Measures the lengths of samples. Fewer are measured if the user gives the worst case."""
         keys, sample = self._recipe.keys, self._recipe.sample
         limit = self._options.scan if self._options.worst_case is None else _SCANNED_WITH_WORST_CASE
-        lengths = scan(lambda position: sample(keys[position]), len(keys), limit)
-        if self._options.worst_case is None and lengths.varies and len(lengths.positions) < len(keys):
+        began = perf_counter()
+        lengths = scan(lambda position: sample(keys[position]), len(keys), limit, SCAN_S)
+        scanned, late = len(lengths.positions), perf_counter() - began > SCAN_S
+        if self._options.worst_case is None and scanned < len(keys) and (lengths.varies or late):
+            took = f" in {SCAN_S:.0f} s" if late else ""
             self._note(
-                f"{len(lengths.positions)} of {len(keys)} samples were scanned for length: if a "
+                f"{scanned} of {len(keys)} samples were scanned for length{took}: if a "
                 "longer one can occur, pass worst_case="
             )
         return lengths

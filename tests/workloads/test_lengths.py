@@ -1,11 +1,32 @@
 """Lengths: what is scanned, what counts as varying, which samples are the worst, which tokens are useful."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from autofit.workloads.lengths import elements, evenly_spaced, extents, scan, useful_tokens
+from autofit.workloads import lengths as lengths_module
+from autofit.workloads.lengths import LEAST_SCANNED, elements, evenly_spaced, extents, scan, useful_tokens
+from tests.fakes import FakeTime
+
+
+def test_where_reading_is_slow_the_scan_ends_in_time_and_is_spread_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(lengths_module, "monotonic", clock)
+
+    def slow(at: int) -> torch.Tensor:
+        clock.advance(0.15)
+        return torch.zeros(at + 1)
+
+    positions = scan(slow, 5000, 2048, 10.0).positions
+    assert 60 <= len(positions) <= 70
+    assert (positions[0], positions[-1]) == (0, 4999)
+    gaps = [after - before for before, after in pairwise(positions)]
+    assert max(gaps) <= 3 * min(gaps)
+    assert list(positions) == sorted(positions)
+    assert len(scan(slow, 5000, 2048, 0.0).positions) == LEAST_SCANNED
+    assert len(scan(slow, 5000, 2048).positions) == 2048
 
 
 def test_spaced_takes_all_or_both_ends() -> None:
@@ -39,7 +60,7 @@ def test_scan_calls_each_position_once_and_no_more_than_the_limit() -> None:
 
     lengths = scan(sample, 1000, 10)
     assert len(asked) == len(set(asked)) == 10
-    assert lengths.positions == tuple(asked)
+    assert lengths.positions == tuple(sorted(asked))
     assert lengths.rankings()[0][0] == 999
 
 
