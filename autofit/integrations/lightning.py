@@ -251,7 +251,7 @@ class AutofitCallback(_UnderPlan):
         with without_logging(pl_module):
             fit = tune(pl_module, loader, **self._tuning(trainer, pl_module, before))
         if before and not {"global_batch_size", "max_global_batch_size"} & self._arguments.keys():
-            fit = with_kept_batch(fit, "of your loader and the Trainer's accumulation")
+            fit = with_kept_batch(fit, "of your loader")
         self.fit = fit
         PlanSettings.of(fit, "lightning").warn()
         set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)

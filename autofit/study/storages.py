@@ -154,10 +154,10 @@ def _existing_database(url: str) -> RDBStorage | None:
     import sqlalchemy  # noqa: PLC0415  # takes 0.5 s
 
     parsed = sqlalchemy.make_url(url)
+    engine, path = sqlalchemy.create_engine(parsed), Path(parsed.database or "")
     is_path = parsed.get_backend_name() == "sqlite" and "uri" not in parsed.query
-    if is_path and not Path(parsed.database or "").is_file():  # SQLite would create it
+    if is_path and path.parent.is_dir() and not path.is_file():  # SQLite would create it
         return None
-    engine = sqlalchemy.create_engine(parsed)
     made = sqlalchemy.inspect(engine).has_table("studies")
     engine.dispose()
     return RDBStorage(url, skip_table_creation=True) if made else None

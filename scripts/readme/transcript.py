@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from autofit.reports.canvas import Canvas
-from autofit.reports.summary import summarize
+from autofit.reports.summary import brief
 from autofit.trackers.search_state import SearchState
 from autofit.trackers.yardstick import Yardstick
 from scripts.readme.records import PLAN, Records
@@ -26,7 +26,7 @@ def whole(records: Records) -> list[str]:
     state = SearchState(Yardstick(objective=r.objective, baseline=r.baseline.plan, memory_bytes=r.budget.memory_bytes))
     # As `autofit.trackers.live` does, the last column stays free.
     lines = [line for kept in records.events for line in state.tell(kept.event)(COLUMNS - 1)]
-    summary = summarize(r, Canvas(width=COLUMNS, blocks=True), PLAN)
+    summary = brief(r, Canvas(width=COLUMNS, blocks=True), PLAN)
     return [*lines, *summary.splitlines(), f"autofit: plan written to {PLAN}"]
 
 

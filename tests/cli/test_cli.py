@@ -22,7 +22,10 @@ def test_tune_show_and_export(remote: type[FakeRemote], run: Run) -> None:
     assert remote.target.name == "train.py:make"
     plan = planfile.load("autofit.yaml").plan
     assert remote.bench.regret(plan) < 0.03
-    assert run("show") == (0, out, "")
+    code, shown, _ = run("show")
+    assert code == 0
+    assert shown.splitlines()[:2] == out.splitlines()[:2]
+    assert "How it was found" in shown
     code, text, _ = run("export", "--to", "python")
     assert code == 0
     compile(text, "export.py", "exec")

@@ -44,6 +44,6 @@ def test_a_batch_that_the_target_cannot_express_is_refused() -> None:
 
 
 def test_a_missing_package_is_said_with_its_extra() -> None:
-    with pytest.raises(UsageError, match=r'nowhere cannot be imported .*pip install "torch-autofit\[lightning\]"'):
+    with pytest.raises(UsageError, match=r"nowhere cannot be imported .*pip install '\.\[lightning\]' in a checkout"):
         import_package("nowhere", "lightning")
     assert import_package("json", "lightning").__name__ == "json"

@@ -65,7 +65,7 @@ def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
         trainer.optimizer = before
     if {"global_batch_size", "max_global_batch_size"} & arguments.keys():
         return fit
-    return with_kept_batch(fit, "of per_device_train_batch_size and gradient_accumulation_steps")
+    return with_kept_batch(fit, "of the arguments")
 
 
 def _check(trainer: Any) -> None:

@@ -81,7 +81,7 @@ def test_a_batch_that_was_kept_is_said_with_what_frees_it(tmp_path: Path, monkey
 
     said = caveats()[-1]
     size = fit_of_plan.plan.global_batch_size
-    assert f"the {size} samples of an optimizer step are those of per_device_train_batch_size" in said
+    assert f"the {size} samples of an optimizer step are those of the arguments" in said
     assert f"max_global_batch_size={4 * size}" in said
     assert "learning rate" in said
     assert caveats(global_batch_size=16) == caveats(max_global_batch_size=16) == fit_of_plan.caveats
