@@ -153,7 +153,7 @@ class Probe:
             if isinstance(compile_s, Outcome):
                 return compile_s
             peak = None if worst is None else self._peak(step, worst, typical, compile_s)
-            if peak is not None and (outcome := self._objection(step, peak)) is not None:
+            if peak is not None and (outcome := self._objection(step, typical, peak)) is not None:
                 return outcome
             before = self.device.counters()
             if worst is not None and self._proves and self._grows:
@@ -163,14 +163,19 @@ class Probe:
             if worst is not None and peak is not None and self._goes_on(outcome):
                 outcome = self._proven(step, worst, typical, lap, peak)
             elif self._proves and outcome.measured:
-                outcome = as_proven(outcome, self._last_batch(step))
-                self._look_again(step, typical)
+                outcome = self._completed(outcome, step, typical)
         return noted(outcome, *self._compiler.notes()) if self._compiler and worst is not None else outcome
 
     @property
     def _proves(self) -> bool:
         """Whether the first steps are those of a proof."""
         return self.purpose is Purpose.PROOF or (self.purpose is Purpose.PROBE and self.terms.at_once)
+
+    def _completed(self, outcome: Outcome, step: TrainStep, typical: Typical) -> Outcome:
+        """Returns the measured outcome of a plan whose whole steps on the worst batch ran: what else a proof has."""
+        outcome = as_proven(outcome, self._last_batch(step))
+        self._look_again(step, typical)
+        return outcome
 
     def _look_again(self, step: TrainStep, typical: Typical) -> None:
         """Runs steps on other batches while there are parameters without a gradient: not every batch may use them."""
@@ -198,7 +203,7 @@ class Probe:
         if (refusal := objection(peak, self.budget_bytes)) is not None:
             return refusal
         outcome = judged(self.plan, lap, peak.joined(probed), typical, self._events_since(before, peak))
-        return as_proven(outcome, self._last_batch(step)) if outcome.measured else outcome
+        return self._completed(outcome, step, typical) if outcome.measured else outcome
 
     def _last_batch(self, step: TrainStep) -> str:
         """Runs the incomplete last batch of an epoch, if the plan's loader yields one, as part of a proof.
@@ -213,13 +218,14 @@ class Probe:
         last, users = source.remainder(self.plan.micro_batch_size), source.remainder(source.user_batch_size)
         try:
             error = self._error_of(step, last)
+            if error is None:
+                return ""
+            self._phase = LAST_BATCH
+            failure = classify(collect(error, phase=LAST_BATCH), device_is_host=self.device.is_host)
+            users_fails = failure.status.of_users_code and (last == users or self._error_of(step, users) is not None)
         except Overdue:
             return f"{what} is not proven: the time ended before it. Give more time, or drop_last=True"
-        if error is None:
-            return ""
-        self._phase = LAST_BATCH
-        failure = classify(collect(error, phase=LAST_BATCH), device_is_host=self.device.is_host)
-        if failure.status.of_users_code and self._error_of(step, users) is not None:
+        if users_fails:
             return f"{what} fails, and so does that of your own loader: {named_error(error)}. Give drop_last=True"
         raise error
 
@@ -397,7 +403,7 @@ class Probe:
         with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
             yield
 
-    def _objection(self, step: TrainStep, peak: WorstBatchResult) -> Outcome | None:
+    def _objection(self, step: TrainStep, typical: Typical, peak: WorstBatchResult) -> Outcome | None:
         """Returns the outcome of a plan that is not timed; None if it is to be timed.
 
         A plan is not timed if its peak is over the budget, it never updates, it is hopelessly slow, or no time is left.
@@ -410,8 +416,7 @@ class Probe:
                 peak, f"the time ended after {ran} on the worst batch: it is neither timed further nor proven"
             )
         if self.purpose is Purpose.PROOF and self.watch.clock.left_s <= 0 and peak.is_sound and not self._grows:
-            untimed_outcome = untimed(peak, "not timed: the time budget ran out")
-            return as_proven(untimed_outcome, self._last_batch(step))
+            return self._completed(untimed(peak, "not timed: the time budget ran out"), step, typical)
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
         is_slow = slowness > TOO_SLOW_RATIO and min(peak.steps_s) > QUICK_S
         if self.purpose is Purpose.PROBE and not self._proves and is_slow and peak.is_sound:

@@ -13,7 +13,7 @@ from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.watchdog import Watchdog
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime, notes
 from tests.probing import targets
@@ -174,6 +174,37 @@ def test_what_is_no_proof_does_without_the_last_batch(purpose: Purpose) -> None:
 def test_a_last_batch_that_fails_at_the_users_size_too_is_left_to_the_user_and_said() -> None:
     found = measured(of_a_plan_of_16(32, Purpose.PROOF))  # 65 samples in batches of 32 leave one, too
     assert "so does that of your own loader: ValueError: Expected more than 1 value" in found.last_batch
+
+
+class Short:
+    """A step function that fails on one or three samples: `fails` says how, for each time in turn."""
+
+    def __init__(self, *fails: BaseException) -> None:
+        self.fails, self.times = list(fails), notes()
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if len(batch[0]) in (1, 3):
+            self.times.append(1)
+            raise self.fails.pop(0)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def of_a_plan_of(self, size: int, users: int) -> Measurement:
+        """Proves a plan on 65 samples, given the size of the user's batches."""
+        workload = Workload(targets.mlp(), targets.vectors(samples=65, batch_size=users), step_fn=self)
+        with LocalBench(workload, CPU(), PLENTY) as bench:
+            return measured(bench.evaluate(bench.briefing.space.baseline.replace(micro_batch_size=size), Purpose.PROOF))
+
+
+def test_a_last_batch_that_is_the_users_own_is_run_once() -> None:
+    step = Short(ValueError("one is too few"))
+    assert "so does that of your own loader: ValueError: one is too few" in step.of_a_plan_of(32, users=32).last_batch
+    assert len(step.times) == 1
+
+
+def test_a_time_that_ends_in_the_users_last_batch_keeps_the_proof() -> None:
+    found = Short(ValueError("one is too few"), Overdue("no time")).of_a_plan_of(16, users=31)
+    assert found.proven
+    assert "the time ended before it" in found.last_batch
 
 
 def test_a_last_batch_for_which_no_time_is_left_is_said(step_clock: FakeTime) -> None:

@@ -11,10 +11,12 @@ from torch.utils.data import DataLoader
 
 from autofit import tune
 from autofit.core.outcome import Outcome
+from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.probing import targets
-from tests.probing.steps import evaluate
+from tests.probing.steps import CPU, PLENTY, evaluate
 
 
 class Branches(nn.Module):
@@ -91,6 +93,11 @@ def test_a_layer_that_only_other_batches_than_the_worst_use_is_not_named() -> No
 
     loader: Any = DataLoader(samples, batch_size=1, collate_fn=padded)  # type: ignore[arg-type]  # a list will do
     assert said(proof(Branches(by_length), loader)) == ""
+    with LocalBench(Workload(Branches(by_length), loader), CPU(), PLENTY) as bench:
+        found = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE, RunTerms(above=1e-9))
+    assert found.measurement is not None
+    assert found.measurement.proven
+    assert said(found) == "", "a probe that goes on to its proof looks at other batches, too"
 
 
 def test_a_model_whose_gradients_are_all_there_and_one_that_uses_them_up_itself_are_silent() -> None:
