@@ -32,8 +32,8 @@ def uninterrupted(*signals: int) -> Iterator[list[int]]:
     def remember(number: int, _frame: FrameType | None) -> None:
         arrived.append(number)
 
-    before = {number: signal.getsignal(number) for number in signals or FROM_OUTSIDE}
-    held = {number: handler for number, handler in before.items() if handler is not None}
+    numbers = signals or FROM_OUTSIDE
+    held = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
     try:
         for number in held:
             signal.signal(number, remember)

@@ -173,7 +173,7 @@ class Feasibility:
 
     def _is_light(self, plan: Plan) -> bool:
         """Returns whether a plan runs without an estimate: the baseline at first, and what most likely has room."""
-        if self.hurried and plan == self._space.baseline and (self.light or plan.key not in self._trials):
+        if self.hurried and plan == self._space.baseline and plan.key not in self._trials:
             return True
         place = self.plans.place(plan) if self.light else None
         return place is not None and bool(self._room[place] >= self.required_probability)

@@ -1,22 +1,27 @@
 """Kept batch: an integration keeps the global batch of the user's trainer, and the result says so."""
 
+from collections.abc import Container
 from dataclasses import replace
 
 from autofit.fit import Fit
+from autofit.search.evidence import LEARNING_RATE_RULE
 
 
-def with_kept_batch(fit: Fit, origin: str) -> Fit:
-    """Returns a fit with a caveat that its global batch was kept.
+def with_kept_batch(fit: Fit, origin: str, given: Container[str]) -> Fit:
+    """Returns a fit with a caveat that its global batch was kept, unless the user chose it.
 
     Args:
-        fit: the result of a search in which the user gave no global batch.
+        fit: the result of a search.
         origin: where the global batch comes from, such as "of your loader".
+        given: names of the arguments that the user gave.
     """
+    if "global_batch_size" in given or "max_global_batch_size" in given:
+        return fit
     size = fit.plan.global_batch_size
     caveat = (
         f"the {size:,} samples of an optimizer step are those {origin}, and were kept. Give max_global_batch_size="
         f"{4 * size} to have larger batches searched too, which may be faster, and adjust the learning rate then "
-        "(common rules scale it with the batch, or with its square root)"
+        f"({LEARNING_RATE_RULE})"
     )
     recommendation = fit.recommendation.model_copy(update={"caveats": (*fit.recommendation.caveats, caveat)})
     return replace(fit, recommendation=recommendation)

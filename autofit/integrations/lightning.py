@@ -250,9 +250,7 @@ class AutofitCallback(_UnderPlan):
         before = (batch_size_of(loader) or 0) * trainer.accumulate_grad_batches
         with without_logging(pl_module):
             fit = tune(pl_module, loader, **self._tuning(trainer, pl_module, before))
-        if before and not {"global_batch_size", "max_global_batch_size"} & self._arguments.keys():
-            fit = with_kept_batch(fit, "of your loader")
-        self.fit = fit
+        self.fit = fit = with_kept_batch(fit, "of your loader", self._arguments) if before else fit
         PlanSettings.of(fit, "lightning").warn()
         set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)
         if fit.plan.global_batch_size != before and trainer.lr_scheduler_configs:

@@ -42,6 +42,7 @@ def brief(recommendation: Recommendation, canvas: Canvas | None = None, plan_fil
             _headline(r, canvas.width),
             _titled(_brings(r, canvas.width)),
             _titled(_changes(r, canvas.width)),
+            _titled(evaluation_lines(r, canvas.width)),
             _titled(_caveats(r, canvas.width, plan_file, _FEW)),
             _titled(_usage(r, canvas.width, plan_file)),
             [(line, "") for line in wrapped(f"What else was tried, and how it was found: {more}", canvas.width)],

@@ -27,6 +27,8 @@ from autofit.memory.profile import Profile
 from autofit.search.race import Race
 from autofit.study.records import STORED_LETTERS
 
+LEARNING_RATE_RULE = "common rules scale the rate with the batch, or with its square root"
+"""What is usually done to the learning rate when the global batch changes."""
 BATCH_CHANGED = "the global batch was free and changed"
 """Beginning of the caveat on a changed global batch, which reports show first."""
 STOPPED_BY_USER = "it was interrupted"

@@ -376,10 +376,8 @@ class Final:
         )
 
     def _alternative(self, trial: Trial, winner: Trial, explanations: Explanations, keys: Set[str]) -> Candidate:
-        found, ratio = (
-            self._candidate(trial, explanations.why_not(trial, winner), keys),
-            self._scale.claim(trial, winner),
-        )
+        found = self._candidate(trial, explanations.why_not(trial, winner), keys)
+        ratio = self._scale.claim(trial, winner)
         return found.model_copy(update={"over_recommended": None if explanations.is_unknown(ratio) else ratio})
 
     def _front(self, winner: Trial, proof: Measurement) -> Set[str]:

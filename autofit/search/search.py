@@ -26,7 +26,7 @@ from autofit.search.bench import Bench
 from autofit.search.choice import DEVICE_NOISE_RATIO, DISTURBED_NOISE_RATIO
 from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
-from autofit.search.evidence import BATCH_CHANGED
+from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.interrupted import SearchInterrupted
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
@@ -262,7 +262,7 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
         return []
     return [
         f"{BATCH_CHANGED} from {old} to {new}: adjust the learning rate and the number of "
-        "steps (common rules scale the rate with the batch, or with its square root). "
+        f"steps ({LEARNING_RATE_RULE}). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
 

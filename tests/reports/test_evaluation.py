@@ -6,7 +6,7 @@ from autofit.core.budget import Budget
 from autofit.core.recommendation import Recommendation
 from autofit.reports.canvas import Canvas
 from autofit.reports.evaluation import evaluation_lines
-from autofit.reports.summary import summarize
+from autofit.reports.summary import brief, summarize
 from autofit.terminal import cells
 from tests.reports.test_summary import BEST, OWN, record, sections
 
@@ -35,6 +35,10 @@ def test_the_plan_its_speed_and_its_budget_are_shown_with_the_code() -> None:
         "      for batch in step.loader:",
         "          output = step(batch)",
     ]
+
+
+def test_the_brief_form_has_it_too() -> None:
+    assert sections(brief(training()))["Evaluation"] == sections(summarize(training()))["Evaluation"]
 
 
 def test_a_batch_that_is_kept_needs_no_code() -> None:

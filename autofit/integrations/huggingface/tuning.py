@@ -63,9 +63,7 @@ def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
         fit = tune(model, _loader_of(trainer), **chosen)
     finally:
         trainer.optimizer = before
-    if {"global_batch_size", "max_global_batch_size"} & arguments.keys():
-        return fit
-    return with_kept_batch(fit, "of the arguments")
+    return with_kept_batch(fit, "of the arguments", arguments)
 
 
 def _check(trainer: Any) -> None:
