@@ -48,9 +48,12 @@ class Explanations:
 
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
         """Returns the caveats, except those of the proof."""
-        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner)]
-        found += [*self._on_growth(winner.plan), *self._on_gradients(winner.plan), *self._on_runs()]
+        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner), *self._on_runs()]
         return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
+
+    def faults(self, plan: Plan) -> list[str]:
+        """Returns what the runs of a plan show of the user's own code. It harms the training under any plan."""
+        return [*self._on_growth(plan), *self._on_gradients(plan)]
 
     def why_not(self, trial: Trial, winner: Trial) -> str:
         """Returns why a measured plan was not chosen."""

@@ -98,7 +98,7 @@ class Final:
         doubt = self._scale.doubt_of_proof(winner, proof)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven, doubt)
         gain = self._gain(winner)
-        self._caveats += explanations.caveats(winner, self._end)
+        self._caveats = explanations.faults(winner.plan) + self._caveats + explanations.caveats(winner, self._end)
         self._caveats += self._checks.caveats(winner.plan)
         if not is_proven(answer):
             self._caveats.insert(0, "; ".join(("the baseline is not proven", *proof.warnings)))

@@ -225,6 +225,7 @@ def test_the_result_says_by_how_much_memory_grows_and_how_long_it_lasts(step_clo
     )  # fmt: skip
     told = [text for text in fit.caveats if text.startswith("live memory grew by 4 MiB with each step")]
     assert len(told) == 1
+    assert "live memory grew" in " ".join(str(fit).split()), "it is among the few that are always shown"
     steps = re.search(r"after about ([0-9]+) steps", told[0])
     assert steps is not None
     assert 240 <= int(steps[1]) <= 256  # 1 GiB holds 256 of them
