@@ -29,8 +29,8 @@ FLAGS = {
         "-o", "-q", "TARGET",
     ],
     "estimate": [
-        "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
-        "--numerics", "--only", "--quiet", "--seed", "--strategies", "--without", "-h", "-q", "TARGET",
+        "--arg", "--device", "--force", "--global-batch", "--help", "--html", "--json", "--max-grad-norm", "--memory",
+        "--mode", "--numerics", "--only", "--quiet", "--seed", "--strategies", "--without", "-h", "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
     "diff": ["--force", "--help", "--json", "--output", "--quiet", "-h", "-o", "-q", "A", "B"],

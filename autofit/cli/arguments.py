@@ -68,6 +68,9 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     _numerics(wanted, "exact: only the baseline's precision; mixed (default) and any: other precisions too")
     _strategies(wanted, "consider")
     wanted.add_argument("--seed", type=int, metavar="N", help="selects the samples that are inspected (default: 0)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--html", metavar="FILE", help="also write a page that shows what fits with other choices")
+    _force(output)
 
 
 def show(parser: argparse.ArgumentParser) -> None:

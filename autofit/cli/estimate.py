@@ -10,8 +10,10 @@ from autofit.core.errors import NothingFits
 from autofit.core.printable import ascii_json
 from autofit.estimation.estimate import described, estimate_target
 from autofit.estimation.estimation import Estimation
+from autofit.estimation.page import render
 from autofit.estimation.text import draw
 from autofit.probing.remote.bench import Target
+from autofit.reports import writing
 from autofit.reports.canvas import Canvas
 
 _CLEAR = "\r\x1b[K"
@@ -19,7 +21,11 @@ _CLEAR = "\r\x1b[K"
 
 def execute(given: argparse.Namespace) -> int:
     """Estimates the target and prints the result. Returns 3 if nothing fits."""
-    estimation = _estimated(_target(given), quiet=given.quiet)
+    if given.html is not None:
+        writing.check_replaceable(given.html, force=given.force)
+    estimation = _estimated(_target(given), quiet=given.quiet, with_laws=given.html is not None)
+    if given.html is not None:
+        writing.write(writing.marked(render(estimation)), given.html, force=given.force)
     if given.json:
         print(ascii_json(estimation.model_dump_json(by_alias=True, indent=2)))
     else:
@@ -38,10 +44,10 @@ def _target(given: argparse.Namespace) -> Target:
     )
 
 
-def _estimated(target: Target, quiet: bool) -> Estimation:
+def _estimated(target: Target, *, quiet: bool, with_laws: bool) -> Estimation:
     try:
         with _progress(shown=not quiet) as beat:
-            return estimate_target(target, beat)
+            return estimate_target(target, beat, with_laws=with_laws)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; nothing was estimated or written") from None
 

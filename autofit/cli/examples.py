@@ -28,6 +28,8 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
          "autofit estimate train.py:make_workload --device H200"),
         ("Estimate for a memory size alone, in the precision you train in:",
          "autofit estimate train.py:make_workload --memory 24GiB --numerics exact"),
+        ("See on a page what fits with other micro batches, precisions and devices:",
+         "autofit estimate train.py:make_workload --device H200 --html estimate.html"),
     ),
     "show": (
         ("Explain autofit.yaml:", "autofit show"),

@@ -18,6 +18,7 @@ from autofit.estimation.choices import traded
 from autofit.estimation.estimation import Estimation
 from autofit.estimation.largest_batches import LargestBatches
 from autofit.estimation.records import CHECKPOINTED, EstimatedPlan, Row, TradedKnob
+from autofit.estimation.what_if import peak_laws
 from autofit.estimators import Tracer
 from autofit.memory.breakdown import Part
 from autofit.probing.remote.bench import RemoteBench, Target
@@ -43,12 +44,15 @@ def described(device: str | None, memory: object) -> StandIn:
     return StandIn()
 
 
-def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: None) -> Estimation:
+def estimate_target(
+    target: Target, beat: Callable[[str], None] = lambda phase: None, *, with_laws: bool = False
+) -> Estimation:
     """Returns the estimate for a factory, which runs in a child process that stands in for `target.stand_in`.
 
     Args:
         target: what the child opens.
         beat: called with each phase as it begins: "import", "open", then "trace" for each plan.
+        with_laws: whether the peaks for the what-if page are computed too (`Estimation.laws`).
 
     Raises:
         Untraceable: the baseline cannot be traced.
@@ -57,7 +61,7 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
     clock = Clock()
     try:
         with RemoteBench(target, beat=beat) as bench:
-            return estimate(bench.briefing, bench.trace, target.name, clock, bench.fixed_parts)
+            return estimate(bench.briefing, bench.trace, target.name, clock, bench.fixed_parts, with_laws=with_laws)
     except UserCodeError as error:
         raise with_accelerator_hint(error) from None
 
@@ -68,6 +72,8 @@ def estimate(
     target: str = "",
     clock: Clock | None = None,
     fixed_parts: Callable[[], Sequence[Part]] = tuple,
+    *,
+    with_laws: bool = False,
 ) -> Estimation:
     """Returns the estimate for the workload of `briefing`.
 
@@ -77,6 +83,7 @@ def estimate(
         target: name of the workload, or "".
         clock: clock that runs since the call began.
         fixed_parts: returns the memory that a step keeps at any batch size, for a workload that cannot be traced.
+        with_laws: see `estimate_target`.
 
     Raises:
         Untraceable: the baseline cannot be traced. The message says what is known nevertheless.
@@ -110,6 +117,7 @@ def estimate(
         traded=_traded(briefing),
         rows=rows,
         shortfall=shortfall,
+        laws=peak_laws(briefing, tracer, largest.worthwhile(rows)) if with_laws else (),
         caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.space)])),
         refused=tuple(r for r in briefing.space.refused if r.name != MICRO_BATCH_SIZE),
         duration_s=round(clock.elapsed_s, 2),

@@ -1,7 +1,7 @@
 """LargestBatches: finds the largest micro batches that fit, by tracing one plan after another."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -140,6 +140,12 @@ class LargestBatches:
         if space.global_batch_size is not None:
             return divisors(space.global_batch_size)
         return range(1, MOST + 1)
+
+    def worthwhile(self, rows: Iterable[Row]) -> Sequence[int]:
+        """Returns the sizes up to twice the largest that fits with any choice, or that of the baseline."""
+        fitting = (row.largest.plan.micro_batch_size for row in rows if row.largest is not None)
+        most = 2 * max([self.baseline.micro_batch_size, *fitting])
+        return [size for size in self.sizes if size <= most] or self.sizes[:1]
 
     @property
     def _fixed(self) -> bool:

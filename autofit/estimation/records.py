@@ -10,6 +10,7 @@ from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
+from autofit.estimation.what_if import PeakLaw
 from autofit.memory.breakdown import Breakdown
 
 PRECISION = "precision"
@@ -136,6 +137,7 @@ class EstimationRecord(BaseModel):
         traded: the knob that `needs` are about.
         rows: what fits, by choice.
         shortfall: why nothing fits, by how much, and what would help; "" if something fits.
+        laws: peaks of each choice at several micro batches, for the what-if page; () if they were not asked for.
         caveats: notes to read before relying on the estimate.
         refused: values and strategies that would change memory and are left out, with the reason.
         duration_s: duration of the estimate in seconds.
@@ -154,6 +156,7 @@ class EstimationRecord(BaseModel):
     traded: TradedKnob = CHECKPOINTED
     rows: tuple[Row, ...]
     shortfall: str = ""
+    laws: tuple[PeakLaw, ...] = ()
     caveats: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     duration_s: float = 0.0
@@ -162,4 +165,5 @@ class EstimationRecord(BaseModel):
     @model_serializer(mode="wrap")
     def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = handler(self)
-        return {key: value for key, value in found.items() if key != "traded" or self.traded != CHECKPOINTED}
+        unsaid = {"traded": self.traded == CHECKPOINTED, "laws": not self.laws}
+        return {key: value for key, value in found.items() if not unsaid.get(key)}

@@ -28,12 +28,12 @@ class Estimating:
         self.target, self.budget = Target(""), 5000 * MIB
         self.fails: BaseException | None = None
 
-    def __call__(self, target: Target, beat: Callable[[str], None]) -> Estimation:
+    def __call__(self, target: Target, beat: Callable[[str], None], *, with_laws: bool) -> Estimation:
         self.target = target
         beat("trace")
         if self.fails is not None:
             raise self.fails
-        return estimate(briefing(self.budget), trace_of, target.name)
+        return estimate(briefing(self.budget), trace_of, target.name, with_laws=with_laws)
 
 
 @pytest.fixture
@@ -73,6 +73,22 @@ def test_json_is_one_document(estimating: Estimating, run: Run) -> None:
     assert told["schema"] == "autofit.estimate/1"
     assert Estimation.model_validate(told).rows[0].name == "fp32"
     assert told["rows"][0]["precision"] == "fp32"
+
+
+def test_the_page_is_written_beside_the_drawing_and_replaces_only_an_earlier_one(
+    estimating: Estimating, run: Run, tmp_path: Path
+) -> None:
+    page, other = tmp_path / "estimate.html", tmp_path / "other.html"
+    for _ in range(2):
+        code, out, err = run("train.py:make", "--device", "H200", "--html", str(page))
+        assert (code, err) == (0, "")
+        assert out.startswith("train.py:make on Test")
+    assert "<title>train.py:make – autofit estimate</title>" in page.read_text()
+    other.write_text("mine")
+    estimating.fails = AssertionError("nothing may be estimated")
+    code, _, err = run("train.py:make", "--device", "H200", "--html", str(other))
+    assert (code, other.read_text()) == (2, "mine")
+    assert "not an autofit report" in " ".join(err.split())
 
 
 def test_what_is_asked_reaches_the_child(estimating: Estimating, run: Run) -> None:

@@ -15,7 +15,7 @@ FOUND = recorded_search(name="unet").recommendation
 NAMES = ("a.yaml", "b.yaml")
 
 
-def plan(rate_per_s: float = 200.0, **changes: Any) -> Recommendation:
+def plan(rate_per_s: float | None = 200.0, **changes: Any) -> Recommendation:
     """Returns a recommendation with this throughput."""
     assert FOUND is not None
     return FOUND.model_copy(update={"rate_per_s": rate_per_s, **changes})

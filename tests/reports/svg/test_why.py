@@ -1,6 +1,7 @@
 """Why a plan is faster: the way through measured plans, and what was measured apart from what was estimated."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from tests.reports.samples import typical
 from tests.reports.svg.reading import picture
 
 BEFORE: dict[str, bool | int | str] = {"precision": "fp32", "compile": "off", "optimizer_implementation": "default"}
-BF16, COMPILED, FUSED = {"precision": "bf16"}, {"compile": "blocks"}, {"optimizer_implementation": "fused"}
+BF16: dict[str, Any] = {"precision": "bf16"}
+COMPILED: dict[str, Any] = {"compile": "blocks"}
+FUSED: dict[str, Any] = {"optimizer_implementation": "fused"}
 
 
 def plan(rate: float | None, size: int = 8, *, raced: bool = False, **values: bool | int | str) -> PlanRow:
@@ -74,7 +77,7 @@ def test_plans_with_other_values_and_without_a_throughput_are_on_no_way() -> Non
 
 
 def test_a_change_that_slows_down_and_pays_with_the_next_one_goes_back() -> None:
-    slower = {"checkpointed_blocks": 4}
+    slower: dict[str, Any] = {"checkpointed_blocks": 4}
     found = of(plan(180.0, 64, raced=True, **slower), plan(80.0, **slower))
     assert [effect for _, effect in told(found)] == ["about 0.80x", "about 2.25x"]
     drawn = picture("why", found)

@@ -1,0 +1,92 @@
+"""What-if: the peaks of several choices at any micro batch, for a page that shows what fits where."""
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.core.briefing import Briefing
+from autofit.core.errors import SpaceError
+from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
+from autofit.estimation.choices import choices, traded
+from autofit.estimators import Traced, Tracer
+
+MOST_SIZES = 3
+"""Maximum number of micro batch sizes that are traced for each choice. A trace takes a second or two."""
+
+
+class PeakLaw(BaseModel):
+    """The peak of one choice at several micro batches. Between two of them, every part is close to a straight line.
+
+    So it is between the first and the last value of the knob that trades memory.
+
+    Attributes:
+        knob: knob of the choice; "" if no knob changes the memory per sample.
+        value: its value.
+        traded: value of the knob that trades memory for time, such as the number of checkpointed blocks; 0 without one.
+        sizes: micro batch sizes, ascending.
+        parts: bytes at the peak by kind of tensor, one for each size. They sum to the peak.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    knob: str = ""
+    value: bool | int | str = ""
+    traded: int = 0
+    sizes: tuple[int, ...]
+    parts: dict[str, tuple[int, ...]]
+
+
+def peak_laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> tuple[PeakLaw, ...]:
+    """Returns the peaks of each choice with memory of its own, for the first and the last value of the traded knob.
+
+    Args:
+        briefing: what is known about the workload.
+        tracer: traces its plans.
+        sizes: possible micro batch sizes, ascending.
+    """
+    return tuple(_laws(briefing, tracer, spaced(sizes, MOST_SIZES)))
+
+
+def spaced(values: Sequence[int], most: int) -> tuple[int, ...]:
+    """Returns the first and the last of ascending values, and at most `most` in all, by ratio as evenly as possible."""
+    if len(values) <= most:
+        return tuple(values)
+    growth = (values[-1] / max(values[0], 1)) ** (1 / (most - 1))
+    wanted = (values[0] * growth**place for place in range(most))
+    return tuple(sorted({min(values, key=lambda value, near=near: abs(value - near)) for near in wanted}))  # type: ignore[misc]  # a default that binds the loop's value
+
+
+def _laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> Iterator[PeakLaw]:
+    assert briefing.account is not None, "a bench that traces has an account"
+    traced = Traced(tracer, briefing.account, briefing.budget.memory_bytes)
+    knob = traded(briefing.space.knobs)
+    counts = (0,) if knob is None else (int(knob.values[0]), int(knob.values[-1]))
+    for choice in choices(briefing.space.knobs):
+        if choice.same_memory and not choice.is_baseline:
+            continue
+        for count in counts:
+            combination = choice.of(briefing.space.baseline)
+            combination = combination if knob is None else combination.replace(**{knob.name: count})
+            if parts := _parts(briefing, traced, combination, sizes):
+                yield PeakLaw(knob=choice.knob, value=choice.value, traded=count, sizes=tuple(sizes), parts=parts)
+
+
+def _parts(briefing: Briefing, traced: Traced, combination: Plan, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Returns the parts of the peak at each size; {} if the combination conflicts or cannot be traced."""
+    space = SearchSpace(briefing.space)
+    if space.conflict(combination):
+        return {}
+    try:
+        plans = [space.at(combination, size) for size in sizes]
+    except SpaceError:
+        return {}
+    found = list[dict[str, int]]()
+    for plan in plans:
+        traced.show(plan)
+        profile = traced.profile(plan)
+        if profile is None:
+            return {}
+        found.append({part.name: part.size_bytes for part in profile.breakdown.kinds})
+    names = {name: None for each in found for name in each}
+    return {name: tuple(each.get(name, 0) for each in found) for name in names}
