@@ -31,7 +31,7 @@ from autofit.search.event import Event
 from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
-from autofit.study.reference import dereferenced
+from autofit.study.location import dereferenced
 from autofit.trackers.following import following
 from autofit.trackers.heartbeat import heartbeat, waiting
 from autofit.trackers.progress import Progress

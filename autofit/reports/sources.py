@@ -17,7 +17,7 @@ from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult
 from autofit.study import permissions
 
 if TYPE_CHECKING:
-    from autofit.study.reading import ReadStudy
+    from autofit.study.study import ReadStudy
 
 _MEMORY = "memory"
 """How a recommendation names a study that was kept in memory."""

@@ -56,7 +56,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         clock: clock that runs since the call began, so that the time for opening the bench counts.
 
     Raises:
-        AutofitError: see `autofit.search.phases.run` and `autofit.study.Study.open`.
+        AutofitError: see `autofit.search.phases.run` and `autofit.study.Study`.
     """
     clock, briefing = clock or Clock(), bench.briefing
     request = replace(request, objective=_planned(request, briefing))
@@ -72,7 +72,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("busy", text))),
         ExitStack() as opened,
     ):
-        study = Study.open(
+        study = Study(
             location,
             name=name,
             environment=briefing.environment,
