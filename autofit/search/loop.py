@@ -78,7 +78,6 @@ class Loop:
         self.end = SearchEnd("")
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
         self._refused, self._naming = 0, False
-        self.runner.most_left_s = self._most_left_s
         self._searcher = tuning.searcher(
             Problem(
                 space=tuning.space,
@@ -152,7 +151,6 @@ class Loop:
                 break
             self._look(plan)
             self._run(plan)
-        self.runner.most_left_s = lambda: None
         self._close()
 
     def stop(self, error: BaseException) -> None:
@@ -206,12 +204,6 @@ class Loop:
     def _patience_s(self) -> float:
         """Returns the seconds that a probe may take now; infinity for a plan that is only named."""
         return math.inf if self._naming else self._ledger.left_s()
-
-    def _most_left_s(self) -> float | None:
-        """Returns the seconds that the search phase may still take, by the probes that may be left; None if unknown."""
-        known, most = self._searcher.probes_left(), self._tuning.budget.max_trials
-        bounds = [known, None if most is None else max(most - self.runner.probes, 0)]
-        return self._ledger.search_left_s(min((bound for bound in bounds if bound is not None), default=None))
 
     def _spent(self) -> bool:
         """Returns whether a limit ends the search, and keeps the reason in `end`."""

@@ -1,12 +1,12 @@
 """TrialRunner: runs plans, and records each run on disk as a trial before the next one starts."""
 
 from collections.abc import Callable
+from typing import Any
 
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
@@ -14,7 +14,6 @@ from autofit.search.ambiguous_failures import settled
 from autofit.search.cold_start import from_cold_start
 from autofit.search.earlier_runs import Earlier
 from autofit.search.event import Event
-from autofit.search.evidence import Placing
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
 from autofit.search.tuning import Tuning
@@ -36,7 +35,6 @@ class TrialRunner:
         probes: number of probes that have run.
         so_far: returns the throughput of the answer so far over the baseline's; None before there is one.
         phase: phase of the search (`Event.phase`).
-        most_left_s: estimates the time left in the present phase (`Event.left_s`).
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -49,7 +47,6 @@ class TrialRunner:
         self.probes = 0
         self.so_far: Callable[[], float | None] = lambda: None
         self.phase = "search"
-        self.most_left_s: Callable[[], float | None] = lambda: None
         self._poisoned = 0
 
     def probe(self, plan: Plan, terms: RunTerms = OPEN) -> Trial:
@@ -98,7 +95,7 @@ class TrialRunner:
         """Records that a plan is not run, with the reason."""
         number = self.tuning.log.begin(plan, Purpose.PROBE)
         trial = self._finish(number, Outcome(status=Status.SKIPPED, reason=reason))
-        self.say("skipped", f"{self.named(plan)}: skipped, {reason}", trial)
+        self.say("skipped", f"{self.named(plan)}: skipped, {reason}", trial=trial)
         return trial
 
     def check_for_users_fault(self) -> None:
@@ -115,42 +112,18 @@ class TrialRunner:
         """Returns the batch of a plan and what it changes, as a person reads it."""
         return describe_plan(plan, self.baseline)
 
-    def say(self, kind: str, text: str, trial: Trial | None = None, plan: Plan | None = None) -> None:
-        """Sends an event to the listener."""
-        phase, left_s = self.phase, self.most_left_s()
-        self.tuning.listen(
-            Event(kind, text, trial, self.probes, phase=phase, plan=plan, left_s=left_s, so_far=self.so_far())
-        )
+    def say(self, kind: str, text: str, **details: Any) -> None:
+        """Sends an event to the listener; `details` are further attributes of `Event`."""
+        self.tuning.listen(Event(kind, text, done=self.probes, phase=self.phase, so_far=self.so_far(), **details))
 
     def say_finished(self, kind: str, trial: Trial) -> None:
         """Reports a finished trial: its plan, and its throughput and peak or the reason why it has none."""
         outcome = describe_outcome(trial.outcome, self.tuning.objective.unit)
-        self.say(kind, f"{self.named(trial.plan)}: {outcome}", trial)
+        self.say(kind, f"{self.named(trial.plan)}: {outcome}", trial=trial)
 
     def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
         """Reports that a plan begins to run, with the estimate of its peak."""
-        text, done, left_s = f"running {self.named(plan)}", self.probes, self.most_left_s()
-        phase, so_far = self.phase, self.so_far()
-        self.tuning.listen(
-            Event("running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s, so_far=so_far)
-        )
-
-    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
-        """Reports the end of a round of the race: the leader's gain over the baseline, and how the plans compare."""
-        done, phase, left_s = self.probes, self.phase, self.most_left_s()
-        self.tuning.listen(
-            Event(
-                "race",
-                text,
-                done=done,
-                phase=phase,
-                plan=leader,
-                gain=gain,
-                standings=standings,
-                left_s=left_s,
-                so_far=self.so_far(),
-            )
-        )
+        self.say("running", f"running {self.named(plan)}", plan=plan, estimate=estimate)
 
     def _once(self, plan: Plan, purpose: Purpose, terms: RunTerms, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
