@@ -65,20 +65,18 @@ class EvidenceRecorder:
 
     def found(self, recommendation: Recommendation) -> None:
         """Keeps the evidence for a recommendation, and tells the listener both."""
-        result = self._result(recommendation, None)
-        self._listen(
-            Event("result", f"recommended: {self._named(recommendation.plan)}", done=self._done, result=result)
-        )
+        self._recommended(self._result(recommendation, None), recommendation)
 
     def proven_again(self, recommendation: Recommendation, evidence: SearchEvidence) -> None:
         """Keeps the evidence of the earlier search for a recommendation that was proven again; tells the listener."""
         kept = recommendation.model_copy(update={"alternatives": ()})
         evidence = evidence.model_copy(update={"recommendation": kept, "began": self._asked.began})
         self._keep(evidence, CLOSED)
-        result = SearchResult(recommendation, evidence, tuple(self.seen.trials))
-        self._listen(
-            Event("result", f"recommended: {self._named(recommendation.plan)}", done=self._done, result=result)
-        )
+        self._recommended(SearchResult(recommendation, evidence, tuple(self.seen.trials)), recommendation)
+
+    def _recommended(self, result: SearchResult, recommendation: Recommendation) -> None:
+        text = f"recommended: {self._named(recommendation.plan)}"
+        self._listen(Event("result", text, done=self._done, result=result))
 
     def failed(self, error: AutofitError) -> None:
         """Keeps the evidence of a search that ends with an error, and tells the listener."""

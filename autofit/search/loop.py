@@ -14,7 +14,6 @@ from autofit.search.choice import finalists, measurement_of, ranked
 from autofit.search.evidence import STOPPED_BY_USER
 from autofit.search.no_answer import poison_ends_search, too_short
 from autofit.search.race import MIN_ROUNDS
-from autofit.search.screening import reason_to_skip
 from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
@@ -168,8 +167,6 @@ class Loop:
             self.end = replace(self.end, wanted=self.end.wanted or self._next_plan())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
         self._tuning.seen.stopped, self._tuning.seen.omissions = self.end.stopped, self._searcher.omissions()
-        left_out = [omission.model_dump(mode="json") for omission in self._tuning.seen.omissions]
-        self._tuning.log.note("left_out", {"combinations": left_out})
 
     def consider(self, plan: Plan) -> Trial:
         """Looks at a plan, then probes it unless it is screened out, and learns from its trial.
@@ -287,8 +284,9 @@ class Loop:
             self._searcher.leave_out(lambda plan: bool(self.checks.refusal(plan)))
 
     def _screened(self, plan: Plan) -> Trial:
-        reason = reason_to_skip(plan, self._tuning.space, self.feasibility) or self.checks.refusal(plan) or None
-        if reason is not None:
+        violation = self._tuning.space.violation(plan)
+        reason = self.feasibility.refusal(plan) if violation is None else f"not in the search space: {violation}"
+        if reason := reason or self.checks.refusal(plan):
             return self.runner.skip(plan, reason)
         self.runner.say_running(plan, self.feasibility.estimate(plan))
         return self.runner.probe(plan, self._terms(plan))

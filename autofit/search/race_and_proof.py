@@ -10,14 +10,13 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.answers import CUT_OFF, Answers, is_proven
 from autofit.search.checks import Checks
-from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
+from autofit.search.choice import FrontPoint, choose, finalists, front, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
 from autofit.search.evidence import Placing
 from autofit.search.explanations import Explanations, failed_in_race
 from autofit.search.finalists import Finalists
 from autofit.search.loop import Loop
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
-from autofit.search.pareto import FrontPoint, front
 from autofit.search.race import MIN_ROUNDS, Race, run_race
 from autofit.search.tuning import Findings
 
@@ -51,8 +50,6 @@ class Final:
         self._consider: Callable[[Plan], Trial] = loop.consider
         self._objective = self._tuning.objective
         self._record: Mapping[str, Trial] = runner.record
-        if self._objective.planned_samples is not None:
-            self._record = {t.plan.key: t for t in from_cold(runner.record.values(), runner.trials)}
         self._measured = ranked(self._record.values(), self._objective)
         if not self._measured:
             left_out = (*self._tuning.space.facts.refused, *self._checks.refused)
@@ -187,8 +184,6 @@ class Final:
         run_race(race, block, enough, joining, lambda: self._ledger.left_s() <= 0)
         if race.over:  # the last round, after which `enough` is not asked
             self._say_round(race, plans)
-        note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
-        self._tuning.log.note("race", note)
 
     def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
         """Reports how the plans compare after a round."""

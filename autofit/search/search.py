@@ -28,7 +28,6 @@ from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
-from autofit.search.interrupted import SearchInterrupted
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
@@ -44,6 +43,20 @@ as compilation. That is minutes to hours of training, the range in which the cos
 LEAST_WAIT_S = 1.0
 """Shortest wait for the device that is reported."""
 _CHANGES: Effect = "changes the result"
+
+
+class SearchInterrupted(KeyboardInterrupt):
+    """The user stopped a search that has an answer.
+
+    Attributes:
+        recommendation: the answer.
+        fit: the same as a `Fit`, if the search was started by `autofit.tune`; else None.
+    """
+
+    def __init__(self, recommendation: Recommendation) -> None:
+        super().__init__(recommendation.stopped)
+        self.recommendation = recommendation
+        self.fit: object | None = None
 
 
 def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Recommendation:

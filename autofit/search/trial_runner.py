@@ -1,18 +1,17 @@
 """TrialRunner: runs plans, and records each run on disk as a trial before the next one starts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
-from autofit.search.ambiguous_failures import settled
-from autofit.search.cold_start import from_cold_start
-from autofit.search.earlier_runs import Earlier
+from autofit.search.contradiction import Earlier
 from autofit.search.event import Event
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
@@ -164,3 +163,46 @@ class TrialRunner:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
             raise for_good(outcome.reason)
+
+
+def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
+    """Returns an ambiguous outcome as an out-of-memory if the same combination ran at a smaller size."""
+    smaller = [t.plan for t in trials if t.outcome.measured and t.plan.micro_batch_size < plan.micro_batch_size]
+    ran = any(small.combination == plan.combination for small in smaller)
+    if outcome.status is not Status.AMBIGUOUS or not ran:
+        return outcome
+    reason = f"failed twice where a smaller micro batch ran, so taken as too large: {outcome.reason}"
+    return outcome.model_copy(update={"status": Status.OUT_OF_MEMORY, "reason": reason})
+
+
+def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knobs: Sequence[Knob]) -> Outcome:
+    """Returns `outcome` with the warm-up cost of a first training, for a plan that runs warm.
+
+    A process that ran a plan before has its kernels compiled and tuned. Plans with the same value of a knob that must
+    warm up share most of their code: the first of them compiles it, and the others find it in the compile cache of the
+    search. None of them may look cheaper for that, so each is charged the longest warm-up that it, or a plan with these
+    values, has shown.
+
+    Args:
+        outcome: how the run of the plan ended.
+        plan: the plan.
+        earlier: the trials before it.
+        knobs: knobs of the space.
+    """
+    values, found = dict(_warming(plan, knobs)), outcome.measurement
+    if found is None or found.startup_s is None:
+        return outcome
+    alike = (t for t in earlier if t.plan == plan or (values and dict(_warming(t.plan, knobs)) == values))
+    measured = (trial.outcome.measurement for trial in alike)
+    longest_s = max((m.startup_s for m in measured if m is not None and m.startup_s is not None), default=0.0)
+    if longest_s <= found.startup_s:
+        return outcome
+    return outcome.model_copy(update={"measurement": found.model_copy(update={"startup_s": longest_s})})
+
+
+def _warming(plan: Plan, knobs: Sequence[Knob]) -> Iterator[tuple[str, KnobValue]]:
+    """Yields the values of a plan that must warm up."""
+    for knob in knobs:
+        value = plan.values.get(knob.name, knob.default)
+        if knob.warm_up_s and not same_value(value, knob.default):
+            yield knob.name, value
