@@ -38,12 +38,6 @@ def budget_of(workload: Workload, device: Device, options: Options, *, varies: b
     If the workload is the evaluation of a training, what the training keeps beside the model is taken off: above all
     the state of the optimizer, which stays on the device while the model is evaluated.
 
-    Args:
-        workload: what is searched.
-        device: where it runs.
-        options: options of the search.
-        varies: whether batches have varying shapes.
-
     Raises:
         UsageError: as `Device.budget`.
         NothingFits: the training keeps as much as the budget allows.

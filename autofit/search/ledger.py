@@ -21,9 +21,6 @@ class Ledger:
     """The costs of the actions of one search, and the time left.
 
     What was not done yet is charged at the cost of a probe.
-
-    Args:
-        tuning: the arguments of the search, clock and budget among them.
     """
 
     def __init__(self, tuning: Tuning) -> None:

@@ -50,9 +50,6 @@ class SearchEnd:
 class Loop:
     """The search phase.
 
-    Args:
-        tuning: the arguments of the search.
-
     Attributes:
         runner: runs plans and keeps their trials.
         checks: checks the gradient of plans.

@@ -34,9 +34,6 @@ the search."""
 class Final:
     """The race and the proof.
 
-    Args:
-        loop: the search phase, which has ended; holds what it measured, its answers and its checks.
-
     Raises:
         AutofitError: nothing was measured; see `autofit.search.no_answer.nothing_measured`.
     """

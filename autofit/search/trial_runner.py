@@ -21,9 +21,6 @@ from autofit.search.tuning import Tuning
 class TrialRunner:
     """Runs plans and keeps their trials.
 
-    Args:
-        tuning: the arguments of the search.
-
     Attributes:
         tuning: the arguments of the search.
         baseline: the user's own plan.
@@ -61,11 +58,6 @@ class TrialRunner:
         """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
 
         An inconclusive run that took longer than the time left is not repeated: it would be cut off even sooner.
-
-        Args:
-            plan: what to run.
-            purpose: why.
-            terms: how long it may take, and when a probe continues to its proof.
         """
         began_s = self.tuning.clock.elapsed_s
         trial = self._once(plan, purpose, terms, lambda outcome: outcome)
@@ -182,12 +174,6 @@ def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knob
     warm up share most of their code: the first of them compiles it, and the others find it in the compile cache of the
     search. None of them may look cheaper for that, so each is charged the longest warm-up that it, or a plan with these
     values, has shown.
-
-    Args:
-        outcome: how the run of the plan ended.
-        plan: the plan.
-        earlier: the trials before it.
-        knobs: knobs of the space.
     """
     values, found = dict(_warming(plan, knobs)), outcome.measurement
     if found is None or found.startup_s is None:

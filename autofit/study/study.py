@@ -60,7 +60,8 @@ class Study:
         notes: notes for the user from opening the study.
 
     Raises:
-        StudyError: the storage cannot be used, is not of autofit, or has a newer schema.
+        StudyError: the storage cannot be used, is not of autofit, or has a newer schema. Each method raises it if the
+            storage cannot be read or written.
     """
 
     def __init__(
@@ -93,11 +94,7 @@ class Study:
         self.notes = tuple(notes)
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
-        """Records that a trial of `plan` is starting, and returns its number.
-
-        Raises:
-            StudyError: the record cannot be written.
-        """
+        """Records that a trial of `plan` is starting, and returns its number."""
         start = TrialStart.now(plan, purpose, self._environment, self._memory_bytes)
         with self._place.guarded("written"):
             number = self._add(start)
@@ -108,7 +105,7 @@ class Study:
         """Records the outcome of a trial of this run. When it returns, the record is on disk.
 
         Raises:
-            StudyError: the record cannot be written (calling again is allowed), or the trial is not running here.
+            StudyError: the trial is not running here, or the record cannot be written; calling again is allowed.
         """
         start = self._running.get(number)
         if start is None:
@@ -142,9 +139,6 @@ class Study:
         Args:
             reason: the reason, which later runs tell the user.
             plan: the plan whose trials are dropped; None for all plans.
-
-        Raises:
-            StudyError: the record cannot be written.
         """
         of_plan = [trial.number for trial in self._earlier if trial.plan == plan]
         dropped = self._comparable if plan is None else of_plan
@@ -159,20 +153,12 @@ class Study:
         disconnect(self._storage)
 
     def kept_notes(self) -> Mapping[str, object]:
-        """Returns the notes on the whole study, by name (`note`).
-
-        Raises:
-            StudyError: they cannot be read.
-        """
+        """Returns the notes on the whole study, by name (`note`)."""
         with self._place.guarded("read"):
             return self._study.user_attrs
 
     def note(self, name: str, value: dict[str, object]) -> None:
-        """Stores a named note on the whole study, as JSON.
-
-        Raises:
-            StudyError: the note cannot be written.
-        """
+        """Stores a named note on the whole study, as JSON."""
         with self._place.guarded("written"):
             self._study.set_user_attr(name, value)
 
