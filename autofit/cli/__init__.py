@@ -23,6 +23,7 @@ _COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
     "estimate": ("estimate the memory that a workload needs on a device, without running it", _arguments.estimate),
     "show": ("explain a plan file", _arguments.show),
+    "diff": ("say what differs between two plan files", _arguments.diff),
     "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
     "export": ("write a plan as code or settings for another framework", _arguments.export),
     "nightly": ("check the plans in use, and tune again where it is worthwhile", _nightly.nightly),

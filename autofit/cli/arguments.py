@@ -75,6 +75,14 @@ def show(parser: argparse.ArgumentParser) -> None:
     _plan(parser)
 
 
+def diff(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit diff`."""
+    parser.add_argument("before", metavar="A", help="a plan file")
+    parser.add_argument("after", metavar="B", help="the plan file to compare with it")
+    parser.add_argument("-o", "--output", metavar="FILE", help="HTML page to write (default: print a text)")
+    _force(parser)
+
+
 def report(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit report`."""
     parser.add_argument(

@@ -33,6 +33,10 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Explain autofit.yaml:", "autofit show"),
         ("Print another plan as JSON:", "autofit show bert.yaml --json"),
     ),
+    "diff": (
+        ("Say what differs between two plan files:", "autofit diff autofit.previous.yaml autofit.yaml"),
+        ("Write it as a page:", "autofit diff a.yaml b.yaml -o diff.html"),
+    ),
     "report": (
         ("Write autofit.html from autofit.yaml and its study:", "autofit report"),
         ("Print it as Markdown, for a pull request or a job summary:", "autofit report bert.yaml -o -"),

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Effect = Literal["exact", "rounding", "changes the result"]
-"""What a strategy does to the values that are trained: nothing; another order or precision of the same arithmetic; or
-something else is computed, such as another optimizer state or another order of samples."""
+"""What a strategy does to trained values: nothing, another order or precision of their arithmetic, something else."""
 
 EFFECT_ON_RESULTS: dict[Effect, str] = {
     "exact": "results are the same",
@@ -22,9 +21,10 @@ class StrategyRecord(BaseModel):
     Attributes:
         name: name of the strategy.
         knobs: names of its knobs.
-        about: what it does, in a phrase; "" if it does not say.
-        cost: what it costs, in a phrase: "nothing" if it has no cost, "" if it does not say.
+        about: what it does, in a phrase; "" if unknown.
+        cost: what it costs, in a phrase: "nothing" if it has no cost, "" if unknown.
         effect: what it does to the values that are trained.
+        words: its values in words, by "knob=value", where "VALUE KNOB" does not say it well.
         parts: for a knob that counts parts of the model, such as its blocks, how many there are; {} if unknown.
     """
 
@@ -35,6 +35,7 @@ class StrategyRecord(BaseModel):
     about: str
     cost: str
     effect: Effect
+    words: dict[str, str] = {}
     parts: dict[str, int] = {}
 
     def __str__(self) -> str:

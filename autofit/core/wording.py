@@ -1,7 +1,7 @@
 """Wording: short texts for plans and outcomes, used in reports, files and progress lines."""
 
 from autofit.core.outcome import Outcome
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, short_number
 
 
@@ -14,9 +14,8 @@ def describe_plan(plan: Plan, baseline: Plan) -> str:
     """Describes the batch of `plan` and the knobs that differ from `baseline`."""
     micro, steps = plan.micro_batch_size, plan.accumulation_steps
     batch = f"micro batch {micro}" + (f" x {steps} accumulation steps = {micro * steps}" if steps > 1 else "")
-    changes = plan.changes_from(baseline)
-    others = [f"{k}={v}" for k, v in changes.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
-    return ", ".join([batch, *others])
+    changes = plan.combination.changes_from(baseline.combination)
+    return ", ".join([batch, *(f"{name}={value}" for name, value in changes.items())])
 
 
 def describe_outcome(outcome: Outcome, unit: str = "samples", rate_per_s: float | None = None) -> str:

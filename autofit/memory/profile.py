@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from autofit.core.account import Account
 from autofit.memory.breakdown import Breakdown, anatomy
 from autofit.memory.peak import MemoryUse
-from autofit.memory.trace import Trace
+from autofit.memory.trace import Kind, Trace
 
 POINTS = 240
 """Number of points of a timeline: about one for every two pixels of a drawing. Each phase has at least one."""
@@ -40,6 +40,8 @@ class Profile(BaseModel):
             not points in time: each value is the maximum over an equal number of them, so no maximum is lost. The
             allocator's cache, the context and libraries are not included, so on an accelerator the largest value is
             below `peak_bytes`.
+        kinds: the kinds of tensors (`autofit.memory.trace.Kind`) behind each value of `live_bytes`, which is their sum;
+            a kind that the step never holds is left out. {} in a record of an earlier version.
         phases: the parts of the step, in order. A step with accumulation has forward and backward several times; a
             trace has at most `autofit.memory.trace.MOST_PARTS` micro batches.
     """
@@ -49,6 +51,7 @@ class Profile(BaseModel):
     breakdown: Breakdown
     peak_bytes: int
     live_bytes: tuple[int, ...]
+    kinds: dict[str, tuple[int, ...]] = {}
     phases: tuple[StepPhase, ...]
 
 
@@ -70,17 +73,23 @@ def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
         use.waiting_bytes,
     )
     live = _live_bytes(trace)
-    points, phases = list[int](), list[StepPhase]()
+    picked, phases = list[int](), list[StepPhase]()
     marks = _last_step(trace)
     total = max(marks[-1][1] - marks[0][1], 1)
     for (name, begin), (_, end) in pairwise(marks):
         if end <= begin:
             continue
         share = max(round(POINTS * (end - begin) / total), 1)
-        start = len(points)
-        points += [value + use.waiting_bytes for value in _maxima(live[begin:end], share)]
-        phases.append(StepPhase(name=name, start=start, end=len(points)))
-    return Profile(breakdown=breakdown, peak_bytes=use.judged_bytes, live_bytes=tuple(points), phases=tuple(phases))
+        start = len(picked)
+        picked += _highest(live, begin, end, share)
+        phases.append(StepPhase(name=name, start=start, end=len(picked)))
+    return Profile(
+        breakdown=breakdown,
+        peak_bytes=use.judged_bytes,
+        live_bytes=tuple(live[event] + use.waiting_bytes for event in picked),
+        kinds=_kinds(trace, picked, use.waiting_bytes),
+        phases=tuple(phases),
+    )
 
 
 def _last_step(trace: Trace) -> list[tuple[str, int]]:
@@ -102,8 +111,21 @@ def _live_bytes(trace: Trace) -> list[int]:
     return found
 
 
-def _maxima(values: list[int], count: int) -> list[int]:
-    """Returns the maximum of each of at most `count` stretches of equal length."""
-    count = min(count, len(values))
-    edges = [len(values) * number // count for number in range(count + 1)]
-    return [max(values[start:end]) for start, end in pairwise(edges)]
+def _highest(live: list[int], begin: int, end: int, count: int) -> list[int]:
+    """Returns the event of the maximum in each of at most `count` stretches of equal length."""
+    count = min(count, end - begin)
+    edges = [begin + (end - begin) * number // count for number in range(count + 1)]
+    return [max(range(start, stop), key=live.__getitem__) for start, stop in pairwise(edges)]
+
+
+def _kinds(trace: Trace, picked: list[int], waiting_bytes: int) -> dict[str, tuple[int, ...]]:
+    """Returns the bytes of each kind after each of some events, which are in order."""
+    held, found = {Kind.BATCH.value: waiting_bytes}, list[dict[str, int]]()
+    wanted = set(picked)
+    for place, event in enumerate(trace.events):
+        handle = event if event >= 0 else ~event
+        kind, size = trace.tensors.kinds[handle].value, trace.tensors.sizes[handle]
+        held[kind] = held.get(kind, 0) + (size if event >= 0 else -size)
+        if place in wanted:
+            found.append(dict(held))
+    return {kind: tuple(each.get(kind, 0) for each in found) for kind in held if any(each.get(kind) for each in found)}

@@ -13,7 +13,7 @@ from autofit.core.recommendation import Ratio, Recommendation
 from autofit.reports.alternatives import reasons_of
 from autofit.reports.applying import apply_code
 from autofit.reports.evaluation import evaluation_sentences
-from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
+from autofit.reports.headline import cause, chosen, contradicting_rate, failed_headline, headline
 from autofit.reports.report import AnswerTime, LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with_probed_rates, with_rates
 from autofit.reports.sources import Source
@@ -80,10 +80,15 @@ def _of_answer(source: Source) -> dict[str, Any]:
         }
         return {**fields, **named}
     code = apply_code(r, source.plan_file)
-    found = {"headline": headline(r), "proof_rate_per_s": contradicting_rate(r), "apply_code": code}
+    found = {
+        "headline": headline(r),
+        "chosen": chosen(r),
+        "proof_rate_per_s": contradicting_rate(r),
+        "apply_code": code,
+    }
     fields["evaluation"] = evaluation_sentences(r)
     fields |= {"global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "strategies": r.strategies}
-    return {**fields, **found}
+    return {**fields, **found, "apply_code": code}
 
 
 def _first_on_batch(caveats: Sequence[str]) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Recommendation
+from autofit.core.recommendation import Ratio, Recommendation
+from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Purpose, Trial
-from autofit.core.units import format_bytes, short_number
+from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.core.wording import describe_plan
 from autofit.search.contradiction import proof_contradicts
 from autofit.search.evidence import PROOF_FAILED, SearchEvidence
@@ -47,18 +48,53 @@ _UNKNOWN = "the study does not have one"
 
 
 def headline(r: Recommendation) -> str:
-    """Returns the answer: the plan, its gain, the change of the global batch and the peak."""
-    plan, peak = describe_plan(r.plan, r.baseline.plan), r.proof.memory.judged_bytes
-    within = f"Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
+    """Returns the answer in one sentence: what the plan brings; what it is, where that is unknown."""
     if r.plan == r.baseline.plan:
-        return f"Keep the baseline: {plan}. {kept_because(r)}. {within}".strip()
-    if r.gain is not None:
-        noise = ", which is within the noise" if r.gain.low <= 1 <= r.gain.high else ""
-        gain = f"{r.gain} of the baseline's throughput{noise}"
-    else:
-        gain = unknown_gain(r)
+        return f"Keep the baseline. {kept_because(r)}."
+    if r.gain is None:
+        return f"Use {in_words(r)}: {unknown_gain(r)}.{doubt(r)}"
+    return f"{brought(r.gain, r.objective.unit)}{doubt(r)}"
+
+
+def brought(gain: Ratio, unit: str) -> str:
+    """Returns what a gain means, as a sentence; `unit` is what the throughput counts."""
+    times = format_ratio(gain.value)
+    if gain.low <= 1 <= gain.high:
+        return f"{gain} of the baseline's throughput, which is within the noise."
+    if gain.value < 1:
+        return f"{times} of the baseline's throughput: {1 - gain.value:.0%} fewer {unit} per second."
+    return f"{times} faster: {gain.value - 1:,.0%} more {unit} per second."
+
+
+def chosen(r: Recommendation) -> str:
+    """Returns the plan in words, how it changes the global batch, and its peak, as sentences."""
+    plan, peak = in_words(r), r.proof.memory.judged_bytes
     change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
-    return f"Use {plan}: {gain}{change}.{doubt(r)} {within}".strip()
+    within = f" Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
+    return f"The plan: {plan}{change}.{within}"
+
+
+def in_words(r: Recommendation) -> str:
+    """Returns the batch of the plan and the values that differ from the baseline, in words."""
+    plan, baseline = r.plan, r.baseline.plan
+    changes = plan.combination.changes_from(baseline.combination)
+    batch = describe_plan(plan.replace(**dict(baseline.combination.values)), baseline)
+    return ", ".join([batch, *(value_in_words(name, value, r.strategies) for name, value in changes.items())])
+
+
+def value_in_words(name: str, value: bool | int | str, strategies: Iterable[StrategyRecord] = ()) -> str:
+    """Returns the value of a knob in words, such as "bf16 precision", "2 checkpointed blocks" or "compiled blocks".
+
+    Args:
+        name: name of the knob.
+        value: its value.
+        strategies: what strategies say of their values.
+    """
+    said = next((each.words[key] for each in strategies if (key := f"{name}={value}") in each.words), "")
+    knob, text = name.replace("_", " "), str(value).replace("_", " ")
+    if said or value is True or value == "on":
+        return said or knob
+    return f"no {knob}" if value is False or value == "off" else f"{text} {knob}"
 
 
 def kept_because(r: Recommendation) -> str:

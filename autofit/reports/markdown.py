@@ -9,6 +9,7 @@ from autofit.reports.counting import RATIOS, answer_times, counted, moment, runs
 from autofit.reports.evaluation import EVALUATION
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES, PlanMemory, PlanRow, Report
 from autofit.reports.svg.estimates import omitted
+from autofit.reports.svg.why import WHY, changes
 from autofit.reports.text_chart import ChartPoint, scatter
 
 MARK = "<!-- autofit report -->"
@@ -30,10 +31,11 @@ _LINKS = re.compile(r"(@|#|://|\bwww\.)")
 def to_markdown(report: Report) -> str:
     """Returns a report as Markdown that GitHub shows."""
     sections = (
-        _chart(report), _plans(report), _notes(report), _curves(report), _race(report), _estimates(report),
-        _memory(report), _gates(report), _left_out(report), _use(report), _environment(report),
+        _why(report), _chart(report), _plans(report), _notes(report), _curves(report), _race(report),
+        _estimates(report), _memory(report), _gates(report), _left_out(report), _use(report), _environment(report),
     )  # fmt: skip
     head = [MARK, f"# autofit: {text(report.title)}", "", f"**{text(report.headline, 600)}**", ""]
+    head += [text(report.chosen, 600), ""] if report.chosen else []
     head += [text(report.failure, MOST_FAILURE), ""] if report.failure else []
     head += [f"Answers: {times}", ""] if (times := answer_times(report)) else []
     return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
@@ -46,6 +48,13 @@ def text(given: str, most: int = MOST_CELL) -> str:
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     flat = _AT_START.sub(r"\\\1" if not flat[:1].isdigit() else r"\1\\", _SPECIAL.sub(r"\\\g<0>", flat))
     return _LINKS.sub(lambda found: f"{found[0][:1]}<!-- -->{found[0][1:]}", flat)
+
+
+def _why(report: Report) -> Iterator[str]:
+    if found := changes(report):
+        yield from (f"## {WHY.heading}", "", WHY.aid, "")
+        rows = [(text(each.name), _rate(each.row), each.effect) for each in found]
+        yield from table(("change", f"{report.unit}/s with it", "over the plan before"), rows, "changes")
 
 
 def _chart(report: Report) -> Iterator[str]:

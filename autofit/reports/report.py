@@ -175,7 +175,8 @@ class Report(_Record):
     Attributes:
         schema_name: the record's schema and version.
         title: what was tuned, such as "examples/gpt.py:make_workload".
-        headline: the answer in one or two sentences.
+        headline: the answer in a sentence: what the recommended plan brings, or why there is none.
+        chosen: the recommended plan in words, how it changes the global batch, and its peak; "" without one.
         cause: why there is no recommendation, in a few words; "" if there is one.
         failure: whole message of the error that ended the search; "" if there is none.
         feasible: whether there is a recommendation.
@@ -214,6 +215,7 @@ class Report(_Record):
     schema_name: Literal["autofit.report/1"] = Field(default="autofit.report/1", alias="schema")
     title: str
     headline: str
+    chosen: str = ""
     cause: str = ""
     failure: str = ""
     feasible: bool

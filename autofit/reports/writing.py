@@ -37,8 +37,9 @@ def format_of(output: str | Path, wanted: str | None = None) -> str:
 
 def rendered(report: Report, kind: str) -> str:
     """Returns a report as text of a format: "html", "md" or "json"."""
-    renderers: dict[str, Callable[[Report], str]] = {"html": _html, "md": to_markdown, "json": to_json}
-    return renderers[kind](report)
+    renderers: dict[str, Callable[[Report], str]] = {"html": render, "md": to_markdown, "json": to_json}
+    text = renderers[kind](report)
+    return marked(text) if kind == "html" else text
 
 
 def write(text: str, output: str | Path, *, force: bool = False) -> None:
@@ -77,9 +78,8 @@ def check_replaceable(output: str | Path, *, force: bool = False) -> Path:
     return target
 
 
-def _html(report: Report) -> str:
-    """Returns the page, with the mark of a report behind its first line."""
-    page = render(report)
+def marked(page: str) -> str:
+    """Returns a page with the mark of a report behind its first line, so that `write` may replace it."""
     at = len(_DOCTYPE) if page.lower().startswith(_DOCTYPE) else 0
     return f"{page[:at]}{MARK}{page[at:]}"
 

@@ -173,6 +173,7 @@ class Strategy(ABC):
         name: name of the strategy in `tune(strategies=[...])` and in reports.
         about: what it does, in a phrase without a full stop.
         cost: what it costs, in a phrase; "nothing" if it has no cost.
+        words: values in words for reports, by "knob=value", where "VALUE KNOB" does not say it well.
         effect: what it does to the values that are trained. A strategy of another package that does not say may do
             anything.
         phase: when the strategy is applied.
@@ -189,6 +190,7 @@ class Strategy(ABC):
     name: ClassVar[str]
     about: ClassVar[str] = ""
     cost: ClassVar[str] = ""
+    words: ClassVar[Mapping[str, str]] = {}
     effect: ClassVar[Effect] = "changes the result"
     phase: ClassVar[Phase]
     owns: ClassVar[tuple[str, ...]]
@@ -263,6 +265,7 @@ class Strategy(ABC):
             about=self.about,
             cost=self.cost,
             effect=self.effect,
+            words=dict(self.words),
             parts=dict(offer.parts),
         )
 

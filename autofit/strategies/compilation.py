@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -79,6 +79,13 @@ class Compilation(Strategy):
     name = "compilation"
     about = "generates fused kernels for the model or its blocks with torch.compile"
     cost = "seconds to minutes of compiling at the start of a training"
+    words: ClassVar = {
+        f"{KNOB}={OFF}": "not compiled",
+        f"{KNOB}={MODEL}": "compiled",
+        f"{KNOB}={BLOCKS}": "compiled blocks",
+        f"{KNOB}={TUNED}": "compiled with tuned kernels",
+        f"{KNOB}={GRAPHS}": "compiled with CUDA graphs",
+    }
     effect = "rounding"
     phase = Phase.COMPILATION
     owns = (KNOB, BUDGET)

@@ -43,6 +43,14 @@ def test_the_timeline_is_that_of_the_last_step_in_phases() -> None:
     assert max(found.live_bytes) == (9 + 4 + 3) * MIB == found.peak_bytes
 
 
+def test_the_kinds_of_each_point_sum_to_its_live_tensors() -> None:
+    for found in (profile_of(steps(2)), profile_of(steps(1, accumulation=2), accumulation_steps=8)):
+        assert {"parameter", "gradient", "activation", "optimizer state"} <= set(found.kinds)
+        assert [sum(values) for values in zip(*found.kinds.values(), strict=True)] == list(found.live_bytes)
+        assert len(set(found.kinds["parameter"])) == 1
+        assert found.kinds["activation"][0] < max(found.kinds["activation"])
+
+
 def test_a_short_peak_among_many_allocations_is_kept() -> None:
     script = Script(micro_batch_size=1)
     script.take(MIB, Kind.PARAMETER)

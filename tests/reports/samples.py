@@ -11,6 +11,7 @@ from autofit.core.recommendation import Ratio
 from autofit.core.space import Refusal
 from autofit.memory.breakdown import Breakdown, Part
 from autofit.memory.profile import Profile, StepPhase
+from autofit.reports.headline import brought
 from autofit.reports.report import (
     BATCH_ONLY,
     AnswerTime,
@@ -159,7 +160,10 @@ def profile(total: int, accumulation: int = 1) -> Profile:
         modules=tuple(Part(name=name, size_bytes=int(total * share), count=count) for name, share, count in modules),
         standing=(Part(name="parameter", size_bytes=int(total * 0.08)),),
     )
-    return Profile(breakdown=breakdown, peak_bytes=total, live_bytes=tuple(live), phases=tuple(phases))
+    shares = {"parameter": 0.4, "optimizer state": 0.6}
+    kinds = {name: tuple(int(standing * share) for _ in live) for name, share in shares.items()}
+    kinds["activation"] = tuple(value - sum(each[0] for each in kinds.values()) for value in live)
+    return Profile(breakdown=breakdown, peak_bytes=total, live_bytes=tuple(live), kinds=kinds, phases=tuple(phases))
 
 
 def racers_of(rows: tuple[PlanRow, ...]) -> tuple[Racer, ...]:
@@ -202,10 +206,11 @@ def report(rows: Iterable[PlanRow], chosen: str, baseline: str, **changes: objec
         for role, one in roles
         if one is not None and one.peak_bytes and (role == "recommended" or one is not best)
     ]  # fmt: skip
-    gain = f"{best.gain} of the baseline's throughput" if best and best.gain else "the baseline does not run here"
+    gain = brought(best.gain, "samples") if best and best.gain else "Use it: the baseline does not run here."
     made = Report(
         title="examples/gpt.py:make_workload",
-        headline=f"Use {best.label}: {gain}." if best else "No plan fits the budget.",
+        headline=gain if best else "No plan fits the budget.",
+        chosen=f"The plan: {best.label}." if best else "",
         feasible=best is not None,
         unit="samples",
         global_batch_size=256,

@@ -133,7 +133,8 @@ def test_memory_gates_and_what_was_left_out_are_shown(result: SearchResult) -> N
     assert found.missing == (() if traced else (untraced,))
     assert [(gate.name, gate.passed) for gate in found.gates] == [("precision=bf16", True), ("accumulation", False)]
     assert len(found.left_out) == len(result.evidence.omissions)
-    assert found.headline.startswith(("Use ", "Keep the baseline"))
+    assert " faster: " in found.headline
+    assert found.chosen.startswith("The plan: micro batch ")
 
 
 def test_a_plan_whose_proof_failed_has_no_throughput(result: SearchResult) -> None:

@@ -20,12 +20,22 @@ from autofit.core.units import short_number
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
-from autofit.reports.headline import batch_change, cause, contradicting_rate, failed_headline, headline
+from autofit.reports.headline import (
+    batch_change,
+    cause,
+    chosen,
+    contradicting_rate,
+    failed_headline,
+    headline,
+    value_in_words,
+)
 from autofit.reports.html.card import card
 from autofit.reports.html.page import render
 from autofit.reports.markdown import to_markdown
 from autofit.reports.summary import summarize
 from autofit.search.evidence import PROOF_FAILED
+from autofit.strategies.base import Offer
+from autofit.strategies.compilation import Compilation
 from tests.recorded import recorded_search
 
 RESULT = recorded_search(name="unet")
@@ -40,14 +50,38 @@ def answer() -> Recommendation:
     return r.model_copy(update={"rate_per_s": r.objective.score(r.proof)})
 
 
-def test_the_headline_says_how_the_global_batch_changes() -> None:
+def test_the_headline_is_one_sentence_on_what_the_plan_brings() -> None:
+    r = answer()
+    for value, expected in (
+        (1.316, "1.32x faster: 32% more samples per second."),
+        (12.84, "12.8x faster: 1,184% more samples per second."),
+        (0.8, "0.80x of the baseline's throughput: 20% fewer samples per second."),
+    ):
+        assert headline(r.model_copy(update={"gain": Ratio(value=value, low=value, high=value)})) == expected
+
+
+def test_values_are_said_in_words() -> None:
+    for name, value, expected in (
+        ("precision", "bf16", "bf16 precision"),
+        ("optimizer_implementation", "fused", "fused optimizer implementation"),
+        ("memory_format", "channels_last", "channels last memory format"),
+        ("checkpointed_blocks", 1, "1 checkpointed blocks"),
+        ("compile", "blocks", "compiled blocks"),
+        ("compile", "other", "other compile"),
+        ("optimizer_in_backward", True, "optimizer in backward"),
+        ("packing", False, "no packing"),
+    ):
+        assert value_in_words(name, value, [Compilation().to_record(Offer())]) == expected
+
+
+def test_the_plan_in_words_says_how_the_global_batch_changes() -> None:
     r = answer()
     grown = r.plan.replace(micro_batch_size=r.baseline.plan.global_batch_size * 3, accumulation_steps=1)
     before = r.baseline.plan.global_batch_size
-    found = headline(r.model_copy(update={"plan": grown}))
-    assert f"of the baseline's throughput; the global batch grows from {before} to {3 * before}. Its peak" in found
+    found = chosen(r.model_copy(update={"plan": grown}))
+    assert f"; the global batch grows from {before} to {3 * before}. Its peak is " in found
     same = r.plan.replace(micro_batch_size=before, accumulation_steps=1)
-    assert "global batch" not in headline(r.model_copy(update={"plan": same}))
+    assert "global batch" not in chosen(r.model_copy(update={"plan": same}))
     assert batch_change(1024, 64) == "; the global batch shrinks from 1,024 to 64"
 
 

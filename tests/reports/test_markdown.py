@@ -27,8 +27,9 @@ def found() -> Report:
 
 def test_it_has_every_part_of_the_report(found: Report) -> None:
     document = to_markdown(found)
-    assert document.startswith(f"{MARK}\n# autofit: train.py:make_unet\n\n**Use micro batch ")
+    assert document.startswith(f"{MARK}\n# autofit: train.py:make_unet\n\n**1.")
     assert re.findall(r"^## (.*)$", document, re.MULTILINE) == [
+        "Why it is faster",
         "Throughput against peak memory", "Plans", "What to know", "Speed by micro batch size", "The race",
         "Estimated and measured memory", "Memory", "Numerical checks", "Combinations that were not measured",
         "Techniques that were not searched",
@@ -43,7 +44,7 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
 def test_when_each_answer_came_is_one_line_below_the_headline() -> None:
     report = typical()
     document = to_markdown(report)
-    assert f"**\n\nAnswers: {answer_times(report)}\n\n## Throughput" in document
+    assert f"\n\nAnswers: {answer_times(report)}\n\n## Why" in document
     assert "Answers:" not in to_markdown(report.model_copy(update={"answers": report.answers[:1]}))
 
 

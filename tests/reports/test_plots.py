@@ -39,7 +39,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_unknown_kinds_and_kinds_without_values_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"no plot 'pie'; the plots are front, curves, breakdown"):
+    with pytest.raises(UsageError, match=r"no plot 'pie'; the plots are why, front, curves, breakdown"):
         plot(typical(), "pie")
     with pytest.raises(UsageError, match="no plan was measured within the budget"):
         plot(infeasible(), "front")

@@ -14,9 +14,10 @@ from autofit.reports.report import WHAT_EACH_DOES, PlanRow, Report
 def answer(report: Report) -> Markup:
     """Returns the headline, the key figures, and the recommended plan beside the baseline."""
     headline = element("p", breakable(shortened(report.headline, 2 * LABEL)), class_="headline")
+    plan = element("p", breakable(shortened(report.chosen, 4 * LABEL)), class_="chosen") if report.chosen else None
     failure = element("p", shortened(report.failure, CODE), class_="failure") if report.failure else None
     tiles = element("div", joined(_tiles(report)), class_="tiles")
-    parts = (headline, failure, tiles, _comparison(report), _evaluation(report))
+    parts = (headline, plan, failure, tiles, _comparison(report), _evaluation(report))
     return element("section", *parts, id="answer", aria_label="The answer")
 
 

@@ -7,6 +7,7 @@ from autofit.reports.svg.estimates import ESTIMATES
 from autofit.reports.svg.front import FRONT
 from autofit.reports.svg.race import RACE
 from autofit.reports.svg.timeline import TIMELINE
+from autofit.reports.svg.why import WHY
 
-CHARTS = (FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE, ESTIMATES)
+CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE, ESTIMATES)
 """All charts, in the order of a report."""

@@ -1,14 +1,25 @@
 """Memory timeline: live tensors over one optimizer step, phase by phase."""
 
+from collections.abc import Sequence
+
 from autofit.core.units import format_bytes
 from autofit.memory.profile import StepPhase
+from autofit.memory.trace import Kind
 from autofit.reports.report import UPPER_BOUND, PlanMemory, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, fitted, text_width
-from autofit.reports.svg.marks import LINE, bound_label, margin, shown_budget, upper_bounds
+from autofit.reports.svg.marks import LINE, bound_label, key, margin, shown_budget, upper_bounds
 from autofit.reports.svg.scales import AxisScale, byte_ticks
 
+_KINDS = tuple(
+    kind.value
+    for kind in (
+        Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.BATCH, Kind.ACTIVATION, Kind.TEMPORARY,
+        Kind.WORKSPACE,
+    )
+)  # fmt: skip
+"""The kinds from the bottom of the stack. The style sheet has a colour for each, by its place."""
 _NAMES = {"recommended": "Recommended", "baseline": "Baseline"}
 
 
@@ -20,7 +31,7 @@ def draw(report: Report, form: Format) -> Drawing:
     with_budget = shown_budget(report, peak)
     high = max(1.2 * peak, 1.08 * report.budget_bytes if with_budget else 0.0)  # the peak has its label above it
     ticks = byte_ticks(0, high, 4)
-    height, y = (150.0 if form.narrow else 170.0), 0.0
+    height, y = (150.0 if form.narrow else 170.0), _key(drawing, plans)
     for plan in plans:
         area = Box(margin(ticks), y + 52, form.width - 8, y + 52 + height)
         scale = AxisScale(0, high, area.bottom, area.top)
@@ -47,6 +58,13 @@ def draw(report: Report, form: Format) -> Drawing:
     return drawing
 
 
+def _key(drawing: Drawing, plans: Sequence[PlanMemory]) -> float:
+    """Draws the key of the kinds, if they are known; returns where it ends."""
+    held = {kind for plan in plans for kind in plan.profile.kinds}
+    keys = [(f"af-bar af-k{place}", kind) for place, kind in enumerate(_KINDS) if kind in held]
+    return key(drawing, keys, 2) + 6 if keys else 0.0
+
+
 def _drawn(report: Report) -> list[PlanMemory]:
     return [plan for plan in report.memory if plan.profile.live_bytes]
 
@@ -71,7 +89,7 @@ def _panel(drawing: Drawing, plan: PlanMemory, area: Box, y: AxisScale) -> None:
             drawing.text((left + right) / 2, area.top - 7, phase.name, "af-note", "middle")
     steps = [(x(place + 0.5), y(value)) for place, value in enumerate(live)]
     steps = [(x(0), steps[0][1]), *steps, (x(len(live)), steps[-1][1])]
-    drawing.polyline([(area.left, area.bottom), *steps, (area.right, area.bottom)], f"af-area-{style}")
+    _stack(drawing, plan, area, x, y)
     drawing.polyline(steps, f"af-line-{style}")
     drawing.line(area.left, area.bottom, area.right, area.bottom, "af-axis")
     top = max(live)
@@ -84,6 +102,26 @@ def _panel(drawing: Drawing, plan: PlanMemory, area: Box, y: AxisScale) -> None:
         extra = "" if drawing.format.narrow else " with the allocator's cache and context"
         text = f"peak {format_bytes(profile.peak_bytes)}{extra}"
         drawing.text(area.left + 6, at - 5, fitted(text, SMALL, area.right - area.left - 12), "af-note")
+
+
+def _stack(drawing: Drawing, plan: PlanMemory, area: Box, x: AxisScale, y: AxisScale) -> None:
+    """Fills the area below the line, kind by kind; in one colour if the kinds are unknown."""
+    live = plan.profile.live_bytes
+    layers = _layers(plan) or [(f"af-area-{'rec' if plan.role == 'recommended' else 'base'}", live)]
+    below = [0] * len(live)
+    for style, sizes in layers:
+        above = [low + size for low, size in zip(below, sizes, strict=True)]
+        lower, upper = ([(x(place + 0.5), y(value)) for place, value in enumerate(edge)] for edge in (below, above))
+        ends = [(area.left, upper[0][1]), *upper, (area.right, upper[-1][1])]
+        drawing.polyline([*ends, (area.right, lower[-1][1]), *reversed(lower), (area.left, lower[0][1])], style)
+        below = above
+
+
+def _layers(plan: PlanMemory) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns the style and the bytes of each kind, from the bottom; what lives throughout the step comes first."""
+    return [
+        (f"af-k{place}", plan.profile.kinds[kind]) for place, kind in enumerate(_KINDS) if kind in plan.profile.kinds
+    ]
 
 
 def _peak(drawing: Drawing, at: tuple[float, float], text: str, below: float, area: Box, style: str) -> None:

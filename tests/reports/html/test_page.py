@@ -54,7 +54,7 @@ def test_every_section_and_chart_is_there() -> None:
 def test_a_report_without_values_has_fewer_sections_and_says_why() -> None:
     found = PAGES["bare"]
     anchors = re.findall(r'<section id="([a-z-]+)"', found)
-    assert anchors == ["answer", "front", "plans", "caveats", "left-out", "environment"]
+    assert anchors == ["answer", "why", "front", "plans", "caveats", "left-out", "environment"]
     assert "the study was written by a version that did not keep it" in found
 
 

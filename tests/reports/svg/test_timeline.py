@@ -1,5 +1,7 @@
 """Memory timeline: phases, peaks and the budget."""
 
+from itertools import pairwise
+
 from autofit.reports.svg.timeline import TIMELINE, table, traced_steps
 from tests.reports.samples import GIB, bounded, typical
 from tests.reports.svg.reading import picture
@@ -19,6 +21,29 @@ def test_no_point_of_the_timeline_is_lost_and_the_peak_is_marked() -> None:
     highest = min(float(point.split()[1]) for point in points)
     mark = found.of_class("af-bar-rec")[0]
     assert abs(float(mark.getAttribute("cy")) - highest) < 0.1
+
+
+def test_the_kinds_are_stacked_up_to_the_live_tensors_and_named_in_a_key() -> None:
+    report = typical()
+    found = picture("timeline", report)
+    for name in report.memory[0].profile.kinds:
+        assert name in found.words()
+    panels = [[found.of_class(style)[place] for style in ("af-k0", "af-k2", "af-k5")] for place in (1, 2)]  # 0: the key
+    for layers, line in zip(panels, ("af-line-rec", "af-line-base"), strict=True):
+        outlines = [layer.getAttribute("d")[1:].split("L") for layer in layers]
+        count = len(report.memory[0].profile.live_bytes) + 2
+        assert outlines[-1][:count] == found.of_class(line)[0].getAttribute("d")[1:].split("L")
+        for lower, upper in pairwise(outlines):
+            assert upper[-2:0:-1][1 : count - 2] == lower[2 : count - 1]
+
+
+def test_without_kinds_the_area_is_one() -> None:
+    report = typical()
+    memory = tuple(
+        plan.model_copy(update={"profile": plan.profile.model_copy(update={"kinds": {}})}) for plan in report.memory
+    )
+    found = picture("timeline", report.model_copy(update={"memory": memory}))
+    assert (len(found.of_class("af-area-rec")), len(found.of_class("af-k5"))) == (1, 0)
 
 
 def test_what_comes_on_top_of_live_tensors_is_drawn() -> None:

@@ -1,0 +1,154 @@
+"""What differs between two plan files: what the plans bring, what they do, and where they were measured."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.core.objective import Objective
+from autofit.core.recommendation import Recommendation
+from autofit.core.units import format_bytes, format_ratio, short_number
+from autofit.reports.canvas import Canvas
+from autofit.reports.columns import Column, table
+from autofit.reports.counting import moment
+from autofit.reports.html.frame import Frame, page, script, style
+from autofit.reports.html.parts import LABEL, data_table, section
+from autofit.reports.markup import element, shortened
+from autofit.reports.svg.chart import DataTable
+from autofit.terminal import wrapped
+
+_NONE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value of two plan files.
+
+    Attributes:
+        part: what it is of: "result", "plan" or "environment".
+        name: name of the value.
+        before: in the first file.
+        after: in the second file.
+        change: of a number, such as "+12%"; "" otherwise.
+    """
+
+    part: str
+    name: str
+    before: str
+    after: str
+    change: str = ""
+
+
+_PARTS = {"result": "What they bring", "plan": "What they do", "environment": "Where they were measured"}
+
+
+def differences(before: Recommendation, after: Recommendation) -> list[Difference]:
+    """Returns throughput, gain and peak of both files, and the values of plans and environments that differ."""
+    found = [*_results(before, after)]
+    found += _of_values("plan", before.plan.values, after.plan.values)
+    found += _of_values("environment", _environment(before), _environment(after))
+    return found
+
+
+def verdict(before: Recommendation, after: Recommendation) -> str:
+    """Returns in a sentence how the second plan compares with the first, or why they cannot be compared."""
+    if before.objective.unit != after.objective.unit:
+        return f"One counts {before.objective.unit}, the other {after.objective.unit}: no ratio can be given."
+    old, new = before.environment, after.environment
+    for what, same in (("workload", old.workload == new.workload), ("device", old.device_name == new.device_name)):
+        if not same:
+            return f"Each plan is for another {what}: their throughputs are not compared."
+    equal = "The plans are the same" if before.plan == after.plan else "The plans differ"
+    if not before.rate_per_s or not after.rate_per_s:
+        return f"{equal}; one of them has no throughput that is known."
+    ratio = format_ratio(after.rate_per_s / before.rate_per_s)
+    return f"{equal}. The second ran at {ratio} of the first one's throughput, each in its own search."
+
+
+def to_text(before: Recommendation, after: Recommendation, names: tuple[str, str], canvas: Canvas) -> str:
+    """Returns the differences for a terminal."""
+    blocks = ["\n".join(canvas.paint(line, "title") for line in wrapped(verdict(before, after), canvas.width))]
+    for title, rows in _grouped(before, after):
+        columns = [
+            Column(title, [each.name for each in rows]),
+            Column(names[0], [each.before for each in rows], most=30),
+            Column(names[1], [each.after for each in rows], most=30),
+            Column("", [each.change for each in rows]),
+        ]
+        head, *lines = table(columns, canvas.width)
+        blocks.append("\n".join([canvas.paint(head, "title"), *lines]))
+    return "\n\n".join(blocks)
+
+
+def to_html(before: Recommendation, after: Recommendation, names: tuple[str, str]) -> str:
+    """Returns the differences as a page. Every text of the files is escaped and cut."""
+    titles = [shortened(name, 80) for name in names]
+    answer = element("section", element("p", verdict(before, after), class_="headline"), id="answer")
+    tables = []
+    for title, rows in _grouped(before, after):
+        cells = tuple((each.name, each.before, each.after, each.change) for each in rows)
+        tables.append(data_table(DataTable(("", *titles, "change"), cells), title))
+    heading = "Side by side"
+    sections = [("differences", heading, section("differences", heading, *tables))]
+    frame = Frame(
+        window=f"{titles[0]} and {titles[1]} – autofit diff",
+        kind="autofit diff",
+        title=f"{titles[0]} → {titles[1]}",
+        about=[shortened(moment(each.created), LABEL) for each in (before, after)],
+        footer="Made by autofit. This file is self-contained and needs no network.",
+        style=style(),
+        script=script(),
+    )
+    return page(frame, ("answer", "The answer", answer), sections)
+
+
+def to_dict(before: Recommendation, after: Recommendation) -> dict[str, Any]:
+    """Returns the differences for JSON."""
+    return {"verdict": verdict(before, after), "differences": [asdict(each) for each in differences(before, after)]}
+
+
+def _grouped(before: Recommendation, after: Recommendation) -> Iterator[tuple[str, list[Difference]]]:
+    found = differences(before, after)
+    for part, title in _PARTS.items():
+        if rows := [each for each in found if each.part == part]:
+            yield title, rows
+
+
+def _results(before: Recommendation, after: Recommendation) -> Iterator[Difference]:
+    def compared(name: str, value: Callable[[Recommendation], float | None], shown: Callable[[Any], str]) -> Difference:
+        values = [value(each) for each in (before, after)]
+        old, new = (_NONE if number is None else shown(number) for number in values)
+        change = f"{values[1] / values[0] - 1:+.0%}" if values[0] and values[1] and old != new else ""
+        return Difference("result", name, old, new, change)
+
+    if before.objective.unit == after.objective.unit:
+        yield compared(f"{after.objective.unit}/s", lambda r: r.rate_per_s, short_number)
+    else:
+        shown = [_NONE if r.rate_per_s is None else _rate(r.rate_per_s, r.objective) for r in (before, after)]
+        yield Difference("result", "throughput", *shown)
+    yield Difference("result", "over the baseline", *(str(r.gain) if r.gain else _NONE for r in (before, after)))
+    yield compared("peak memory", lambda r: r.proof.memory.judged_bytes or None, format_bytes)
+    yield compared("budget", lambda r: r.budget.memory_bytes, format_bytes)
+    yield compared("samples per optimizer step", lambda r: r.plan.global_batch_size, lambda count: f"{count:,}")
+
+
+def _rate(rate_per_s: float, objective: Objective) -> str:
+    return f"{short_number(rate_per_s)} {objective.unit}/s"
+
+
+def _of_values(part: str, before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[Difference]:
+    for name in [*after, *(name for name in before if name not in after)]:
+        old, new = (str(values.get(name, _NONE)) for values in (before, after))
+        if old != new:
+            yield Difference(part, name.replace("_", " "), old, new)
+
+
+def _environment(r: Recommendation) -> dict[str, str]:
+    place = r.environment
+    device = f"{place.device_name} ({place.device_type}), {format_bytes(place.capacity_bytes)}"
+    return {
+        "workload": f"{r.title} {place.workload}".strip(),
+        "device": device,
+        "threads": str(place.threads or _NONE),
+        **place.versions,
+        **place.settings,
+    }

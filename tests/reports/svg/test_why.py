@@ -1,0 +1,117 @@
+"""Why a plan is faster: the way through measured plans, and what was measured apart from what was estimated."""
+
+from itertools import pairwise
+
+import pytest
+
+from autofit.core.recommendation import Ratio
+from autofit.reports.report import PlanRow, Report
+from autofit.reports.svg.why import WHY, changes, table
+from tests.reports.samples import typical
+from tests.reports.svg.reading import picture
+
+BEFORE: dict[str, bool | int | str] = {"precision": "fp32", "compile": "off", "optimizer_implementation": "default"}
+BF16, COMPILED, FUSED = {"precision": "bf16"}, {"compile": "blocks"}, {"optimizer_implementation": "fused"}
+
+
+def plan(rate: float | None, size: int = 8, *, raced: bool = False, **values: bool | int | str) -> PlanRow:
+    """Returns the row of a plan with some values other than the baseline's."""
+    steps = 64 // size
+    return PlanRow(
+        rank=1,
+        label="a plan",
+        combination="",
+        values={"micro_batch_size": size, "accumulation_steps": steps, **BEFORE, **values},
+        micro_batch_size=size,
+        accumulation_steps=steps,
+        status="measured" if rate else "out of memory",
+        rate_per_s=rate,
+        gain=Ratio(value=rate / 100, low=rate / 110, high=rate / 90, pairs=9 if raced else 0) if rate else None,
+    )
+
+
+def of(best: PlanRow, *others: PlanRow) -> Report:
+    """Returns the report of a baseline of 100 samples/s, a recommended plan, and others."""
+    baseline = plan(100.0, raced=True).model_copy(update={"is_baseline": True, "role": "baseline"})
+    best = best.model_copy(update={"role": "recommended"})
+    rows = sorted((baseline, best, *others), key=lambda row: -(row.rate_per_s or 0.0))
+    ranked = tuple(row.model_copy(update={"rank": place}) for place, row in enumerate(rows, start=1))
+    return typical().model_copy(update={"rows": ranked})
+
+
+def told(report: Report) -> list[tuple[str, str]]:
+    return [(change.name, change.effect) for change in changes(report)]
+
+
+def test_each_change_that_was_measured_is_a_step_in_the_order_of_its_effect() -> None:
+    best = plan(400.0, 32, raced=True, **BF16, **FUSED)
+    found = of(best, plan(150.0, 32), plan(200.0, **BF16), plan(320.0, 32, **BF16), plan(110.0, **FUSED))
+    assert told(found) == [
+        ("+ bf16 precision", "about 2.00x"),
+        ("+ micro batch 32 × 2", "about 1.60x"),
+        ("+ fused optimizer implementation", "about 1.25x"),
+    ]
+
+
+def test_changes_that_were_only_measured_together_are_one_step() -> None:
+    found = of(plan(400.0, 64, raced=True, **BF16, **COMPILED), plan(160.0, 64))
+    assert told(found) == [("+ micro batch 64", "about 1.60x"), ("+ blocks compile, bf16 precision", "about 2.50x")]
+    assert told(of(plan(400.0, 64, raced=True, **BF16))) == [("+ bf16 precision with micro batch 64", "4.00x")]
+
+
+def test_only_what_both_plans_raced_for_is_not_marked_as_estimated() -> None:
+    found = of(plan(300.0, raced=True, **BF16, **FUSED), plan(200.0, raced=True, **BF16))
+    assert told(found) == [("+ bf16 precision", "2.00x"), ("+ fused optimizer implementation", "1.50x")]
+
+
+def test_plans_with_other_values_and_without_a_throughput_are_on_no_way() -> None:
+    others = (
+        plan(190.0, 16, **BF16), plan(500.0, **BF16, **COMPILED), plan(None, **BF16), plan(210.0, precision="fp16"),
+    )  # fmt: skip
+    assert told(of(plan(300.0, 32, raced=True, **BF16, **FUSED), *others)) == [
+        ("+ fused optimizer implementation, bf16 precision with micro batch 32 × 2", "3.00x")
+    ]
+
+
+def test_a_change_that_slows_down_and_pays_with_the_next_one_goes_back() -> None:
+    slower = {"checkpointed_blocks": 4}
+    found = of(plan(180.0, 64, raced=True, **slower), plan(80.0, **slower))
+    assert [effect for _, effect in told(found)] == ["about 0.80x", "about 2.25x"]
+    drawn = picture("why", found)
+    assert [len(drawn.of_class(style)) for style in ("af-bar-base", "af-bar-rec")] == [2, 2]
+
+
+@pytest.mark.parametrize("width", [860.0, 344.0])
+def test_bars_begin_where_the_one_before_ended(width: float) -> None:
+    report = typical()
+    drawn = picture("why", report, width)
+    boxes = [
+        tuple(float(bar.getAttribute(name)) for name in ("y", "x", "width"))
+        for style in ("af-bar-base", "af-bar-rec")
+        for bar in drawn.of_class(style)
+    ]
+    ends = [(left, left + size) for _, left, size in sorted(boxes)]
+    assert len(ends) == len(changes(report)) + 2
+    for (_, end), (start, _) in pairwise(ends[:-1]):
+        assert start == pytest.approx(end, abs=0.2)
+    assert ends[-1][1] == pytest.approx(ends[-2][1], abs=0.2)
+
+
+def test_the_steps_multiply_to_the_ratio_of_the_throughputs() -> None:
+    report = typical()
+    product = 1.0
+    for change in changes(report):
+        product *= change.ratio
+    best, baseline = report.recommended, report.baseline
+    assert best is not None
+    assert baseline is not None
+    assert product == pytest.approx((best.rate_per_s or 0.0) / (baseline.rate_per_s or 1.0))
+    assert len(table(report).rows) == len(changes(report)) > 1
+
+
+def test_where_the_baseline_is_kept_or_has_no_throughput_there_is_no_chart() -> None:
+    best = plan(300.0, **BF16)
+    kept = of(best).rows[1].model_copy(update={"role": "recommended", "rank": 1})
+    lost = of(best).rows[1].model_copy(update={"rate_per_s": None})
+    for rows in ((kept,), (of(best).rows[0], lost)):
+        assert not WHY.available(typical().model_copy(update={"rows": rows}))
