@@ -122,7 +122,8 @@ class TrialRunner:
         try:
             outcome = self.tuning.evaluate(plan, purpose, terms)
             self._count_poison(outcome)
-            outcome = from_cold_start(settle(outcome), plan, self.trials, self.tuning.space.facts.knobs)
+            earlier = (*self.earlier.trials, *self.trials)
+            outcome = from_cold_start(settle(outcome), plan, earlier, self.tuning.space.facts.knobs)
         except KeyboardInterrupt:
             self._finish(number, Outcome(status=Status.INTERRUPTED, reason="stopped by the user"))
             raise
