@@ -25,8 +25,8 @@ from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.reports.attached import attached
 from autofit.reports.repeating import tuning_call
-from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import Listen, Request
+from autofit.search.search import SearchInterrupted
 from autofit.trackers.following import following
 from autofit.workloads.loader_types import checked_loader
 from autofit.workloads.terms import Terms

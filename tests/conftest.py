@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from autofit.devices import base
-from autofit.probing import step_timing, warm_up
+from autofit.probing import step_timing
 from autofit.search import race_and_proof, search
 from tests.fakes import FakeTime
 from tests.leaks import State
@@ -135,7 +135,6 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     clock = FakeTime()
     monkeypatch.setattr(base, "perf_counter", clock)
     monkeypatch.setattr(step_timing, "perf_counter", clock)
-    monkeypatch.setattr(warm_up, "perf_counter", clock)
     return clock
 
 

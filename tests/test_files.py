@@ -12,7 +12,7 @@ from autofit.core.errors import AutofitError
 from autofit.files import followed, head_of, write_atomically
 from autofit.nightly.jobs_source import JobsSource
 from autofit.reports import sources
-from autofit.study.reference import dereferenced
+from autofit.study.location import dereferenced
 
 
 def mode(path: Path) -> int:

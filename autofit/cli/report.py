@@ -8,7 +8,7 @@ from autofit.core.printable import ascii_json, printable
 from autofit.reports import sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.report import to_json
-from autofit.study.reference import dereferenced
+from autofit.study.location import dereferenced
 
 
 def execute(given: argparse.Namespace) -> int:

@@ -28,10 +28,9 @@ from autofit.reports.repeating import command_line
 from autofit.reports.summary import brief
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
-from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import DEFAULT_STUDY, Request
-from autofit.search.search import search
-from autofit.study.reference import dereferenced
+from autofit.search.search import SearchInterrupted, search
+from autofit.study.location import dereferenced
 from autofit.trackers.following import following
 from autofit.trackers.heartbeat import heartbeat, waiting
 from autofit.trackers.progress import Progress

@@ -63,7 +63,7 @@ class Candidate(BaseModel):
         over_recommended: throughput relative to the recommended plan; from paired blocks if the two raced. None for the
             baseline and in records of earlier versions.
         note: why it was not chosen, or "".
-        on_front: whether no measured plan is as fast with less memory (`autofit.search.pareto`).
+        on_front: whether no measured plan is as fast with less memory (`autofit.search.choice`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -12,7 +12,7 @@ from pydantic import WithJsonSchema as Shown
 from autofit.core.errors import UsageError
 from autofit.nightly.job import Duration, Job, JobDefaults, JobsFile, absolute, expected
 from autofit.nightly.jobs_source import JobsSource, shown
-from autofit.study.reference import in_file, in_variable
+from autofit.study.location import in_file, in_variable
 
 JOBS_SCHEMA = "autofit.jobs/1"
 SCHEMA_FILE = Path(__file__).parent / "jobs.schema.json"

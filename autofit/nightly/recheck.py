@@ -14,7 +14,7 @@ from autofit.nightly.evidence import rate_text
 from autofit.nightly.plan_runner import PlanRunner, Rounds, measurement_of
 from autofit.nightly.records import Figures, Verdict, VerdictKind
 from autofit.search.ledger import BLOCK_STEPS, PROOF_STEPS, RUNAWAY_RATIO, RUNAWAY_S
-from autofit.study.earlier_trials import completed
+from autofit.study.records import completed
 
 ROUNDS = 3
 """Number of rounds of blocks in a re-check. With the proof and the probe of the baseline, a re-check takes 8 runs."""

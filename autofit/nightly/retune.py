@@ -14,7 +14,7 @@ from autofit.nightly.records import NightRecord, Verdict, VerdictKind
 from autofit.search.race import MIN_ROUNDS, TIE_ROUNDS, Pairing
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
-from autofit.study.earlier_trials import completed
+from autofit.study.records import completed
 
 NO_PLAN = "the job has no plan yet"
 _SHOWN_CHANGES = 3

@@ -21,16 +21,7 @@ def bench_notes(
     guarded: Sequence[str],
     source: BatchSource,
 ) -> Iterator[str]:
-    """Yields the notes, those on what is measured first.
-
-    Args:
-        workload: what is measured.
-        device: where it is measured.
-        loss: how the loss is computed.
-        eval_modules: names of the modules that were in evaluation mode.
-        guarded: the guard's caveats.
-        source: makes the batches.
-    """
+    """Yields the notes, those on what is measured first."""
     yield from training_notes(workload, loss, eval_modules, "measured")
     if device.is_host and devices.choose().is_host:
         yield f"tuned for the CPU ({device.name()}): the plan does not carry over to an accelerator"

@@ -39,7 +39,7 @@ from autofit.probing.loading import LoaderTrials
 from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
-from autofit.probing.resident_memory import budget_of
+from autofit.probing.static_bytes import budget_of
 from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog

@@ -23,15 +23,23 @@ from autofit.probing.growing_batches import by_size, run_growing
 from autofit.probing.leaks import growth
 from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
-from autofit.probing.probe_outcome import LIMITED, NOT_READ, as_proven, judged, objection, untimed
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, as_proven, judged, objection, untimed
 from autofit.probing.static_bytes import static_bytes
-from autofit.probing.step_counts import PACES, PATIENCE_SHARE, SLOW_PACE, Pace
-from autofit.probing.step_timing import Lap, observed, phase_steps, time_phases, time_steps
+from autofit.probing.step_timing import (
+    MOST_SKIPPED,
+    PACES,
+    PATIENCE_SHARE,
+    SLOW_PACE,
+    Lap,
+    Pace,
+    observed,
+    phase_steps,
+    time_phases,
+    time_steps,
+)
 from autofit.probing.timing_window import WindowResult, run_step
-from autofit.probing.warm_up import MOST_SKIPPED
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.without_gradient import GradientWatch
-from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch, nbytes

@@ -33,7 +33,7 @@ from autofit.probing.block_profile import profiled_on_copy
 from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.survey import Survey
-from autofit.probing.user_errors import as_users_errors_on_host
+from autofit.probing.user_errors import as_users_errors
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies.base import Span, Strategy
 from autofit.tracing import tracing
@@ -96,7 +96,7 @@ class StandInBench:
         account = device.account()
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
-        with as_users_errors_on_host():
+        with as_users_errors(devices.host()):
             place(workload, device, options.own_process)
             self._eval_modules = workload.set_mode()
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
@@ -136,7 +136,7 @@ class StandInBench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        with as_users_errors_on_host():
+        with as_users_errors(devices.host()):
             batch = batch_to_trace(self._batches.source(plan), plan)
         threads = torch.get_num_threads()
 

@@ -1,18 +1,60 @@
-"""Step timing: times whole optimizer steps, after a warm-up (`autofit.probing.warm_up`)."""
+"""Step timing: times whole optimizer steps, after a warm-up: steps that run one by one until their times settle."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from autofit.core.measurement import steady
+from autofit.core.trial import Purpose
 from autofit.devices.base import Device, nothing
-from autofit.probing.step_counts import Pace
 from autofit.probing.timing_window import LEAST_WINDOWS, WindowResult, run_window, steps_per_window, watch_allocator
-from autofit.probing.warm_up import MOST_SKIPPED, warm_up
 from autofit.workloads.step import StepBatch, TrainStep
 
 _PHASE_STEPS = 3
+SETTLED_RATIO = 0.10
+"""Relative difference of two steps in a row at which warm-up ends (reference/reliability.md 9.5). If batches differ in
+shape, steps cannot be compared, and warm-up ends when each batch has run once."""
+MOST_SKIPPED = 20
+"""Number of skipped steps after which a plan is given up. A gradient scaler that starts at 2**16 and halves its scale
+at each overflow is below 1 after 17 steps. If it still skips, the scale is not the problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Duration of warm-up and measurement. Steps whose update the scaler skipped do not count.
+
+    Attributes:
+        warmup_least: minimum number of warm-up steps.
+        warmup_most: maximum number of warm-up steps. A warning is given if times have not settled by then.
+        steps_least: minimum number of measured steps.
+        steps_most: maximum number of measured steps. A cycle or a window that has begun is completed.
+        seconds: measuring stops after this time, once `steps_least` steps are done.
+        patience_s: limit for the warm-up and for the measurement, even if `steps_least` is not reached. At least one
+            step, one cycle or one window is always measured.
+    """
+
+    warmup_least: int
+    warmup_most: int
+    steps_least: int
+    steps_most: int
+    seconds: float
+    patience_s: float = math.inf
+
+
+PACES = {
+    Purpose.PROBE: Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0),
+    Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=4, steps_most=4, seconds=0.0, patience_s=10.0),
+    Purpose.PROOF: Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=5, seconds=0.1),
+}
+"""A proof times few steps: the speed of its plan is measured by a race, or by the blocks of a night. The speed of the
+proof is only checked against that, within a factor (`autofit.search.contradiction.SPEED_RATIO`)."""
+PATIENCE_SHARE = 0.25
+"""Maximum share of the remaining time for the warm-up of a proof, and for its timing; at least one step each."""
+SLOW_PACE = Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=2, seconds=0.0, patience_s=3.0)
+"""Pace of a probe with slow steps (`SLOW_S`), for which those on the worst batch are a warm-up too: one step of
+warm-up, and two that are timed unless they take longer than 3 s."""
 
 
 @dataclass(slots=True)
@@ -86,6 +128,37 @@ def time_steps(
     lap.settled = warm_up(lap.warmup_s, lambda number: timing.run(number, 1), pace, cycle)
     timing.measure()
     return lap
+
+
+def warm_up(times_s: list[float], run_step: Callable[[int], WindowResult], pace: Pace, cycle: int) -> bool:
+    """Runs steps one by one until they settle. Returns whether they did, or whether they did not have to.
+
+    Args:
+        times_s: an empty list, which receives the durations of the steps that updated the weights.
+        run_step: runs the step of a number, counted from 0. A step that the scaler skipped is run again.
+        pace: number and duration of the steps.
+        cycle: number of steps after which the batches repeat, if they differ in shape; 1 if all are alike.
+    """
+    skipped, began = 0, perf_counter()
+    while len(times_s) < pace.warmup_most and skipped < MOST_SKIPPED:
+        ran = run_step(len(times_s))
+        skipped += ran.skipped
+        if ran.updated:
+            times_s.append(ran.seconds)
+        in_time = perf_counter() - began < pace.patience_s
+        if not in_time or (len(times_s) >= max(pace.warmup_least, 2) and has_settled(times_s, cycle)):
+            break
+    return pace.warmup_most < 2 or has_settled(times_s, cycle)
+
+
+def has_settled(times_s: Sequence[float], cycle: int) -> bool:
+    """Returns whether the last two steps took equally long; if batches differ, whether each batch has run once."""
+    if cycle > 1:
+        return len(times_s) >= cycle
+    if len(times_s) < 2:
+        return False
+    low, high = sorted(times_s[-2:])
+    return high - low <= SETTLED_RATIO * high
 
 
 @dataclass(slots=True)

@@ -251,11 +251,6 @@ def narrowed(knob: Knob, pinned: Mapping[str, KnobValue], refused: Sequence[Refu
 
     The default stays, since the baseline is measured for comparison.
 
-    Args:
-        knob: what a strategy offers.
-        pinned: value by knob.
-        refused: values that were left out, with the reason.
-
     Raises:
         SpaceError: the knob has no such value here; the message gives the reason and the values that it has.
     """

@@ -36,30 +36,11 @@ def as_users_errors(device: Device) -> Iterator[None]:
                 f"the device answers every call with an error: {poison}. Run one training step of your own in a new "
                 "process. If that works, your code poisoned the device in this process; if not, reset the device."
             ) from error
+        where = " on the CPU" if device.is_host else ""
         raise UserCodeError(
-            f"your code failed before the first probe: {failure.reason}. Run one training step of your own to "
-            "reproduce it, fix it, then tune again.",
+            f"your code failed before the first probe: {failure.reason}. Run one training step of your own{where} to "
+            "reproduce it, fix it, then run this again.",
             evidence.traceback_text,
-        ) from error
-
-
-@contextmanager
-def as_users_errors_on_host() -> Iterator[None]:
-    """Turns any error that the user's objects raise inside, all on the host, into an error that says so.
-
-    Raises:
-        UserCodeError: the user's objects raised an error.
-    """
-    try:
-        yield
-    except AutofitError:
-        raise
-    except Exception as error:
-        line = next(iter(str(error).strip().splitlines()), "")
-        raise UserCodeError(
-            f"your code failed on a small batch on the CPU: {type(error).__name__}: {line}. Run one training step of "
-            "your own on the CPU to reproduce it, fix it, then estimate again.",
-            collect(error).traceback_text,
         ) from error
 
 

@@ -12,8 +12,7 @@ from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.reports.report import BATCH_ONLY, PlanRow, Role
-from autofit.search.choice import DISTURBED_NOISE_RATIO, quotient
-from autofit.search.pareto import FrontPoint, front
+from autofit.search.choice import DISTURBED_NOISE_RATIO, FrontPoint, front, quotient
 
 _NO_RESULT = (Status.SKIPPED, Status.INTERRUPTED)
 _OTHER_SCALE = "measured, but its throughput is not known on the scale of the race"

@@ -12,12 +12,13 @@ from autofit import study as studies_of
 from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, StudyError, UsageError
 from autofit.core.recommendation import Recommendation
+from autofit.core.redaction import redacted
 from autofit.core.trial import Trial
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
 from autofit.study import permissions
 
 if TYPE_CHECKING:
-    from autofit.study.reading import ReadStudy
+    from autofit.study.study import ReadStudy
 
 _MEMORY = "memory"
 """How a recommendation names a study that was kept in memory."""
@@ -211,9 +212,8 @@ def _is_study(path: Path) -> bool:
 
 
 def _shown(location: str | Path) -> str:
-    """Returns a location without user and password."""
-    scheme, mark, rest = str(location).partition("://")
-    return f"{scheme}://***@{rest.rpartition('@')[2]}" if mark and "@" in rest else os.fspath(location)
+    """Returns a location without user, password and query."""
+    return redacted(os.fspath(location))
 
 
 def _time(text: str) -> datetime:

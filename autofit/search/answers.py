@@ -21,10 +21,6 @@ CUT_OFF = (Status.TIMED_OUT, Status.SKIPPED)
 class Answers:
     """The plans that are proven and checked, best last.
 
-    Args:
-        runner: runs plans; holds what was measured.
-        checks: checks the gradient of plans.
-
     Attributes:
         taken: the trial of each answer, in the order in which they came.
         log: the same for the report.

@@ -18,10 +18,6 @@ VERDICTS = "verdicts"
 class Checks:
     """The verdicts on the values of a search, those of earlier runs in the study among them.
 
-    Args:
-        tuning: the arguments of the search.
-        ledger: learns what a check costs.
-
     Attributes:
         known: verdict by value; see `Checked.verdicts`.
         refused: the values that changed the gradient, with the reason.

@@ -1,7 +1,8 @@
-"""Choice: which measured plans race, and which of them wins."""
+"""Choice: which measured plans race, which of them wins, and which are on the Pareto front of speed and memory."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
@@ -55,19 +56,6 @@ def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
     """Returns the latest measured trial of each plan, fastest first."""
     latest = {trial.plan.key: trial for trial in trials if trial.outcome.measured}
     return sorted(latest.values(), key=lambda trial: (-_rate(trial, objective), trial.plan.key))
-
-
-def from_cold(trials: Iterable[Trial], known: Iterable[Trial]) -> list[Trial]:
-    """Returns measured `trials` with the longest warm-up of their plan among the `known` ones.
-
-    If the process has run a plan before, its kernels are already compiled and tuned. In training they are not.
-    """
-    longest: dict[str, float] = {}
-    for trial in known:
-        startup_s = None if trial.outcome.measurement is None else trial.outcome.measurement.startup_s
-        if startup_s is not None:
-            longest[trial.plan.key] = max(startup_s, longest.get(trial.plan.key, 0.0))
-    return [_starting(trial, longest.get(trial.plan.key)) for trial in trials]
 
 
 def measurement_of(trial: Trial) -> Measurement:
@@ -170,6 +158,42 @@ def lighter(ours_bytes: int, theirs_bytes: int) -> bool:
     return theirs_bytes > ours_bytes * (1 + SAME_MEMORY_RATIO)
 
 
+class FrontPoint(NamedTuple):
+    """A measured plan, as the front sees it.
+
+    Attributes:
+        key: the plan's key.
+        speed: throughput, in one unit for all points.
+        memory_bytes: peak that is compared with the budget.
+    """
+
+    key: str
+    speed: float
+    memory_bytes: int
+
+
+def front(points: Iterable[FrontPoint], tie_ratio: float) -> list[FrontPoint]:
+    """Returns the points that no other dominates, lightest first; each is faster than all before it.
+
+    For every plan left out, one on the front is as fast within the tie margin and needs no more memory, where peaks
+    within `SAME_MEMORY_RATIO` are equal. Plans are compared with those that stay, not pair by pair: of ten plans, each
+    a little slower and lighter than the one before, pairs would leave only the slowest.
+
+    Args:
+        points: one point for each plan.
+        tie_ratio: relative difference in speed that counts as a tie.
+    """
+    distinct: list[FrontPoint] = []  # for none, a faster plan needs the same memory or less
+    for point in sorted(points, key=lambda point: (-point.speed, point.memory_bytes, point.key)):
+        if all(point.memory_bytes * (1 + SAME_MEMORY_RATIO) < faster.memory_bytes for faster in distinct):
+            distinct.append(point)
+    kept: list[FrontPoint] = []
+    for point in reversed(distinct):
+        if not kept or point.speed > kept[-1].speed * (1 + tie_ratio):
+            kept.append(point)
+    return kept
+
+
 def _as_good(
     leader: Trial, other: Trial, baseline: Plan, objective: Objective, ratio: Callable[[Trial, Trial], Ratio]
 ) -> bool:
@@ -179,13 +203,6 @@ def _as_good(
     changed = not keeps_batch(leader.plan, baseline)
     within = ahead.expected_gain < TIE_LOSS * math.log1p(objective.tie_ratio)
     return ties(ahead, objective.tie_ratio) or (changed and better and within)
-
-
-def _starting(trial: Trial, startup_s: float | None) -> Trial:
-    if trial.outcome.measurement is None:
-        return trial
-    measurement = trial.outcome.measurement.model_copy(update={"startup_s": startup_s})
-    return trial.model_copy(update={"outcome": trial.outcome.model_copy(update={"measurement": measurement})})
 
 
 def _peak(trial: Trial) -> int:

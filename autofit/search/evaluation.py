@@ -12,8 +12,8 @@ from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, Busy, NothingFits, UsageError, UserCodeError
 from autofit.core.recommendation import Recommendation
-from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import Request
+from autofit.search.search import SearchInterrupted
 
 TIME_SHARE = 0.2
 """Share of the time budget that is reserved for the search of evaluation. It also gets what the training's leaves. A

@@ -29,8 +29,6 @@ class Event:
         estimate: estimated peak of `plan`, for "running"; None if there is none.
         gain: throughput of `plan` over the baseline, for "race".
         asked: the request and its environment, for "start".
-        left_s: upper estimate of the seconds left, without regard to the time budget: of the search phase while it
-            runs, then of the race and one proof; None if nothing bounds them.
         so_far: throughput of the answer so far over that of the baseline, by probes; None before there is one.
         standings: the plans of the race, best first, for "race". A gain whose `pairs` is 0 rests on probes alone. The
             `note` is why a plan left the race.
@@ -47,5 +45,4 @@ class Event:
     gain: Ratio | None = None
     asked: SearchEvidence | None = None
     standings: tuple[Placing, ...] = ()
-    left_s: float | None = None
     so_far: float | None = None

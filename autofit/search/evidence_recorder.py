@@ -1,6 +1,7 @@
 """EvidenceRecorder: collects the evidence of one search, keeps it in the study, and hands it to the listeners."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from autofit.core.briefing import Briefing, GateRecord
@@ -52,33 +53,37 @@ class EvidenceRecorder:
 
     def show(self, plan: Plan) -> None:
         """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
-        try:
+        with self._harmless(f"{self._named(plan)} was not traced for the report"):
             if all(estimator.profile(plan) is None for estimator in self._estimators):
                 self.say(f"tracing {self._named(plan)} for the report")
                 for estimator in self._estimators:
                     estimator.show(plan)
-        except Exception as error:  # noqa: BLE001  # the answer matters more than what is shown with it
-            self.say(f"{self._named(plan)} was not traced for the report: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _harmless(self, what: str) -> Iterator[None]:
+        """Reports an error inside: the answer matters more than what is shown with it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self.say(f"{what}: {type(error).__name__}: {error}")
 
     def _named(self, plan: Plan) -> str:
         return describe_plan(plan, self._asked.baseline)
 
     def found(self, recommendation: Recommendation) -> None:
         """Keeps the evidence for a recommendation, and tells the listener both."""
-        result = self._result(recommendation, None)
-        self._listen(
-            Event("result", f"recommended: {self._named(recommendation.plan)}", done=self._done, result=result)
-        )
+        self._recommended(self._result(recommendation, None), recommendation)
 
     def proven_again(self, recommendation: Recommendation, evidence: SearchEvidence) -> None:
         """Keeps the evidence of the earlier search for a recommendation that was proven again; tells the listener."""
         kept = recommendation.model_copy(update={"alternatives": ()})
         evidence = evidence.model_copy(update={"recommendation": kept, "began": self._asked.began})
         self._keep(evidence, CLOSED)
-        result = SearchResult(recommendation, evidence, tuple(self.seen.trials))
-        self._listen(
-            Event("result", f"recommended: {self._named(recommendation.plan)}", done=self._done, result=result)
-        )
+        self._recommended(SearchResult(recommendation, evidence, tuple(self.seen.trials)), recommendation)
+
+    def _recommended(self, result: SearchResult, recommendation: Recommendation) -> None:
+        text = f"recommended: {self._named(recommendation.plan)}"
+        self._listen(Event("result", text, done=self._done, result=result))
 
     def failed(self, error: AutofitError) -> None:
         """Keeps the evidence of a search that ends with an error, and tells the listener."""
@@ -90,13 +95,10 @@ class EvidenceRecorder:
 
     def _result(self, recommendation: Recommendation | None, failed: AutofitError | None) -> SearchResult:
         ended = {} if failed is None else {"failure": str(failed), "failure_code": failed.exit_code}
-        evidence = self._asked.model_copy(update=ended)
-        try:
+        answer = None if recommendation is None else recommendation.model_copy(update={"alternatives": ()})
+        evidence = self._asked.model_copy(update={**ended, "recommendation": answer})
+        with self._harmless("the evidence for the report is incomplete"):
             evidence = self._evidence(recommendation, evidence)
-        except Exception as error:  # noqa: BLE001  # as above
-            self.say(f"the evidence for the report is incomplete: {type(error).__name__}: {error}")
-            answer = None if recommendation is None else recommendation.model_copy(update={"alternatives": ()})
-            evidence = evidence.model_copy(update={"recommendation": answer})
         self._keep(evidence, CLOSED)
         return SearchResult(recommendation, evidence, tuple(self.seen.trials))
 
@@ -113,7 +115,6 @@ class EvidenceRecorder:
                     for name, each in seen.verdicts.items()
                 ),
                 "refused": (*seen.refused, *asked.refused),
-                "recommendation": None if r is None else r.model_copy(update={"alternatives": ()}),
                 "standings": standings,
                 "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
                 "race": tuple(seen.race_logs()),
@@ -130,11 +131,9 @@ class EvidenceRecorder:
         return next((profile for profile in found if profile is not None), None)
 
     def _keep(self, evidence: SearchEvidence, name: str) -> None:
-        try:
+        with self._harmless("the evidence for the report was not kept"):
             for part, value in notes_of(evidence, name).items():
                 self._note(part, value)
-        except Exception as error:  # noqa: BLE001  # as above
-            self.say(f"the evidence for the report was not kept: {type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
         """Reports a stage of the search."""
@@ -144,15 +143,7 @@ class EvidenceRecorder:
 def asked(
     briefing: Briefing, budget: Budget, objective: Objective, request: Request, notes: Sequence[str]
 ) -> SearchEvidence:
-    """Returns what a search is asked, as the evidence that there is when it begins.
-
-    Args:
-        briefing: what is known before the first probe.
-        budget: the limits of the search.
-        objective: what is maximised.
-        request: names what is tuned, and the command.
-        notes: what the study says on opening.
-    """
+    """Returns what a search is asked, as the evidence that there is when it begins."""
     return SearchEvidence(
         began=datetime.now(UTC).isoformat(),
         title=request.title,

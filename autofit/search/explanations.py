@@ -188,12 +188,6 @@ class Explanations:
         leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
         if len(leaks) > 1:  # a single one is a table that is made once and kept
             yield f"{len(leaks)} runs left memory behind, and so would training: {leaks[-1]}"
-        unknown = sum(measurement_of(t).startup_s is None for t in self._measured)
-        if self._objective.planned_samples is not None and unknown:
-            yield (
-                f"the warm-up cost of {unknown} of {len(self._measured)} plans is unknown and counts as zero, because "
-                "an earlier version of autofit measured them. A new study measures them again"
-            )
 
 
 def failed_in_race(race: Race | None, trial: Trial) -> str:

@@ -19,13 +19,7 @@ MOST_LATE = 3
 
 
 class Finalists:
-    """Selects the plans that begin a race and those that join it.
-
-    Args:
-        runner: holds the baseline and the time plan.
-        measured: trials of all plans that were measured.
-        scale: their throughput on one scale.
-    """
+    """Selects the plans that begin a race and those that join it."""
 
     def __init__(self, runner: TrialRunner, measured: Sequence[Trial], scale: CommonScale) -> None:
         self._runner, self._measured, self._scale = runner, measured, scale

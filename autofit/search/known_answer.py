@@ -76,13 +76,7 @@ class KnownAnswer:
         return trial.outcome.measurement
 
     def renewed(self, proof: Measurement, duration_s: float, caveats: Sequence[str]) -> Recommendation:
-        """Returns the answer with its new proof.
-
-        Args:
-            proof: the new proof.
-            duration_s: seconds since the call began.
-            caveats: notes from before the proof.
-        """
+        """Returns the answer with its new proof, its own caveats, and `caveats` from before the proof."""
         before, now = (list(loading_caveats(each)) for each in (self.recommendation.proof, proof))
         earlier = [text for text in self.recommendation.caveats if not text.startswith(_BEGINNING)]
         kept = [new for text in earlier for new in (now if text in before else [text])]

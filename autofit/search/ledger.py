@@ -21,9 +21,6 @@ class Ledger:
     """The costs of the actions of one search, and the time left.
 
     What was not done yet is charged at the cost of a probe.
-
-    Args:
-        tuning: the arguments of the search, clock and budget among them.
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -31,15 +28,11 @@ class Ledger:
         self._probes_s: list[float] = []
         self._fixed_s: list[float] = []
         self._checks_s: list[float] = []
-        self._first_s = self._last_s = 0.0
 
     # Learning
 
     def probed(self, took_s: float, outcome: Outcome) -> None:
         """Records the duration of a probe, without a warm-up that later runs of the plan do not have."""
-        self._last_s = self._tuning.clock.elapsed_s
-        if not self._probes_s:
-            self._first_s = self._last_s - took_s
         measured = outcome.measurement
         startup_s = (measured.startup_s or 0.0) if measured is not None else 0.0
         self._probes_s.append(max(took_s - startup_s, 0.0))
@@ -79,17 +72,6 @@ class Ledger:
         if expected_s is not None:
             left_s = min(left_s, RUNAWAY_RATIO * expected_s + RUNAWAY_S)
         return None if math.isinf(left_s) else max(left_s, 0.1)
-
-    def search_left_s(self, probes: int | None) -> float | None:
-        """Returns the estimated seconds of this number of probes; None before the first probe.
-
-        Each is counted at the mean time between probes so far, in which memory is estimated as well, or at the median
-        duration of a probe if that is longer.
-        """
-        if probes is None or not self._probes_s:
-            return None
-        each_s = max((self._last_s - self._first_s) / len(self._probes_s), self.probe_s())
-        return probes * each_s
 
     def _beside_s(self) -> float:
         """Returns the seconds that a run takes beside its steps."""

@@ -14,7 +14,6 @@ from autofit.search.choice import finalists, measurement_of, ranked
 from autofit.search.evidence import STOPPED_BY_USER
 from autofit.search.no_answer import poison_ends_search, too_short
 from autofit.search.race import MIN_ROUNDS
-from autofit.search.screening import reason_to_skip
 from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
@@ -51,9 +50,6 @@ class SearchEnd:
 class Loop:
     """The search phase.
 
-    Args:
-        tuning: the arguments of the search.
-
     Attributes:
         runner: runs plans and keeps their trials.
         checks: checks the gradient of plans.
@@ -78,7 +74,6 @@ class Loop:
         self.end = SearchEnd("")
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
         self._refused, self._naming = 0, False
-        self.runner.most_left_s = self._most_left_s
         self._searcher = tuning.searcher(
             Problem(
                 space=tuning.space,
@@ -152,7 +147,6 @@ class Loop:
                 break
             self._look(plan)
             self._run(plan)
-        self.runner.most_left_s = lambda: None
         self._close()
 
     def stop(self, error: BaseException) -> None:
@@ -170,8 +164,6 @@ class Loop:
             self.end = replace(self.end, wanted=self.end.wanted or self._next_plan())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
         self._tuning.seen.stopped, self._tuning.seen.omissions = self.end.stopped, self._searcher.omissions()
-        left_out = [omission.model_dump(mode="json") for omission in self._tuning.seen.omissions]
-        self._tuning.log.note("left_out", {"combinations": left_out})
 
     def consider(self, plan: Plan) -> Trial:
         """Looks at a plan, then probes it unless it is screened out, and learns from its trial.
@@ -206,12 +198,6 @@ class Loop:
     def _patience_s(self) -> float:
         """Returns the seconds that a probe may take now; infinity for a plan that is only named."""
         return math.inf if self._naming else self._ledger.left_s()
-
-    def _most_left_s(self) -> float | None:
-        """Returns the seconds that the search phase may still take, by the probes that may be left; None if unknown."""
-        known, most = self._searcher.probes_left(), self._tuning.budget.max_trials
-        bounds = [known, None if most is None else max(most - self.runner.probes, 0)]
-        return self._ledger.search_left_s(min((bound for bound in bounds if bound is not None), default=None))
 
     def _spent(self) -> bool:
         """Returns whether a limit ends the search, and keeps the reason in `end`."""
@@ -295,8 +281,9 @@ class Loop:
             self._searcher.leave_out(lambda plan: bool(self.checks.refusal(plan)))
 
     def _screened(self, plan: Plan) -> Trial:
-        reason = reason_to_skip(plan, self._tuning.space, self.feasibility) or self.checks.refusal(plan) or None
-        if reason is not None:
+        violation = self._tuning.space.violation(plan)
+        reason = self.feasibility.refusal(plan) if violation is None else f"not in the search space: {violation}"
+        if reason := reason or self.checks.refusal(plan):
             return self.runner.skip(plan, reason)
         self.runner.say_running(plan, self.feasibility.estimate(plan))
         return self.runner.probe(plan, self._terms(plan))

@@ -32,14 +32,10 @@ _ERROR_LINE = re.compile(
 
 
 def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
-    """Returns the error that makes further probes pointless, or None.
+    """Returns the error that makes further probes pointless, by the trials of this run; None if there is none.
 
     That is so if the baseline gives a loss that is not finite, or if the user's code fails with the baseline and with
     another plan. A failure of one combination alone only drops that combination.
-
-    Args:
-        trials: trials of this run, in order.
-        baseline: the user's own plan.
     """
     runs = [t for t in trials if t.plan == baseline]
     if runs and runs[-1].outcome.status is Status.NUMERIC:
@@ -65,14 +61,8 @@ def nothing_measured(
 ) -> AutofitError:
     """Returns the error for a search that has no measured plan.
 
-    Args:
-        trials: all trials, skipped ones included.
-        baseline: the user's own plan; plans are named by what they change in it.
-        budget: limits on memory, time and trials.
-        stopped: reason why the search ended.
-        early: whether a limit on time or trials ended it.
-        estimated: the estimated peak of each plan, by its key.
-        refused: strategies and knob values left out of the search.
+    `trials` are all trials, the skipped ones included. `early` says that a limit ended the search, and
+    `estimated` is the estimated peak of each plan by its key.
     """
     crashed = _crashed_throughout(trials)
     if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
@@ -143,13 +133,7 @@ def nothing_pinned(
 ) -> AutofitError:
     """Returns the error for a search in which no plan with the pinned values was measured.
 
-    Args:
-        trials: those of plans with the pinned values.
-        baseline: the user's own plan.
-        pinned: value by knob.
-        stopped: reason why the search ended.
-        early: whether a limit ended the search.
-        likely: whether one of these plans is likely to fit.
+    `trials` are those of plans with these values, and `likely` says that one of these plans is likely to fit.
     """
     what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
     ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]

@@ -10,15 +10,14 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.answers import CUT_OFF, Answers, is_proven
 from autofit.search.checks import Checks
-from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
+from autofit.search.choice import FrontPoint, choose, finalists, front, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
 from autofit.search.evidence import Placing
 from autofit.search.explanations import Explanations, failed_in_race
 from autofit.search.finalists import Finalists
 from autofit.search.loop import Loop
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
-from autofit.search.pareto import FrontPoint, front
-from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, run_race
+from autofit.search.race import MIN_ROUNDS, Race, run_race
 from autofit.search.tuning import Findings
 
 MAX_PROOFS = 5
@@ -35,9 +34,6 @@ the search."""
 class Final:
     """The race and the proof.
 
-    Args:
-        loop: the search phase, which has ended; holds what it measured, its answers and its checks.
-
     Raises:
         AutofitError: nothing was measured; see `autofit.search.no_answer.nothing_measured`.
     """
@@ -51,8 +47,6 @@ class Final:
         self._consider: Callable[[Plan], Trial] = loop.consider
         self._objective = self._tuning.objective
         self._record: Mapping[str, Trial] = runner.record
-        if self._objective.planned_samples is not None:
-            self._record = {t.plan.key: t for t in from_cold(runner.record.values(), runner.trials)}
         self._measured = ranked(self._record.values(), self._objective)
         if not self._measured:
             left_out = (*self._tuning.space.facts.refused, *self._checks.refused)
@@ -69,7 +63,7 @@ class Final:
         self._scale = CommonScale(self._objective, self._measured, self._tuning.noise_ratio)
         self._ratio = self._scale.ratio
         self._finalists = Finalists(runner, self._able(), self._scale)
-        self._searched_s, self._round_s = self._tuning.clock.elapsed_s, 0.0
+        self._searched_s = self._tuning.clock.elapsed_s
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
         self._caveats: list[str] = []
@@ -154,22 +148,22 @@ class Final:
             self._tuning.seen.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
-        self._runner.phase, self._runner.most_left_s = "race", lambda: self._most_left_s(race)
+        self._runner.phase = "race"
         first = "continuing the race" if race.rounds else f"racing {len(race.names)} plans"
         self._runner.say("stage", f"{first} in interleaved blocks")
         self._run_race(race)
 
     def _run_race(self, race: Race) -> None:
         plans = {t.plan.key: t.plan for t in self._measured}
-        began, self._round_s = self._tuning.clock.elapsed_s, 0.0
+        began, round_s = self._tuning.clock.elapsed_s, 0.0
 
         def enough() -> bool:
-            nonlocal began
+            nonlocal began, round_s
             now = self._tuning.clock.elapsed_s
-            self._round_s, began = self._finalists.shed(race, max(self._round_s, now - began)), now
+            round_s, began = self._finalists.shed(race, max(round_s, now - began)), now
             self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
-            rest_s = max(MIN_ROUNDS - race.rounds, 1) * self._round_s  # fewer rounds decide nothing
+            rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # fewer rounds decide nothing
             return long or self._ledger.left_s() <= rest_s
 
         def block(key: str) -> float | str:
@@ -187,21 +181,6 @@ class Final:
         run_race(race, block, enough, joining, lambda: self._ledger.left_s() <= 0)
         if race.over:  # the last round, after which `enough` is not asked
             self._say_round(race, plans)
-        note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
-        self._tuning.log.note("race", note)
-
-    def _most_left_s(self, race: Race) -> float | None:
-        """Returns the seconds that the race and one proof may still take; None before the first round.
-
-        That is the rounds left to the limits of a race (`MAX_ROUNDS`, `LONG_RACE_RATIO`), at the longest round so far.
-        """
-        if not race.rounds:
-            return None
-        began_s, now_s = self._searched_s, self._tuning.clock.elapsed_s
-        open_s = max(began_s + max(LONG_RACE_RATIO * began_s, RACE_S) - now_s, 0.0) + self._round_s
-        least_s = (MIN_ROUNDS - race.rounds) * self._round_s
-        most_s = min((MAX_ROUNDS - race.rounds) * self._round_s, max(open_s, least_s))
-        return (0.0 if race.over else most_s) + self._proof_s()
 
     def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
         """Reports how the plans compare after a round."""
@@ -212,7 +191,7 @@ class Final:
         gain = self._gain(trial) if trial is not None else None
         left = len(race.contenders)
         text = f"round {race.rounds}: {left} plan{'s' if left != 1 else ''} left"
-        self._runner.say_round(text, leader, gain, self._standings(race))
+        self._runner.say("race", text, plan=leader, gain=gain, standings=self._standings(race))
 
     def _standings(self, race: Race) -> tuple[Placing, ...]:
         """Returns how the plans of the race compare now, best first."""
@@ -264,11 +243,6 @@ class Final:
         startup_s = measurement.startup_s if self._objective.planned_samples is None else probe.startup_s
         new_s = measurement.new_shape_s or probe.new_shape_s  # a block has measured none
         return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": new_s})
-
-    def _proof_s(self) -> float:
-        """Returns the estimated seconds of the last proof, of the slowest plan that may win."""
-        rivals = [t for t in self._measured[:3] if t.plan != self._runner.baseline] or self._measured[:1]
-        return max(self._ledger.proof_s(measurement_of(t)) for t in rivals)
 
     def _prove(self) -> None:
         """Makes the winner the answer: proves it once more where there is time, and checks it.
@@ -331,7 +305,7 @@ class Final:
 
     def _proof(self, chosen: Trial) -> Trial | None:
         """Returns the trial of a proof; None if it failed, which is recorded."""
-        self._runner.phase, self._runner.most_left_s = "proof", self._proof_s
+        self._runner.phase = "proof"
         self._runner.say("stage", f"proving {self._runner.named(chosen.plan)}")
         self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
         trial = self._runner.attempt(chosen.plan, Purpose.PROOF)

@@ -28,7 +28,6 @@ from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
-from autofit.search.interrupted import SearchInterrupted
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
@@ -46,6 +45,20 @@ LEAST_WAIT_S = 1.0
 _CHANGES: Effect = "changes the result"
 
 
+class SearchInterrupted(KeyboardInterrupt):
+    """The user stopped a search that has an answer.
+
+    Attributes:
+        recommendation: the answer.
+        fit: the same as a `Fit`, if the search was started by `autofit.tune`; else None.
+    """
+
+    def __init__(self, recommendation: Recommendation) -> None:
+        super().__init__(recommendation.stopped)
+        self.recommendation = recommendation
+        self.fit: object | None = None
+
+
 def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Recommendation:
     """Searches the space of a bench and returns the proven recommendation.
 
@@ -56,7 +69,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         clock: clock that runs since the call began, so that the time for opening the bench counts.
 
     Raises:
-        AutofitError: see `autofit.search.phases.run` and `autofit.study.Study.open`.
+        AutofitError: see `autofit.search.phases.run` and `autofit.study.Study`.
     """
     clock, briefing = clock or Clock(), bench.briefing
     request = replace(request, objective=_planned(request, briefing))
@@ -72,7 +85,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("busy", text))),
         ExitStack() as opened,
     ):
-        study = Study.open(
+        study = Study(
             location,
             name=name,
             environment=briefing.environment,

@@ -1,20 +1,18 @@
 """TrialRunner: runs plans, and records each run on disk as a trial before the next one starts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
+from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
-from autofit.search.ambiguous_failures import settled
-from autofit.search.cold_start import from_cold_start
-from autofit.search.earlier_runs import Earlier
+from autofit.search.contradiction import Earlier
 from autofit.search.event import Event
-from autofit.search.evidence import Placing
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
 from autofit.search.tuning import Tuning
@@ -22,9 +20,6 @@ from autofit.search.tuning import Tuning
 
 class TrialRunner:
     """Runs plans and keeps their trials.
-
-    Args:
-        tuning: the arguments of the search.
 
     Attributes:
         tuning: the arguments of the search.
@@ -36,7 +31,6 @@ class TrialRunner:
         probes: number of probes that have run.
         so_far: returns the throughput of the answer so far over the baseline's; None before there is one.
         phase: phase of the search (`Event.phase`).
-        most_left_s: estimates the time left in the present phase (`Event.left_s`).
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -49,7 +43,6 @@ class TrialRunner:
         self.probes = 0
         self.so_far: Callable[[], float | None] = lambda: None
         self.phase = "search"
-        self.most_left_s: Callable[[], float | None] = lambda: None
         self._poisoned = 0
 
     def probe(self, plan: Plan, terms: RunTerms = OPEN) -> Trial:
@@ -65,11 +58,6 @@ class TrialRunner:
         """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
 
         An inconclusive run that took longer than the time left is not repeated: it would be cut off even sooner.
-
-        Args:
-            plan: what to run.
-            purpose: why.
-            terms: how long it may take, and when a probe continues to its proof.
         """
         began_s = self.tuning.clock.elapsed_s
         trial = self._once(plan, purpose, terms, lambda outcome: outcome)
@@ -98,7 +86,7 @@ class TrialRunner:
         """Records that a plan is not run, with the reason."""
         number = self.tuning.log.begin(plan, Purpose.PROBE)
         trial = self._finish(number, Outcome(status=Status.SKIPPED, reason=reason))
-        self.say("skipped", f"{self.named(plan)}: skipped, {reason}", trial)
+        self.say("skipped", f"{self.named(plan)}: skipped, {reason}", trial=trial)
         return trial
 
     def check_for_users_fault(self) -> None:
@@ -115,42 +103,18 @@ class TrialRunner:
         """Returns the batch of a plan and what it changes, as a person reads it."""
         return describe_plan(plan, self.baseline)
 
-    def say(self, kind: str, text: str, trial: Trial | None = None, plan: Plan | None = None) -> None:
-        """Sends an event to the listener."""
-        phase, left_s = self.phase, self.most_left_s()
-        self.tuning.listen(
-            Event(kind, text, trial, self.probes, phase=phase, plan=plan, left_s=left_s, so_far=self.so_far())
-        )
+    def say(self, kind: str, text: str, **details: Any) -> None:
+        """Sends an event to the listener; `details` are further attributes of `Event`."""
+        self.tuning.listen(Event(kind, text, done=self.probes, phase=self.phase, so_far=self.so_far(), **details))
 
     def say_finished(self, kind: str, trial: Trial) -> None:
         """Reports a finished trial: its plan, and its throughput and peak or the reason why it has none."""
         outcome = describe_outcome(trial.outcome, self.tuning.objective.unit)
-        self.say(kind, f"{self.named(trial.plan)}: {outcome}", trial)
+        self.say(kind, f"{self.named(trial.plan)}: {outcome}", trial=trial)
 
     def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
         """Reports that a plan begins to run, with the estimate of its peak."""
-        text, done, left_s = f"running {self.named(plan)}", self.probes, self.most_left_s()
-        phase, so_far = self.phase, self.so_far()
-        self.tuning.listen(
-            Event("running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s, so_far=so_far)
-        )
-
-    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
-        """Reports the end of a round of the race: the leader's gain over the baseline, and how the plans compare."""
-        done, phase, left_s = self.probes, self.phase, self.most_left_s()
-        self.tuning.listen(
-            Event(
-                "race",
-                text,
-                done=done,
-                phase=phase,
-                plan=leader,
-                gain=gain,
-                standings=standings,
-                left_s=left_s,
-                so_far=self.so_far(),
-            )
-        )
+        self.say("running", f"running {self.named(plan)}", plan=plan, estimate=estimate)
 
     def _once(self, plan: Plan, purpose: Purpose, terms: RunTerms, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
@@ -158,7 +122,8 @@ class TrialRunner:
         try:
             outcome = self.tuning.evaluate(plan, purpose, terms)
             self._count_poison(outcome)
-            outcome = from_cold_start(settle(outcome), plan, self.trials, self.tuning.space.facts.knobs)
+            earlier = (*self.earlier.trials, *self.trials)
+            outcome = from_cold_start(settle(outcome), plan, earlier, self.tuning.space.facts.knobs)
         except KeyboardInterrupt:
             self._finish(number, Outcome(status=Status.INTERRUPTED, reason="stopped by the user"))
             raise
@@ -191,3 +156,40 @@ class TrialRunner:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
             raise for_good(outcome.reason)
+
+
+def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
+    """Returns an ambiguous outcome as an out-of-memory if the same combination ran at a smaller size."""
+    smaller = [t.plan for t in trials if t.outcome.measured and t.plan.micro_batch_size < plan.micro_batch_size]
+    ran = any(small.combination == plan.combination for small in smaller)
+    if outcome.status is not Status.AMBIGUOUS or not ran:
+        return outcome
+    reason = f"failed twice where a smaller micro batch ran, so taken as too large: {outcome.reason}"
+    return outcome.model_copy(update={"status": Status.OUT_OF_MEMORY, "reason": reason})
+
+
+def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knobs: Sequence[Knob]) -> Outcome:
+    """Returns `outcome` with the warm-up cost of a first training, for a plan that runs warm.
+
+    A process that ran a plan before has its kernels compiled and tuned. Plans with the same value of a knob that must
+    warm up share most of their code: the first of them compiles it, and the others find it in the compile cache of the
+    search. None of them may look cheaper for that, so each is charged the longest warm-up that it, or a plan with these
+    values, has shown.
+    """
+    values, found = dict(_warming(plan, knobs)), outcome.measurement
+    if found is None or found.startup_s is None:
+        return outcome
+    alike = (t for t in earlier if t.plan == plan or (values and dict(_warming(t.plan, knobs)) == values))
+    measured = (trial.outcome.measurement for trial in alike)
+    longest_s = max((m.startup_s for m in measured if m is not None and m.startup_s is not None), default=0.0)
+    if longest_s <= found.startup_s:
+        return outcome
+    return outcome.model_copy(update={"measurement": found.model_copy(update={"startup_s": longest_s})})
+
+
+def _warming(plan: Plan, knobs: Sequence[Knob]) -> Iterator[tuple[str, KnobValue]]:
+    """Yields the values of a plan that must warm up."""
+    for knob in knobs:
+        value = plan.values.get(knob.name, knob.default)
+        if knob.warm_up_s and not same_value(value, knob.default):
+            yield knob.name, value

@@ -81,13 +81,6 @@ class Searcher(ABC):
         """Returns the expected gain of a plan over the best that ran, as a log ratio; None if unknown."""
         return None
 
-    def probes_left(self) -> int | None:
-        """Returns how many probes may be left at most, by what is known now; None if nothing is known. For progress.
-
-        A trial may make other plans worth a probe, so the number may also grow.
-        """
-        return None
-
     def omissions(self) -> list[Omission]:
         """Returns why no plan of some combinations was measured. Called once, when the search has ended."""
         return []

@@ -24,10 +24,6 @@ class Grid(Searcher):
         place = next(iter(self._left), None)
         return None if place is None else self._plans.plans[place]
 
-    def probes_left(self) -> int:
-        """Returns the number of plans without a trial."""
-        return len(self._left)
-
     def tell(self, trial: Trial) -> None:
         """Removes a plan from the list; ignores blocks of a race."""
         place = self._plans.place(trial.plan)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import optuna as optuna
 
-    from autofit.study.reading import read_studies
     from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
-    from autofit.study.study import Study
+    from autofit.study.study import Study, read_studies
 
 __all__ = ["Study", "connect", "disconnect", "existing", "optuna", "quiet", "read_studies", "studies_in", "study_in"]
 
-_HOMES = {"Study": "autofit.study.study", "read_studies": "autofit.study.reading", "optuna": "optuna"}
+_HOMES = {"Study": "autofit.study.study", "read_studies": "autofit.study.study", "optuna": "optuna"}
 """The modules that other names than those of `autofit.study.storages` come from."""
 
 

@@ -1,5 +1,7 @@
 """Place: where a study is kept, how that is shown without secrets, and what a failure of it means.
 
+A location may be in an environment variable or a file, so that a URL with a password is in no command line.
+
 Loads neither Optuna nor SQLAlchemy.
 """
 
@@ -15,11 +17,16 @@ from urllib.parse import unquote
 from autofit import locks
 from autofit.core.errors import AutofitError, StorageError, StudyError, UsageError
 from autofit.core.redaction import redacted
+from autofit.files import head_of
 
 _SQLITE = "sqlite:///"
 _IN_MEMORY = ("", ":memory:", "sqlite://", _SQLITE, f"{_SQLITE}:memory:")
 _AWAY = frozenset({"OSError", "DatabaseError", "InterfaceError", "StorageInternalError"})
 """Errors of a storage that does not answer, or refuses: of the system, of any database driver (PEP 249), of Optuna."""
+
+
+_REFERENCE_BYTES = 2**16
+"""Maximum number of bytes that are read of a file with a location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,36 @@ def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Sa
         return
     with locks.held(f"study-{os.path.realpath(place.path)}-{name}", f"the study {place.shown}", wait_s, say):
         yield
+
+
+def dereferenced(location: str | None) -> str | None:
+    """Returns a location, or what the environment variable (`env:NAME`) or the file (`file:PATH`) that it names holds.
+
+    Raises:
+        UsageError: the variable is not set, or the file cannot be read. The message does not show what they contain.
+    """
+    kind, _, name = (location or "").partition(":")
+    if kind not in ("env", "file"):
+        return location
+    text, what = in_variable(name) if kind == "env" else in_file(Path(name).expanduser())
+    if not text:
+        raise UsageError(f"found {what}; expected a path or a database URL in it.")
+    return text
+
+
+def in_variable(name: str) -> tuple[str, str]:
+    """Returns the value of an environment variable, and what was found if it is empty."""
+    return os.environ.get(name, "").strip(), f"the environment variable {name}, which is not set or is empty"
+
+
+def in_file(path: Path) -> tuple[str, str]:
+    """Returns the text of a file, and what was found if there is none."""
+    try:
+        return head_of(path, _REFERENCE_BYTES).decode().strip(), f"the file {path}, which is empty"
+    except OSError as error:
+        return "", f"the file {path}, which cannot be read ({error.strerror})"
+    except ValueError:  # not UTF-8, or a NUL in the path
+        return "", f"the file {path}, which is not UTF-8 text"
 
 
 def _cause(error: BaseException) -> BaseException:

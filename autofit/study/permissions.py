@@ -1,12 +1,10 @@
 """Permissions: a study's file is created for its owner alone, is not a link, and others cannot have written it.
 
-A file that a stranger made costs neither memory nor time: its size, lines and nesting are checked before it is read.
+A journal is JSON: whoever wrote it, reading it runs no code of theirs.
 """
 
 import os
-import re
 import stat
-from itertools import accumulate
 from pathlib import Path
 
 from autofit.core.errors import StudyError
@@ -18,13 +16,8 @@ DEFAULT_DIRECTORY = ".autofit"
 _BEGINNING = b'{"op_code":'
 """Beginning of each line of a journal of Optuna's."""
 _SQLITE = b"SQLite format 3"
-MAX_BYTES, MAX_LINES = 2**28, 10**6
-"""Maximum size and number of lines of a journal. A trial writes about 7 kB."""
-MAX_LINE_BYTES, MAX_DEPTH = 2**24, 64
-"""Maximum size and nesting of one line, which is one operation. The largest ones are notes of about 25 kB."""
-_STEPS, _OTHERS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff"), bytes(set(range(256)) - set(b"[{]}"))
-"""What a bracket adds to the nesting, as a signed byte; and all other bytes."""
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+MAX_BYTES = 2**28
+"""Maximum size of a journal. A trial writes about 7 kB."""
 
 
 def make_directory(directory: Path) -> None:
@@ -89,26 +82,7 @@ def _problem(path: Path) -> str:
     if not _BEGINNING.startswith(head[: len(_BEGINNING)]):
         return "a file of another kind"
     size = path.stat().st_size
-    return f"a file of {format_bytes(size)}, above {format_bytes(MAX_BYTES)}" if size > MAX_BYTES else _excess(path)
-
-
-def _excess(path: Path) -> str:
-    """Returns which limit the lines of a journal exceed, or ""."""
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-            if number > MAX_LINES:
-                return f"more than {MAX_LINES} lines"
-            if len(line) > MAX_LINE_BYTES:
-                return f"a line {number} of more than {format_bytes(MAX_LINE_BYTES)}"
-            if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
-                return f"a line {number} that is nested more than {MAX_DEPTH} levels deep"
-    return ""
-
-
-def _depth(line: bytes) -> int:
-    """Returns the nesting of a line of JSON."""
-    steps = _STRING.sub(b"", line).translate(_STEPS, _OTHERS)
-    return max(accumulate(memoryview(steps).cast("b")), default=0)
+    return f"a file of {format_bytes(size)}, above {format_bytes(MAX_BYTES)}" if size > MAX_BYTES else ""
 
 
 def is_storage(path: Path) -> bool:

@@ -1,7 +1,8 @@
-"""What a study stores of a trial, and how that is read again. Loads no Optuna."""
+"""What a study stores of a trial, and which stored trials are valid for a later run. Loads no Optuna."""
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from autofit.core.environment import Environment
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 
@@ -28,6 +30,22 @@ START, OUTCOME = f"{PREFIX}start", f"{PREFIX}outcome"
 STORED_LETTERS = 30_000
 """Maximum number of characters of one text. Escaped, it stays below the 64 KiB that a text has in MySQL."""
 _LONGEST_TRIAL = timedelta(hours=24)
+IN_A_ROW = 2
+"""Number of consecutive crashes, hangs or dead processes after which a plan is not tried again. After fewer it is,
+since the plan may not be the cause."""
+
+_REUSED = (
+    Status.MEASURED,
+    Status.OVER_BUDGET,
+    Status.OUT_OF_MEMORY,
+    Status.OUT_OF_HOST_MEMORY,
+    Status.LAUNCH_LIMIT,
+    Status.NUMERIC,
+    Status.CRASHED,
+    Status.TIMED_OUT,
+    Status.POISONED,
+)
+"""Outcomes that a later run reuses. The others do not depend on the plan alone, or are decided anew in each run."""
 
 
 class TrialStart(BaseModel):
@@ -127,6 +145,83 @@ def readable(trials: Sequence["FrozenTrial"], notes: Mapping[str, Any]) -> tuple
     read = [StoredTrial.of(each.number, each.user_attrs, finished=each.state.is_finished()) for each in known]
     found = [each for each in read if each is not None]
     return found, len(read) - len(found)
+
+
+def comparable(stored: Sequence[StoredTrial], environment: Environment, notes: list[str]) -> list[StoredTrial]:
+    """Returns the trials of comparable environments; adds notes on the others."""
+    others, found = Counter[str](), list[StoredTrial]()
+    for each in stored:
+        differences = environment.differences(each.start.environment)
+        if differences:
+            others["; ".join(differences)] += 1
+        else:
+            found.append(each)
+    notes += [f"{counted_trials(count)} of another environment left out: {text}" for text, count in others.items()]
+    return found
+
+
+def usable(stored: Sequence[StoredTrial], facts: SpaceFacts, memory_bytes: int, notes: list[str]) -> list[Trial]:
+    """Returns which finished trials are valid for this run, with a value for each present knob; notes on the others.
+
+    Args:
+        stored: trials of a comparable environment, oldest first.
+        facts: the space of this run.
+        memory_bytes: its memory budget.
+        notes: receives notes for the user. A plan outside the space stays among the trials.
+    """
+    failures, found, retried = _in_a_row(stored), list[Trial](), 0
+    for each in stored:
+        if each.outcome is None or each.outcome.status not in _REUSED:
+            continue
+        if each.outcome.status.inconclusive and len(failures[each.start.plan]) < IN_A_ROW:
+            continue
+        if (trial := each.under(memory_bytes)) is None:
+            retried += 1
+        else:
+            found.append(trial.model_copy(update={"plan": completed(trial.plan, facts)}))
+    if retried:
+        notes.append(f"{counted_trials(retried)} that did not fit a smaller memory budget left out")
+    for plan, reasons in failures.items():
+        if len(reasons) >= IN_A_ROW:
+            what = "its process died" if all(reason == DIED for reason in reasons) else "it crashed or hung"
+            notes.append(f"not tried again because {what} {len(reasons)} times: {plan}")
+    notes += _foreign(found, SearchSpace(facts))
+    return found
+
+
+def _foreign(trials: Sequence[Trial], space: SearchSpace) -> list[str]:
+    """Returns a note on the trials whose plans are outside a space."""
+    reasons = [reason for trial in trials if (reason := space.violation(trial.plan)) is not None]
+    if not reasons:
+        return []
+    more = "" if len(set(reasons)) == 1 else "; and other reasons"
+    return [f"{counted_trials(len(reasons))} not used, since this run does not search these plans: {reasons[0]}{more}"]
+
+
+def completed(plan: Plan, facts: SpaceFacts) -> Plan:
+    """Returns a plan with the default of each present knob for which it has no value.
+
+    A knob that was not in an earlier search had its default value, which leaves the user's setting unchanged.
+    """
+    missing = {knob.name: knob.default for knob in facts.knobs if knob.name not in plan.values}
+    return plan.replace(**missing) if missing else plan
+
+
+def counted_trials(count: int) -> str:
+    """Returns "1 trial" or "2 trials"."""
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
+def _in_a_row(stored: Sequence[StoredTrial]) -> dict[Plan, list[str]]:
+    """Returns, for each plan, the reasons of its latest consecutive crashes and hangs."""
+    reasons: dict[Plan, list[str]] = {}
+    for each in stored:
+        found, outcome = reasons.setdefault(each.start.plan, []), each.outcome
+        if outcome is not None and outcome.status.inconclusive:
+            found.append(outcome.reason)
+        elif outcome is not None and outcome.status in _REUSED and each.start.purpose is not Purpose.BLOCK:
+            found.clear()
+    return reasons
 
 
 def _rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:

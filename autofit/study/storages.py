@@ -21,8 +21,8 @@ from autofit.study.location import Place
 
 LOCK_WAIT_S = 30.0
 """Maximum time to wait for another process that is writing to the journal."""
-CREATING_S = (0.2, 1.0, 3.0)
-"""Waits, in seconds, for another process that is making the tables of a database: Optuna fails if two make them."""
+CREATING_S = 2.0
+"""Wait for another process that is making the tables of a database: Optuna fails if two make them."""
 
 
 def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
@@ -165,14 +165,11 @@ def _existing_database(url: str) -> RDBStorage | None:
 
 def _database(url: str) -> RDBStorage:
     """Opens a database. One of the processes that open it first makes its tables; the others try again."""
-    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError  # noqa: PLC0415  # takes 0.5 s
+    from sqlalchemy.exc import DatabaseError  # noqa: PLC0415  # takes 0.5 s
 
     options = {"pool_pre_ping": True}  # a server may close a connection while a plan runs
-    for wait_s in CREATING_S:
-        try:
-            return RDBStorage(url, engine_kwargs=options)
-        except (IntegrityError, ProgrammingError, OperationalError) as error:
-            if isinstance(error, OperationalError) and "already exists" not in str(error):
-                raise  # it cannot be reached
-            time.sleep(wait_s)
-    return RDBStorage(url, engine_kwargs=options)
+    try:
+        return RDBStorage(url, engine_kwargs=options)
+    except DatabaseError:
+        time.sleep(CREATING_S)
+        return RDBStorage(url, engine_kwargs=options)

@@ -1,4 +1,4 @@
-"""Study: the durable record of trials, which is an Optuna study.
+"""Study: the durable record of trials, which is an Optuna study; and `read_studies`, which changes nothing.
 
 A trial is on disk as RUNNING when `begin` returns, and with its outcome when `finish` returns.
 """
@@ -6,9 +6,10 @@ A trial is on disk as RUNNING when `begin` returns, and with its outcome when `f
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -22,50 +23,49 @@ from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
-from autofit.study.earlier_trials import EarlierTrials, counted_trials, usable
 from autofit.study.location import Place
 from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
-from autofit.study.records import DROPPED, OUTCOME, SCHEMA, START, STUDY_SCHEMA, StoredTrial, TrialStart, readable
-from autofit.study.storages import connect, disconnect, quiet, study_in
+from autofit.study.records import (
+    DROPPED,
+    OUTCOME,
+    SCHEMA,
+    START,
+    STUDY_SCHEMA,
+    StoredTrial,
+    TrialStart,
+    comparable,
+    counted_trials,
+    readable,
+    usable,
+)
+from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
+
+_DIED = Outcome(status=Status.CRASHED, reason=DIED)
 
 
 class Study:
-    """The durable record of trials: an Optuna study. An object is used by one thread.
+    """The durable record of trials: an Optuna study, which is made if there is none. An object is used by one thread.
+
+    Args:
+        location: None or ":memory:" for this process only, a path of a journal file, created with mode 0600, or a
+            storage URL of Optuna's.
+        name: name of the study in the storage.
+        environment: environment in which this run measures.
+        space: the knobs of the search.
+        objective: defines the score of a trial.
+        memory_bytes: memory budget by which earlier trials are judged.
 
     Attributes:
         location: where the trials are stored, without secrets.
         notes: notes for the user from opening the study.
+
+    Raises:
+        StudyError: the storage cannot be used, is not of autofit, or has a newer schema. Each method raises it if the
+            storage cannot be read or written.
     """
 
     def __init__(
         self,
-        place: Place,
-        storage: BaseStorage,
-        study: optuna.Study,
-        notes: list[str],
-        environment: Environment,
-        space: SpaceFacts,
-        objective: Objective,
-        memory_bytes: int,
-    ) -> None:
-        self._place, self._storage, self._study, self._objective = place, storage, study, objective
-        self._environment, self._memory_bytes = environment, memory_bytes
-        self._study_id = storage.get_study_id_from_name(study.study_name)
-        self._running: dict[int, TrialStart] = {}
-        trials, attributes = study.get_trials(deepcopy=False), study.user_attrs
-        self._distributions = distributions_of(space, trials)
-        for drop in attributes.get(DROPPED, ()):
-            notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
-        found, unreadable = readable(trials, attributes)
-        if unreadable:
-            notes.append(f"{counted_trials(unreadable)} without a readable autofit record left out")
-        stored = self._settled_orphans(found, notes)
-        self._past = usable(stored, environment, space, memory_bytes)
-        self.location, self.notes = place.shown, (*notes, *self._past.notes)
-
-    @classmethod
-    def open(
-        cls,
         location: str | Path | None,
         *,
         name: str,
@@ -73,33 +73,28 @@ class Study:
         space: SpaceFacts,
         objective: Objective,
         memory_bytes: int,
-    ) -> Self:
-        """Opens the study `name` at `location`, or creates it.
-
-        Args:
-            location: None or ":memory:" for this process only, a path of a journal file, created with mode 0600, or a
-                storage URL of Optuna's.
-            name: name of the study in the storage.
-            environment: environment in which this run measures.
-            space: the knobs of the search.
-            objective: defines the score of a trial.
-            memory_bytes: memory budget by which earlier trials are judged.
-
-        Raises:
-            StudyError: the storage cannot be used, is not of autofit, or has a newer schema.
-        """
-        place, notes = Place.of(location), list[str]()
-        with place.guarded("opened"):
-            storage = connect(place, notes)
-            study = _created(storage, name, objective)
-            return cls(place, storage, study, notes, environment, space, objective, memory_bytes)
+    ) -> None:
+        self._environment, self._objective, self._memory_bytes = environment, objective, memory_bytes
+        self._place, self._running = Place.of(location), dict[int, TrialStart]()
+        self.location, notes = self._place.shown, list[str]()
+        with self._place.guarded("opened"):
+            self._storage = connect(self._place, notes)
+            self._study = _created(self._storage, name, objective)
+            self._study_id = self._storage.get_study_id_from_name(name)
+            trials, attributes = self._study.get_trials(deepcopy=False), self._study.user_attrs
+            self._distributions = distributions_of(space, trials)
+            for drop in attributes.get(DROPPED, ()):
+                notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
+            found, unreadable = readable(trials, attributes)
+            if unreadable:
+                notes.append(f"{counted_trials(unreadable)} without a readable autofit record left out")
+            stored = comparable(self._settled_orphans(found, notes), environment, notes)
+            self._comparable = [each.number for each in stored]
+            self._earlier = usable(stored, space, memory_bytes, notes)
+        self.notes = tuple(notes)
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
-        """Records that a trial of `plan` is starting, and returns its number.
-
-        Raises:
-            StudyError: the record cannot be written.
-        """
+        """Records that a trial of `plan` is starting, and returns its number."""
         start = TrialStart.now(plan, purpose, self._environment, self._memory_bytes)
         with self._place.guarded("written"):
             number = self._add(start)
@@ -110,7 +105,7 @@ class Study:
         """Records the outcome of a trial of this run. When it returns, the record is on disk.
 
         Raises:
-            StudyError: the record cannot be written (calling again is allowed), or the trial is not running here.
+            StudyError: the trial is not running here, or the record cannot be written; calling again is allowed.
         """
         start = self._running.get(number)
         if start is None:
@@ -136,7 +131,7 @@ class Study:
         `notes` states whether some of their plans are not searched by this run. A plan that was running when its
         process died is left out once, so that it may be tried again. After a second death it is returned as CRASHED.
         """
-        return self._past.trials
+        return tuple(self._earlier)
 
     def drop(self, reason: str, plan: Plan | None = None) -> None:
         """Drops the comparable trials of earlier runs, for later runs too. They stay on disk.
@@ -144,37 +139,26 @@ class Study:
         Args:
             reason: the reason, which later runs tell the user.
             plan: the plan whose trials are dropped; None for all plans.
-
-        Raises:
-            StudyError: the record cannot be written.
         """
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        left = EarlierTrials() if plan is None else self._past.without(plan)
-        dropped = [number for number in self._past.comparable if number not in left.comparable]
-        drop = {"trials": dropped, "reason": reason, "when": now}
+        of_plan = [trial.number for trial in self._earlier if trial.plan == plan]
+        dropped = self._comparable if plan is None else of_plan
+        drop = {"trials": dropped, "reason": reason, "when": datetime.now(UTC).isoformat(timespec="seconds")}
         with self._place.guarded("written"):
             self._study.set_user_attr(DROPPED, [*self._study.user_attrs.get(DROPPED, ()), drop])
-        self._past = left
+        self._comparable = [number for number in self._comparable if number not in dropped]
+        self._earlier = [trial for trial in self._earlier if trial.number not in dropped]
 
     def close(self) -> None:
         """Closes the connections to a database. The study can still be used, which opens them again."""
         disconnect(self._storage)
 
     def kept_notes(self) -> Mapping[str, object]:
-        """Returns the notes on the whole study, by name (`note`).
-
-        Raises:
-            StudyError: they cannot be read.
-        """
+        """Returns the notes on the whole study, by name (`note`)."""
         with self._place.guarded("read"):
             return self._study.user_attrs
 
     def note(self, name: str, value: dict[str, object]) -> None:
-        """Stores a named note on the whole study, as JSON.
-
-        Raises:
-            StudyError: the note cannot be written.
-        """
+        """Stores a named note on the whole study, as JSON."""
         with self._place.guarded("written"):
             self._study.set_user_attr(name, value)
 
@@ -211,22 +195,70 @@ class Study:
     def _settled_orphans(self, trials: Sequence[StoredTrial], notes: list[str]) -> list[StoredTrial]:
         """Returns the finished trials. Those whose process died meanwhile are recorded as failed."""
         finished, orphans = list[StoredTrial](), 0
-        died = Outcome(status=Status.CRASHED, reason=DIED)
         for each in trials:
-            start = each.start
             if each.outcome is not None:
                 finished.append(each)
-            elif start.alive:
-                notes.append(f"trial {each.number} is running in process {start.pid} on {start.host}: left alone")
+            elif each.start.alive:
+                notes.append(
+                    f"trial {each.number} is running in process {each.start.pid} on {each.start.host}: left alone"
+                )
             else:
                 with suppress(UpdateFinishedTrialError):  # its process finished it, and ended after it was read here
-                    self._settle(each.number, died, start.memory_bytes)
+                    self._settle(each.number, _DIED, each.start.memory_bytes)
                     orphans += 1
-                    finished.append(StoredTrial(each.number, start, died))
+                    finished.append(replace(each, outcome=_DIED))
         if orphans:
             verb = "was running when its" if orphans == 1 else "were running when their"
             notes.append(f"{counted_trials(orphans)} {verb} process died: recorded as failed")
         return finished
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStudy:
+    """A study as it is stored.
+
+    Attributes:
+        name: its name in the storage.
+        notes: its attributes.
+        trials: the finished trials and those whose process died, oldest first. Dropped trials are left out.
+        unreadable: number of trials without a readable record.
+    """
+
+    name: str
+    notes: Mapping[str, Any]
+    trials: tuple[StoredTrial, ...]
+    unreadable: int
+
+    @classmethod
+    def of(cls, study: optuna.Study) -> Self:
+        """Reads a study."""
+        found, unreadable = readable(study.get_trials(deepcopy=False), study.user_attrs)
+        ended = [each if each.outcome else replace(each, outcome=_DIED) for each in found if each.ended]
+        return cls(study.study_name, study.user_attrs, tuple(ended), unreadable)
+
+
+def read_studies(location: str | Path) -> list[ReadStudy]:
+    """Returns the studies of a storage in the order in which they were made. Nothing is settled, cut off or created.
+
+    Args:
+        location: path of a journal file, or a storage URL.
+
+    Raises:
+        StudyError: it cannot be read, or holds no study of autofit.
+    """
+    place = Place.of(location)
+    with place.guarded("read"):
+        storage = existing(place)
+        studies = [] if storage is None else studies_in(storage)
+        found = [ReadStudy.of(each) for each in studies if each.user_attrs.get(SCHEMA) == STUDY_SCHEMA]
+        disconnect(storage)
+    if not found:
+        what = "no file, or an empty one" if storage is None else f"{len(studies)} studies, none made by this version"
+        raise StudyError(
+            f"{place.shown} cannot be shown: found {what}; expected a study of the schema {STUDY_SCHEMA}. Name the "
+            "study of `autofit tune --study`."
+        )
+    return found
 
 
 def _created(storage: BaseStorage, name: str, objective: Objective) -> optuna.Study:

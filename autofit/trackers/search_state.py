@@ -1,6 +1,5 @@
 """Search state: how far a search is, learned from its events, as lines of a given width."""
 
-import math
 from collections.abc import Callable
 
 from autofit.core.estimate import Estimate
@@ -41,7 +40,6 @@ class SearchState:
         self._rows = TrialRows(against, colour)
         self._phase, self._detail = "survey", ""
         self._trials = 0
-        self._left: tuple[float, float] | None = None
         self._baseline: Measurement | None = None
         self._best: Measurement | None = None
         self._answer: Plan | None = None
@@ -55,7 +53,6 @@ class SearchState:
         self._trials = max(self._trials, event.done)
         self._phase, self._detail = event.phase or self._phase, ""
         if event.kind not in ("waiting", "busy"):
-            self._left = None if event.left_s is None else (event.left_s, self._against.clock.elapsed_s)
             self._so_far = event.so_far
         if event.kind == "running" and event.plan is not None:
             self._running = (event.plan, event.estimate)
@@ -185,23 +182,7 @@ class SearchState:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
         if limit_s is not None:
             return (f"{short_time(limit_s - elapsed_s)} left",)
-        most_s = self._most_left_s()
-        if most_s > 0:
-            of = " of search" * (self._phase == "search")  # how long a race takes is not known yet
-            return f"up to about {short_time(most_s)}{of} left", f"~{short_time(most_s)} left"
         return (f"{short_time(elapsed_s)} elapsed",)
-
-    def _most_left_s(self) -> float:
-        """Returns the time left by the last event that had an upper estimate, less what went by; else 0.
-
-        In the search phase, it is the number of probes that may be left times the time that one took; in the race, the
-        rounds to its limits at the longest round so far, and a proof; then how long a proof takes. Most searches end
-        earlier. Where nothing bounds it, and once it has passed, no estimate is shown.
-        """
-        if self._left is None:
-            return 0.0
-        left_s, at_s = self._left
-        return float(math.ceil(left_s - (self._against.clock.elapsed_s - at_s)))
 
     def _share(self) -> float:
         """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""

@@ -17,7 +17,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.guard import digest_of
 from autofit.probing import probe, timing_window
-from autofit.probing.step_counts import Pace
+from autofit.probing.step_timing import Pace
 from autofit.tracing import self_contained
 from autofit.workloads.batches import BatchSource
 from tests.phantom.phantom import Phantom, present

@@ -27,7 +27,7 @@ from autofit.guard import digest_of
 from autofit.guard.digest import fingerprint
 from autofit.probing import probe
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.step_counts import Pace
+from autofit.probing.step_timing import Pace
 from tests.examples.loading import load
 from tests.fakes import FakeTime
 

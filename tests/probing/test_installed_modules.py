@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from autofit.probing.installed_modules import installed_modules
+from autofit.probing.remote.worker import installed_modules
 
 
 def test_libraries_are_listed_and_the_users_modules_are_not() -> None:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autofit.core.errors import Untraceable
 from autofit.memory.trace import Trace
 from autofit.probing import isolated_trace as isolation
-from autofit.probing.forked_trace import IS_SUPPORTED
+from autofit.probing.isolated_trace import IS_SUPPORTED
 from autofit.tracing.fake_copy import fake_mode
 from autofit.tracing.self_contained import check_self_contained
 from autofit.workloads.workload import Workload

@@ -10,10 +10,8 @@ from torch import nn
 from autofit import devices
 from autofit.core.plan import Plan
 from autofit.probing import step_timing
-from autofit.probing.step_counts import Pace
-from autofit.probing.step_timing import time_phases, time_steps
+from autofit.probing.step_timing import MOST_SKIPPED, Pace, time_phases, time_steps
 from autofit.probing.timing_window import run_step
-from autofit.probing.warm_up import MOST_SKIPPED
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from tests.fakes import FakeTime

@@ -17,8 +17,7 @@ from autofit import devices
 from autofit.devices.cuda import Cuda
 from autofit.devices.mps import Mps
 from autofit.devices.xpu import Xpu
-from autofit.probing.step_counts import Pace
-from autofit.probing.step_timing import Lap, time_steps
+from autofit.probing.step_timing import MOST_SKIPPED, Lap, Pace, time_steps
 from autofit.probing.timing_window import (
     MOST_KEPT_BYTES,
     MOST_STEPS,
@@ -27,7 +26,6 @@ from autofit.probing.timing_window import (
     steps_per_window,
     watch_allocator,
 )
-from autofit.probing.warm_up import MOST_SKIPPED
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import StepBatch
 from tests.fakes import FakeTime

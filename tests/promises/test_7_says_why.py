@@ -24,8 +24,9 @@ def test_the_printed_answer_shows_gain_peak_and_reasons(tuned: Tuned) -> None:
 
 def test_every_trial_without_a_measurement_has_a_reason() -> None:
     log, bench = MemoryLog(), small_bench(budget_bytes=900 * MIB)
-    run(tuning_of(bench, log))
+    tuning = tuning_of(bench, log)
+    run(tuning)
     failed = [trial for trial in log.finished if not trial.outcome.measured]
     assert failed
     assert all(trial.outcome.reason for trial in failed)
-    assert log.notes["left_out"]["combinations"]
+    assert tuning.seen.omissions

@@ -143,6 +143,15 @@ def test_the_newest_search_is_shown_unless_another_is_named(tmp_path: Path) -> N
         sources.of_name(study, "other")
 
 
+def test_the_query_of_a_url_is_not_shown(tmp_path: Path) -> None:
+    """Some drivers take a password there."""
+    url = f"sqlite:///{tmp_path}/s.db?timeout=7"
+    recorded_search(url)
+    assert sources.of_name(url).study == f"sqlite:///{tmp_path}/s.db?***"
+    with pytest.raises(StudyError, match=re.escape(f"sqlite:///{tmp_path}/s.db?*** has no search 'other'")):
+        sources.of_name(url, "other")
+
+
 def test_what_is_neither_a_plan_nor_a_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanFileError, match="cannot read the plan file"):
         sources.of_name(tmp_path / "absent.yaml")

@@ -3,7 +3,7 @@
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.search.ambiguous_failures import settled
+from autofit.search.trial_runner import settled
 from tests.fakes import small_bench
 
 

@@ -11,7 +11,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.search.choice import choose, finalists, from_cold, lightest, measurement_of, quotient, ranked, ties
+from autofit.search.choice import choose, finalists, lightest, measurement_of, quotient, ranked, ties
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1, "precision": "float32", "format": "plain"})
 OBJECTIVE = Objective()
@@ -153,23 +153,6 @@ def test_the_quotient_of_two_probes_is_wider_than_their_steps_say() -> None:
     assert ratio.low < 1.9
     assert ratio.high > 2.1
     assert ratio.pairs == 0
-
-
-def started(startup_s: float | None, **changes: Any) -> Trial:
-    trial = measured(100, **changes)
-    measurement = measurement_of(trial).model_copy(update={"startup_s": startup_s})
-    return trial.model_copy(update={"outcome": Outcome(status=Status.MEASURED, measurement=measurement)})
-
-
-def test_a_plan_is_charged_its_longest_start() -> None:
-    cold, warm, other = started(9.0), started(0.1), started(3.0, precision="bf16")
-    failed = Trial(number=5, plan=OWN, outcome=Outcome(status=Status.OUT_OF_MEMORY, reason="x"))
-    known = [cold, failed, warm, other, started(None, precision="tf32")]
-    trials = from_cold([warm, other, started(None, precision="tf32"), failed], known)
-    assert [measurement_of(t).startup_s for t in trials[:3]] == [9.0, 3.0, None]
-    assert trials[3] == failed
-    assert trials[0].plan == warm.plan
-    assert OBJECTIVE.score(measurement_of(trials[0])) == OBJECTIVE.score(measurement_of(warm))
 
 
 def test_a_trial_without_measurement_cannot_be_chosen() -> None:

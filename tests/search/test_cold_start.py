@@ -7,7 +7,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.trial import Trial
-from autofit.search.cold_start import from_cold_start
+from autofit.search.trial_runner import from_cold_start
 
 COMPILE = Knob(name="compile", values=("off", "all", "part"), default="off", warm_up_s=(0.0, 2.0, 1.0))
 OTHER = Knob(name="other", values=(0, 1), default=0)
@@ -36,8 +36,8 @@ def trial(of: Plan, startup_s: float | None) -> Trial:
         (plan(compile="all", micro_batch_size=16), [trial(plan(compile="all"), 9.0)], 9.0),  # most of the same code
         (plan(compile="all"), [trial(plan(compile="all"), 0.5)], 1.0),  # it took longer itself
         (plan(compile="part"), [trial(plan(compile="all"), 9.0)], 1.0),  # other code
-        (plan(), [trial(plan(), 9.0), trial(plan(compile="all"), 9.0)], 1.0),  # nothing to compile
-        (plan(other=1), [trial(plan(other=1), 9.0)], 1.0),
+        (plan(), [trial(plan(compile="all"), 9.0), trial(plan(other=1), 9.0)], 1.0),  # nothing to compile
+        (plan(other=1), [trial(plan(other=1), 9.0)], 9.0),  # the same kernels, tuned
         (plan(compile="all"), [trial(plan(compile="all"), None)], 1.0),
         (plan(compile="all"), [], 1.0),
     ],

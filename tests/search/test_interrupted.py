@@ -3,9 +3,8 @@
 import pytest
 
 from autofit.core.budget import Clock
-from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import Request
-from autofit.search.search import search
+from autofit.search.search import SearchInterrupted, search
 from tests.fakes import briefing_of, opened, small_bench
 
 

@@ -56,14 +56,3 @@ def test_the_first_check_is_tried_at_any_time_and_later_ones_are_charged_like_th
     ledger.checked(9.0)
     ledger.checked(5.0)
     assert ledger.check_s() == 9.0
-
-
-def test_the_rest_of_a_search_is_estimated_from_the_time_between_probes() -> None:
-    bench = calm()
-    ledger = ledger_of(bench)
-    assert ledger.search_left_s(5) is None
-    for _ in range(2):
-        bench.time.advance(10.0)
-        ledger.probed(4.0, Outcome(status=Status.CRASHED, reason="why"))
-    assert ledger.search_left_s(3) == pytest.approx(3 * 14.0 / 2)
-    assert ledger.search_left_s(None) is None

@@ -3,8 +3,7 @@
 import random
 from itertools import pairwise
 
-from autofit.search.choice import SAME_MEMORY_RATIO
-from autofit.search.pareto import FrontPoint, front
+from autofit.search.choice import SAME_MEMORY_RATIO, FrontPoint, front
 
 TIE = 0.02
 

@@ -1,19 +1,18 @@
 """The race, the choice and the proof that end a search."""
 
-from typing import Any
-
 import pytest
 
 from autofit.core.budget import Budget
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob, Trade
-from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
 from autofit.search.loop import Loop
 from autofit.search.phases import run
+from autofit.search.race import Race
+from autofit.search.tuning import Tuning
 from tests.fakes import (
     MIB,
     PRECISION,
@@ -22,7 +21,6 @@ from tests.fakes import (
     MemoryLog,
     always,
     during,
-    random_bench,
     small_bench,
     space_of,
     tuning_of,
@@ -45,27 +43,33 @@ def test_the_recommendation_is_proven_raced_and_faster() -> None:
     assert findings.stopped
 
 
+def raced(tuning: Tuning) -> Race:
+    """Returns the race of a search that has ended."""
+    assert tuning.seen.race is not None
+    return tuning.seen.race
+
+
 def test_the_race_interleaves_the_finalists_with_the_baseline() -> None:
-    bench, log = calm(), MemoryLog()
-    run(tuning_of(bench, log))
+    bench = calm()
+    tuning = tuning_of(bench)
+    run(tuning)
     blocks = bench.probes(Purpose.BLOCK)
     names = list(dict.fromkeys(plan.key for plan in blocks))
     first, second = blocks[: len(names)], blocks[len(names) : 2 * len(names)]
     assert bench.space.baseline in first
     assert second == first[::-1]
-    assert log.notes["race"]["rounds"] == blocks.count(bench.space.baseline)
-    left_out: Any = log.notes["left_out"]["combinations"]
-    kept = {Omission.model_validate(each).plan.combination for each in left_out}
+    assert raced(tuning).rounds == blocks.count(bench.space.baseline)
+    kept = {omission.plan.combination for omission in tuning.seen.omissions}
     ran = {plan.combination for plan, _ in bench.runs}
     assert kept | ran == set(bench.space.combinations())
 
 
 def test_each_round_of_the_race_tells_the_standings_with_intervals() -> None:
-    bench, log, events = calm(), MemoryLog(), list[Event]()
-    findings = run(tuning_of(bench, log, listen=events.append))
+    bench, events = calm(), list[Event]()
+    tuning = tuning_of(bench, listen=events.append)
+    findings = run(tuning)
     rounds = [event.standings for event in events if event.kind == "race"]
-    raced: Any = log.notes["race"]
-    assert len(rounds) == raced["rounds"]
+    assert len(rounds) == raced(tuning).rounds
     for standings in rounds:
         rates = [standing.rate_per_s or 0 for standing in standings]
         assert rates == sorted(rates, reverse=True)
@@ -75,7 +79,7 @@ def test_each_round_of_the_race_tells_the_standings_with_intervals() -> None:
     early, late = ({s.plan: s.gain for s in standings} for standings in (rounds[0], rounds[-1]))
     assert (early[findings.plan] or findings.gain).pairs == 0  # type: ignore[union-attr]  # by probes alone
     assert late[findings.plan] == findings.gain
-    assert {s.plan.key: s.note for s in rounds[-1] if s.note}.items() <= raced["left"].items()
+    assert {s.plan.key: s.note for s in rounds[-1] if s.note}.items() <= raced(tuning).left.items()
 
 
 def test_a_baseline_that_is_best_is_returned_without_a_race() -> None:
@@ -238,9 +242,9 @@ def test_when_no_plan_can_be_proven_a_smaller_one_is_tried() -> None:
 
 
 def test_a_plan_that_joins_a_race_is_announced_and_the_baseline_that_is_slower_is_not_counted() -> None:
-    bench, log, events = calm(), MemoryLog(), list[Event]()
+    bench, events = calm(), list[Event]()
     best, second = at(bench, 32, precision="bf16"), at(bench, 16, precision="bf16")
-    tuning = only(bench, bench.space.baseline, best, second, log=log, listen=events.append)
+    tuning = only(bench, bench.space.baseline, best, second, listen=events.append)
     normal = bench.evaluate(second, Purpose.PROBE).measurement
     assert normal is not None
     times = tuple(step_s / 4 for step_s in normal.step_times_s)
@@ -248,8 +252,7 @@ def test_a_plan_that_joins_a_race_is_announced_and_the_baseline_that_is_slower_i
     bench.faults[second.key] = lambda purpose: quick if purpose is Purpose.PROBE else None
     findings = run(tuning)
     assert findings.plan == best
-    race: Any = log.notes["race"]
-    assert list(race["joined"]) == [best.key]
+    assert list(raced(tuning).joined) == [best.key]
     texts = [event.text for event in events if event.phase == "race" and event.kind in ("stage", "race")]
     assert texts[0] == "racing 2 plans in interleaved blocks"
     assert f"another plan joins the race: {describe_plan(best, bench.space.baseline)}" in texts
@@ -264,41 +267,14 @@ def test_a_plan_that_recomputes_less_than_the_leader_races_however_slow_its_prob
         ("blocks", 2): Effect(compute=1.1),
         ("blocks", 4): Effect(compute=1.2),
     }
-    bench, log = small_bench(space=space_of((PRECISION, blocks), (8, 32), 8), effects=effects), MemoryLog()
+    bench = small_bench(space=space_of((PRECISION, blocks), (8, 32), 8), effects=effects)
     best, less, more = (at(bench, 32, precision="bf16", blocks=count) for count in (0, 2, 4))
     normal = bench.evaluate(best, Purpose.PROBE).measurement
     assert normal is not None
     times = tuple(step_s * 1.6 for step_s in normal.step_times_s)
     slow = Outcome(status=Status.MEASURED, measurement=normal.model_copy(update={"step_times_s": times}))
     bench.faults[best.key] = lambda purpose: slow if purpose is Purpose.PROBE else None
-    findings = run(only(bench, bench.space.baseline, best, less, more, log=log))
-    race: Any = log.notes["race"]
-    assert list(race["joined"]) == [best.key]
+    tuning = only(bench, bench.space.baseline, best, less, more)
+    findings = run(tuning)
+    assert list(raced(tuning).joined) == [best.key]
     assert findings.plan == best
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_estimate_of_the_time_left_bounds_what_the_search_takes(seed: int) -> None:
-    bench = random_bench(seed)
-    events: list[tuple[Event, float]] = []
-    tuning = tuning_of(bench, listen=lambda event: events.append((event, bench.time())))
-    run(tuning)
-    end_s = bench.time()
-    ended_s = next(at_s for event, at_s in events if event.text.startswith("search ended"))
-    known = [(event, at_s) for event, at_s in events if event.left_s is not None]
-    assert {event.phase for event, _ in known} == {"search", "race", "proof"}
-    for event, at_s in known:
-        assert event.left_s is not None
-        over_s = ended_s if event.phase == "search" else end_s
-        assert 1.1 * event.left_s >= over_s - at_s, event.text  # "about"
-
-
-def test_no_time_left_is_estimated_where_nothing_bounds_it() -> None:
-    events: list[Event] = []
-    bench = calm()
-    run(only(bench, at(bench, 32), listen=events.append))
-    assert all(event.left_s is None for event in events if event.phase == "search")
-    del events[:]
-    limited = Budget(memory_bytes=bench.budget_bytes, max_trials=3)
-    run(only(bench, at(bench, 16), at(bench, 32), listen=events.append, budget=limited))
-    assert any(event.left_s for event in events if event.kind == "running" and event.phase == "search")

@@ -21,9 +21,8 @@ from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.trial import Purpose
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.event import Event
-from autofit.search.interrupted import SearchInterrupted
 from autofit.search.request import DEFAULT_STUDY, Listen, Request
-from autofit.search.search import search
+from autofit.search.search import SearchInterrupted, search
 from autofit.search.tuning import Evaluate
 from scripts.bench.search.simulated import Effect as SimulatedEffect
 from scripts.bench.search.simulated import space_of
@@ -451,13 +450,6 @@ def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_pa
         request = Request(study=path, planned_steps=planned_steps)
         result = search(opened(briefing_of(bench), evaluate), request, (), Clock(bench.time))
     assert result.plan.values["precision"] == "float32"
-
-
-def test_plans_whose_start_is_not_known_are_charged_nothing_and_named() -> None:
-    bench = small_bench()
-    told = found(bench, Request(study=":memory:", planned_steps=100)).caveats
-    assert any("plans is unknown and counts as zero" in caveat for caveat in told)
-    assert not any("warm-up" in caveat for caveat in found(small_bench()).caveats)
 
 
 def test_the_objective_decides_and_has_a_study_of_its_own(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from autofit.core.errors import DevicePoisoned
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, Trial
 from autofit.search.event import Event
 from autofit.search.trial_runner import TrialRunner
 from tests.fakes import MemoryLog, small_bench, tuning_of
@@ -52,6 +52,20 @@ def test_a_probe_is_recorded_told_and_counted() -> None:
     trial = runner.probe(PLAN)
     assert log.finished == [trial] == runner.trials
     assert (runner.probes, events[-1].kind, events[-1].done) == (1, "trial", 1)
+
+
+def test_a_plan_that_runs_warm_is_charged_the_start_of_an_earlier_run_of_this_study() -> None:
+    def started(startup_s: float) -> Outcome:
+        found = measured()
+        assert found.measurement is not None
+        changed = found.measurement.model_copy(update={"startup_s": startup_s})
+        return found.model_copy(update={"measurement": changed})
+
+    past = Trial(number=0, plan=PLAN, outcome=started(9.0), earlier=True)
+    tuning = tuning_of(small_bench(), MemoryLog((past,)), evaluate=Script(started(0.5)))
+    found = TrialRunner(tuning).probe(PLAN).outcome.measurement
+    assert found is not None
+    assert found.startup_s == 9.0
 
 
 def test_an_ambiguous_failure_is_run_once_more() -> None:

@@ -22,7 +22,6 @@ def test_every_plan_comes_once_and_the_users_own_first() -> None:
     assert found[0] == space.baseline
     assert {plan.key for plan in found} == {plan.key for plan in space.plans()} | {space.baseline.key}
     assert len(found) == len({plan.key for plan in found})
-    assert Grid(problem_of(BENCH)).probes_left() == len(found)
 
 
 def test_the_seed_decides_the_order() -> None:

@@ -45,7 +45,7 @@ def reopen(
     objective: Objective | None = None,
     memory_bytes: int = BUDGET,
 ) -> Study:
-    return Study.open(
+    return Study(
         location,
         name="net",
         environment=environment,

@@ -7,7 +7,7 @@ import pytest
 
 from autofit.core.errors import StorageError, StudyError, UsageError
 from autofit.core.trial import Purpose
-from autofit.study.location import Place
+from autofit.study.location import Place, dereferenced
 from tests.study.samples import PLAN, measured, reopen
 
 
@@ -98,3 +98,38 @@ def test_a_place_that_cannot_be_is_refused(location: str, found: str) -> None:
     """An unset variable was a study in memory without a word, an unknown user an internal error."""
     with pytest.raises(UsageError, match=found):
         Place.of(location)
+
+
+URL = "postgresql+psycopg://bob:tiger@host/net"
+
+
+@pytest.mark.parametrize("location", [None, "study.journal", URL, "environment.journal", ":memory:"])
+def test_other_locations_are_as_they_are(location: str | None) -> None:
+    assert dereferenced(location) == location
+
+
+def test_a_variable_and_a_file_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOFIT_STUDY", URL)
+    (tmp_path / "secret").write_text(f"{URL}\n")
+    assert dereferenced("env:AUTOFIT_STUDY") == URL
+    assert dereferenced(f"file:{tmp_path / 'secret'}") == URL
+
+
+def test_what_is_not_there_is_named_and_what_is_secret_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EMPTY", " ")
+    monkeypatch.delenv("UNSET", raising=False)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "bytes").write_bytes(b"\xff" + URL.encode())
+    for location, found in (
+        ("env:EMPTY", "the environment variable EMPTY, which is not set or is empty"),
+        ("env:UNSET", "the environment variable UNSET, which is not set or is empty"),
+        (f"file:{tmp_path / 'empty'}", "which is empty"),
+        (f"file:{tmp_path}", "Is a directory"),
+        (f"file:{tmp_path / 'none'}", "No such file or directory"),
+        (f"file:{tmp_path / 'bytes'}", "which is not UTF-8 text"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            dereferenced(location)
+        assert found in str(caught.value)
+        assert "expected" in str(caught.value)
+        assert "tiger" not in str(caught.value)

@@ -14,8 +14,8 @@ from autofit.core.outcome import DIED, Status
 from autofit.core.trial import Purpose
 from autofit.search.evidence import CLOSED, SearchResult, evidence_in
 from autofit.study import Study
-from autofit.study.reading import ReadStudy, read_studies
 from autofit.study.records import STUDY_SCHEMA
+from autofit.study.study import ReadStudy, read_studies
 from tests.recorded import RecordedBench, recorded_search, table
 from tests.study.samples import in_optuna, rewrite, storage_at
 
@@ -54,7 +54,7 @@ def test_reading_changes_nothing_even_where_nothing_may_be_written(kept: tuple[P
 def test_a_trial_whose_process_died_is_shown_as_crashed_and_stays_running(tmp_path: Path) -> None:
     path, briefing = tmp_path / "study.journal", RecordedBench(table("resnet")).briefing
     result = recorded_search(path)
-    study = Study.open(
+    study = Study(
         path,
         name=only(path).name,
         environment=briefing.environment,
@@ -75,7 +75,7 @@ def test_a_trial_whose_process_died_is_shown_as_crashed_and_stays_running(tmp_pa
 def test_dropped_trials_are_left_out(tmp_path: Path) -> None:
     path, briefing = tmp_path / "study.journal", RecordedBench(table("resnet")).briefing
     objective = recorded_search(path).evidence.objective
-    study = Study.open(
+    study = Study(
         path,
         name=only(path).name,
         environment=briefing.environment,

@@ -145,7 +145,7 @@ def test_studies_of_one_storage_do_not_mix(journal: Path) -> None:
     run(journal, measured())
     other = reopen(journal)
     for name in ("net2", "ne", "net#x", "n.t"):
-        study = type(other).open(
+        study = type(other)(
             journal,
             name=name,
             environment=HERE,
@@ -195,7 +195,7 @@ def test_a_study_of_another_program_is_refused(journal: Path) -> None:
     foreign.add_trial(optuna.trial.create_trial(value=1.0))
     study = type(reopen(journal))
     with pytest.raises(StudyError, match="found trials but no schema"):
-        study.open(journal, name="other", environment=HERE, space=space(), objective=Objective(), memory_bytes=BUDGET)
+        study(journal, name="other", environment=HERE, space=space(), objective=Objective(), memory_bytes=BUDGET)
 
 
 def test_optuna_stays_as_talkative_as_it_was(journal: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -254,32 +254,6 @@ def test_time_is_what_is_left_of_the_budget_or_what_went_by(limit_s: float | Non
     assert " ".join(it.live(80).split()) == f"survey {said}"
 
 
-def test_without_a_time_budget_the_time_left_is_an_estimate_of_the_search_and_marked_as_one() -> None:
-    it, time = state(None, max_trials=5)
-    assert it.live(80) == "survey  0 s elapsed"  # nothing is known
-    time.seconds = 10.0
-    told(it, running(BASELINE, 9))
-    assert "10 s elapsed" in it.live(80)  # one trial has to finish first
-    time.seconds = 30.0
-    told(it, Event("trial", "", trial(BASELINE), 1, phase="search", left_s=80.0))
-    assert "  ##--------  up to about 1:20 of search left" in it.live(120)
-    time.seconds = 50.0
-    told(it, Event("waiting", "no sign of life for 20 s"))
-    assert "up to about 1:00 of search left" in it.live(80)
-    time.seconds = 109.5
-    assert "up to about 1 s of search left" in it.live(80)  # not 0 s
-    time.seconds = 111.0
-    assert it.live(80).endswith("1:51 elapsed")  # it took longer than estimated
-    told(it, Event("race", "round 3: 2 plans left", phase="race", left_s=25.0))
-    assert it.live(80).endswith("up to about 25 s left")
-
-
-def test_with_a_time_budget_what_is_left_of_it_is_shown_and_no_estimate() -> None:
-    it, _ = state(120.0)
-    told(it, Event("trial", "", trial(BASELINE), 1, phase="search", left_s=80.0))
-    assert it.live(120).endswith("----------  2:00 left")
-
-
 def test_without_the_baseline_the_answer_is_its_throughput() -> None:
     it, _ = state()
     told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1, phase="search"), answered(BEST, None))

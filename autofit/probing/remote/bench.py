@@ -25,8 +25,7 @@ from autofit.probing.compile_cache import VARIABLE, CompileCache
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.nursery import Nursery
 from autofit.probing.remote.output import OutputLog
-from autofit.probing.remote.phases import Phases
-from autofit.probing.remote.replies import asked, checked, evaluated, trace_of
+from autofit.probing.remote.replies import asked, evaluated, parsed
 
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 
@@ -36,7 +35,49 @@ SOFT_S = 1.0
 """Time in which a child may end a run that exceeds its limit, before it is killed."""
 ONE_CACHE = 1
 """Number of leaking runs that are tolerated: an object that is made once and kept, such as a table, leaks only once."""
+STARTING = "starting its process"
+SUFFICES_RATIO, ROUNDED_S = 2.0, 10
+"""Time that probably suffices for an opening, relative to the time after which it was cut off, rounded up to a multiple
+of `ROUNDED_S` seconds: the phase that was cut off may have been near its end, and a probe must follow."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
+
+
+class Phases:
+    """Follows the phases that a child reports while it opens its target.
+
+    Args:
+        clock: the time of the search.
+        report: called with each phase as the child reports it.
+
+    Attributes:
+        current: the current phase.
+        spent_s: seconds that each finished phase took.
+    """
+
+    def __init__(self, clock: Clock, report: Callable[[str], None]) -> None:
+        self._clock, self._report, self._began_s = clock, report, clock.elapsed_s
+        self.current = STARTING
+        self.spent_s: dict[str, float] = {}
+
+    @property
+    def since_s(self) -> float:
+        """Seconds since the current phase began."""
+        return self._clock.elapsed_s - self._began_s
+
+    def enter(self, phase: str) -> None:
+        """Begins a phase. If it is already the current phase, only reports it again, as a sign of life."""
+        if phase != self.current:
+            self.spent_s[self.current] = self.spent_s.get(self.current, 0.0) + self.since_s
+            self.current, self._began_s = phase, self._clock.elapsed_s
+        self._report(phase)
+
+    def cut_off(self) -> str:
+        """Returns the seconds of each phase of an opening that was cut off, and the time that would suffice."""
+        took = [f"{phase!r} took {format_duration(spent_s)}" for phase, spent_s in self.spent_s.items()]
+        running = f"{self.current!r} had been running for {format_duration(self.since_s)}"
+        wanted_s = math.ceil(SUFFICES_RATIO * self._clock.elapsed_s / ROUNDED_S) * ROUNDED_S
+        advice = f"Give about {format_duration(wanted_s)}, or look for what hangs in this phase"
+        return f"{', '.join([*took, running])}. {advice}"
 
 
 class RemoteBench:
@@ -130,7 +171,10 @@ class RemoteBench:
         try:
             if patience_s <= 0:
                 raise errors.BudgetSpent(f"{self._over()} before it began")
-            return checked(self._warm_for(plan), plan, known, patience_s, self._beat)
+            verdicts = {name: verdict.model_dump(mode="json") for name, verdict in known.items()}
+            request = {"do": "check", "plan": plan.model_dump(mode="json"), "known": verdicts}
+            child = self._warm_for(plan)
+            return parsed(child, asked(child, request, "checked", patience_s, self._beat), Checked)
         except ChildEnded as ended:
             self._retire()
             reason = ended.outcome.reason
@@ -151,7 +195,11 @@ class RemoteBench:
         if patience_s < math.inf:
             request["limit_s"] = patience_s
         try:  # the child ends it first, and lives
-            reply = asked(self._warm(), request, "trace", patience_s + SOFT_S, self._beat)
+            child = self._warm()
+            reply = asked(child, request, "trace", patience_s + SOFT_S, self._beat)
+            if "trace" not in reply:
+                raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
+            return parsed(child, reply, Trace)
         except errors.BudgetSpent as spent:
             raise errors.Untraceable(str(spent), where) from None
         except ChildEnded as ended:
@@ -159,7 +207,6 @@ class RemoteBench:
             raise errors.Untraceable(ended.outcome.reason, where) from None
         except errors.DevicePoisoned as error:  # in that process only, which has ended
             raise errors.Untraceable(str(error), where) from None
-        return trace_of(reply)
 
     def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, for a stand-in's workload; () if it is unknown."""

@@ -68,16 +68,6 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return code
 
-    def send_signal(self, number: int) -> None:
-        """Sends a signal, unless the process has ended."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Kills the process."""
-        self.send_signal(signal.SIGKILL)
-
     def _found(self, wait_s: float) -> int | None:
         until = monotonic() + wait_s
         while self.returncode is None:

@@ -19,12 +19,16 @@ phase the worker sends `beat`, as a sign of life.
 import json
 import os
 import signal
+import site
+import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO
 
@@ -34,7 +38,7 @@ from autofit import devices
 from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, SpaceError, Untraceable, UsageError, UserCodeError, WorkloadError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.redaction import redacted
@@ -45,8 +49,8 @@ from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import OTHER_VERSION
 from autofit.probing.frozen_heap import collect_as_usual
-from autofit.probing.installed_modules import installed_modules
 from autofit.probing.local_bench import LocalBench
+from autofit.probing.options import record_of
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import check_names
@@ -258,12 +262,9 @@ def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
     """
     given = {k: v for k, v in arguments.items() if k in Options.model_fields and k not in asked}
     try:
-        return Options.model_validate(asked | given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise WorkloadError(
-            f"the factory gave {first['loc'][0]}={first['input']!r}: {first['msg']}. See autofit.tune for its values."
-        ) from None
+        return record_of(Options, **asked | given)
+    except UsageError as error:
+        raise WorkloadError(f"the factory gave an option that is not allowed: {error} Change it there.") from None
 
 
 def _check_names(arguments: dict[str, Any], target: str) -> None:
@@ -274,6 +275,34 @@ def _check_names(arguments: dict[str, Any], target: str) -> None:
             near = get_close_matches(str(name), known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Expected some of {', '.join(known)}."
             raise WorkloadError(f"{target} returned a dict with {name!r}, which autofit.tune does not accept. {hint}")
+
+
+def installed_modules(target: str) -> list[str]:
+    """Returns the loaded modules of installed packages and the standard library, in the order their imports ended.
+
+    A package that is installed from a source folder (`pip install -e`) counts as the user's code, and so does the
+    package that holds the target.
+
+    Args:
+        target: what the user asked to open, such as `package.module:function`.
+    """
+    package = target.partition(":")[0].partition(".")[0]
+    folders = _folders()
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        top = name.partition(".")[0]
+        if isinstance(file, str) and top not in ("__main__", "__mp_main__", package) and file.startswith(folders):
+            found.append(name)
+    return found
+
+
+def _folders() -> tuple[str, ...]:
+    """Returns the folders of installed packages and of the standard library, each with a slash at its end."""
+    paths = sysconfig.get_paths()
+    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple(f"{Path(folder)}/" for folder in found)
 
 
 def describe_error(error: AutofitError) -> dict[str, str]:

@@ -67,7 +67,6 @@ class Guided(Searcher):
         self._barred = self._feasibility.plans.barred()
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
-        self._worthy: NDArray[np.int64] | None = None
         self._belief: Belief | None = None  # valid until something is learned
         self._steps = self._hopes = 0
         self._risks: set[int] = set()
@@ -123,17 +122,6 @@ class Guided(Searcher):
             self._declined.add(place)
         return None
 
-    def probes_left(self) -> int | None:
-        """Returns how many combinations have a plan that promises enough, if it fits; None before a plan was measured.
-
-        A combination needs one probe on average, and most need none. In none of 979 steps of simulated searches were
-        more probes left; half of the time, a fifth as many.
-        """
-        if self._worthy is None:
-            return None
-        left = np.setdiff1d(self._worthy, list(self._outcomes))
-        return len(np.unique(self._points.combinations[left]))
-
     def omissions(self) -> list[Omission]:
         """Returns for each combination without a measurement why it has none."""
         if not self._has_measured:
@@ -169,10 +157,7 @@ class Guided(Searcher):
             return usual
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._plainer(self._most_worthy(gains, seconds), gains)
-        place = self._unsettled(belief, too_long) if place is None else place
-        worthy = np.flatnonzero(gains >= self._least_gain())
-        self._worthy = np.append(worthy, place) if place is not None else np.array([], dtype=np.int64)
-        return place
+        return self._unsettled(belief, too_long) if place is None else place
 
     def _usual(self, too_long: NDArray[np.bool_]) -> int | None:
         """Returns the first of the plans that an expert writes at once that ends in time and is likely to fit.

@@ -229,9 +229,6 @@ class _Timed(Searcher):
     def leave_out(self, refused: Callable[[Plan], bool]) -> None:
         self._timed(lambda: self._searcher.leave_out(refused))
 
-    def probes_left(self) -> int | None:
-        return self._timed(self._searcher.probes_left)
-
     def _timed(self, call: Callable[[], Answer]) -> Answer:
         began = self._ran.now()
         try:

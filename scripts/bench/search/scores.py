@@ -98,7 +98,7 @@ def _ran(
 
 def _study(case: Case, path: Path) -> Study:
     table = case.table
-    return Study.open(
+    return Study(
         path,
         name=case.name,
         environment=table.environment,

@@ -1,7 +1,7 @@
 """Phases of a child that opens its target: which one goes on, since when, and what each took."""
 
 from autofit.core.budget import Clock
-from autofit.probing.remote.phases import STARTING, Phases
+from autofit.probing.remote.bench import STARTING, Phases
 
 
 class Time:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autofit.core.errors import AutofitError, DevicePoisoned, Untraceable, UserCodeError
+from autofit.core.errors import AutofitError, DevicePoisoned, UserCodeError
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN
 from autofit.core.trial import Purpose
-from autofit.memory.trace import Kind
-from autofit.probing.remote.child import Child, Deadlines
+from autofit.memory.trace import Kind, Trace
+from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
-from autofit.probing.remote.replies import asked, evaluated, trace_of
+from autofit.probing.remote.replies import asked, evaluated, parsed
 from tests.memory.traces import Script
 from tests.probing.remote.fake_worker import install, session
 
@@ -94,20 +94,11 @@ def test_a_plan_has_no_more_time_than_it_is_given(start: Start) -> None:
     assert "the limit that the time budget sets" in outcome.reason
 
 
-def test_a_trace_in_a_reply_is_the_record_that_was_sent() -> None:
+def test_a_record_in_a_reply_is_the_one_that_was_sent(start: Start) -> None:
     script = Script(micro_batch_size=8)
     script.take(5, Kind.PARAMETER)
-    trace = script.trace()
-    assert trace_of({"kind": "trace", "trace": trace.model_dump(mode="json")}) == trace
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ({"reason": "aten.nonzero depends on data", "where": "train.py:7"}, r"aten\.nonzero .*\(train\.py:7\)"),
-        ({"trace": {"micro_batch_size": 8}}, "no valid trace came back: Field required"),
-    ],
-)
-def test_a_reply_without_a_trace_says_why(reply: dict[str, object], expected: str) -> None:
-    with pytest.raises(Untraceable, match=expected):
-        trace_of(reply)
+    child, trace = start("time.sleep(100)"), script.trace()
+    assert parsed(child, {"kind": "trace", "trace": trace.model_dump(mode="json")}, Trace) == trace
+    with pytest.raises(ChildEnded, match="sent no valid trace: Field required"):
+        parsed(child, {"kind": "trace", "trace": {"micro_batch_size": 8}}, Trace)
+    assert child.ended

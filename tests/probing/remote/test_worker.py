@@ -113,7 +113,7 @@ def test_arguments_and_overrides_reach_the_workload(run: Run) -> None:
         ({"arguments": {"depth": 3}}, "UserCodeError", "unexpected keyword argument 'depth'"),
         ({"target": f"{TARGETS}:make_nothing"}, "WorkloadError", "returned a NoneType"),
         ({"target": f"{TARGETS}:make_misspelt"}, "WorkloadError", "Did you mean loss_fn?"),
-        ({"target": f"{TARGETS}:make_badly_set", "options": {}}, "WorkloadError", "gave numerics='precise'"),
+        ({"target": f"{TARGETS}:make_badly_set", "options": {}}, "WorkloadError", "numerics is 'precise'"),
     ],
 )
 def test_what_cannot_be_opened_is_said_and_ends_it(
@@ -195,7 +195,7 @@ def test_options_of_the_factory_fill_what_was_not_asked() -> None:
         options = Target("train.py", options=Options(numerics=asked)).request(False, None)["options"]
         assert options_of({"numerics": "exact", "seed": 5}, options).numerics == asked
         assert options_of({"numerics": "exact", "seed": 5}, options).seed == 5
-    with pytest.raises(WorkloadError, match="seed='first': Input should be a valid integer"):
+    with pytest.raises(WorkloadError, match="seed is 'first': Input should be a valid integer"):
         options_of({"seed": "first"}, {})
 
 

@@ -57,20 +57,6 @@ def best_of(trials: list[Trial], bench: FakeBench) -> Plan:
     return max((t.plan for t in trials if t.outcome.measured), key=bench.samples_per_s)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_no_more_probes_are_left_than_it_says(seed: int) -> None:
-    bench = random_bench(seed)
-    searcher, said = Guided(problem_of(bench)), list[int | None]()
-    while (plan := searcher.ask()) is not None:
-        said.append(searcher.probes_left())
-        tell(searcher, Trial(number=len(said), plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
-    assert said[0] is None  # nothing is known before the baseline ran
-    known = [(count, len(said) - place) for place, count in enumerate(said) if count is not None]
-    assert len(known) > 5
-    assert all(count >= left for count, left in known)
-    assert searcher.probes_left() == 0
-
-
 MakesEstimators = Callable[[FakeBench], list[Estimator]]
 
 
