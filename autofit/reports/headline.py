@@ -63,7 +63,8 @@ def brought(gain: Ratio, unit: str) -> str:
         return f"{gain} of the baseline's throughput, which is within the noise."
     if gain.value < 1:
         return f"{times} of the baseline's throughput: {1 - gain.value:.0%} fewer {unit} per second."
-    return f"{times} faster: {gain.value - 1:,.0%} more {unit} per second."
+    more = f"{gain.value - 1:,.0%} more {unit} per second"
+    return f"{times} faster: {more}." if gain.pairs else f"About {times} faster by two separate runs: {more}."
 
 
 def chosen(r: Recommendation) -> str:
@@ -79,6 +80,8 @@ def in_words(r: Recommendation) -> str:
     plan, baseline = r.plan, r.baseline.plan
     changes = plan.combination.changes_from(baseline.combination)
     batch = describe_plan(plan.replace(**dict(baseline.combination.values)), baseline)
+    sizes = [(each.micro_batch_size, each.accumulation_steps) for each in (plan, baseline)]
+    batch = batch if sizes[0] != sizes[1] else "the batch as it is"
     return ", ".join([batch, *(value_in_words(name, value, r.strategies) for name, value in changes.items())])
 
 

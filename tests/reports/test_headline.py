@@ -57,7 +57,20 @@ def test_the_headline_is_one_sentence_on_what_the_plan_brings() -> None:
         (12.84, "12.8x faster: 1,184% more samples per second."),
         (0.8, "0.80x of the baseline's throughput: 20% fewer samples per second."),
     ):
-        assert headline(r.model_copy(update={"gain": Ratio(value=value, low=value, high=value)})) == expected
+        gain = Ratio(value=value, low=value, high=value, pairs=9)
+        assert headline(r.model_copy(update={"gain": gain})) == expected
+
+
+def test_a_gain_that_did_not_race_is_said_to_be_of_two_separate_runs() -> None:
+    gain = Ratio(value=1.316, low=1.2, high=1.4)
+    expected = "About 1.32x faster by two separate runs: 32% more samples per second."
+    assert headline(answer().model_copy(update={"gain": gain})) == expected
+
+
+def test_a_batch_that_stays_is_not_told_as_a_change() -> None:
+    r = answer()
+    batch = {name: r.baseline.plan.values[name] for name in ("micro_batch_size", "accumulation_steps")}
+    assert chosen(r.model_copy(update={"plan": r.plan.replace(**batch)})).startswith("The plan: the batch as it is, ")
 
 
 def test_values_are_said_in_words() -> None:
