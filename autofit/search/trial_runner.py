@@ -10,7 +10,7 @@ from autofit.core.recommendation import Ratio
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
-from autofit.search.ambiguous_failures import settled
+from autofit.search.ambiguous_failures import doubted, settled
 from autofit.search.cold_start import from_cold_start
 from autofit.search.earlier_runs import Earlier
 from autofit.search.event import Event
@@ -62,7 +62,7 @@ class TrialRunner:
         return trial
 
     def attempt(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Trial:
-        """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
+        """Runs a plan and records it. Repeats a run once if its failure is ambiguous, inconclusive or doubted.
 
         An inconclusive run that took longer than the time left is not repeated: it would be cut off even sooner.
 
@@ -72,7 +72,7 @@ class TrialRunner:
             terms: how long it may take, and when a probe continues to its proof.
         """
         began_s = self.tuning.clock.elapsed_s
-        trial = self._once(plan, purpose, terms, lambda outcome: outcome)
+        trial = self._once(plan, purpose, terms, lambda outcome: self._doubted(plan, outcome))
         hurried = self.ledger.left_s() < self.tuning.clock.elapsed_s - began_s or self.ledger.left_s() <= 0
         again = trial.outcome.status.inconclusive and not hurried
         if again or trial.outcome.status is Status.AMBIGUOUS:
@@ -84,7 +84,8 @@ class TrialRunner:
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
         """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
         outcome = self.tuning.evaluate(plan, Purpose.BLOCK, OPEN)
-        if outcome.status.inconclusive and self.ledger.left_s() > 0:
+        ambiguous = self._doubted(plan, outcome).status is Status.AMBIGUOUS
+        if (outcome.status.inconclusive or ambiguous) and self.ledger.left_s() > 0:
             outcome = self.tuning.evaluate(plan, Purpose.BLOCK, OPEN)
         self.earlier.compare(plan, Purpose.BLOCK, outcome)
         self._count_poison(outcome)
@@ -151,6 +152,9 @@ class TrialRunner:
                 so_far=self.so_far(),
             )
         )
+
+    def _doubted(self, plan: Plan, outcome: Outcome) -> Outcome:
+        return doubted(self.record.values(), plan, outcome, self.tuning.budget.memory_bytes)
 
     def _once(self, plan: Plan, purpose: Purpose, terms: RunTerms, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
