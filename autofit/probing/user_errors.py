@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autofit.core.errors import AutofitError, DevicePoisoned, NothingFits, UserCodeError
+from autofit.core.errors import AutofitError, DevicePoisoned, NothingFits, RestoreError, UserCodeError
 from autofit.core.outcome import Status
 from autofit.devices.base import Device
-from autofit.failures.classify import Failure, classify
+from autofit.failures.classify import classify
 from autofit.failures.evidence import collect
 
 
@@ -20,7 +20,8 @@ def as_users_errors(device: Device) -> Iterator[None]:
         DevicePoisoned: the device no longer responds.
     """
     try:
-        yield
+        with as_poison(device):
+            yield
     except AutofitError:
         raise
     except Exception as error:
@@ -31,16 +32,36 @@ def as_users_errors(device: Device) -> Iterator[None]:
                 f"not even two samples fit: {failure.reason}. Give more memory, or use a smaller model or shorter "
                 "samples."
             ) from error
-        if (poison := _poison(failure, device)) is not None:
-            raise DevicePoisoned(
-                f"the device answers every call with an error: {poison}. Run one training step of your own in a new "
-                "process. If that works, your code poisoned the device in this process; if not, reset the device."
-            ) from error
         raise UserCodeError(
             f"your code failed before the first probe: {failure.reason}. Run one training step of your own to "
             "reproduce it, fix it, then tune again.",
             evidence.traceback_text,
         ) from error
+
+
+@contextmanager
+def as_poison(device: Device) -> Iterator[None]:
+    """Turns whatever fails inside because the device no longer responds into an error that says so.
+
+    A `RestoreError` becomes a note on it, which lists what was lost.
+
+    Raises:
+        DevicePoisoned: the device no longer responds.
+    """
+    try:
+        yield
+    except DevicePoisoned:
+        raise
+    except Exception as error:
+        if (poison := poison_of(error, device)) is None:
+            raise
+        poisoned = DevicePoisoned(
+            f"the device answers every call with an error: {poison}. Run one training step of your own in a new "
+            "process. If that works, your code poisoned the device in this process; if not, reset the device."
+        )
+        if isinstance(error, RestoreError):
+            poisoned.add_note(str(error))
+        raise poisoned from error
 
 
 @contextmanager
@@ -63,12 +84,11 @@ def as_users_errors_on_host() -> Iterator[None]:
         ) from error
 
 
-def _poison(failure: Failure, device: Device) -> str | None:
-    """Returns why the device no longer responds, or None. Not every library's error says so, hence the synchronise."""
-    if failure.status is Status.POISONED:
-        return failure.reason
+def poison_of(error: Exception, device: Device) -> str | None:
+    """Returns why the device no longer responds after an error, or None. Not every error says so: it is asked."""
     try:
         device.synchronize()
-    except RuntimeError as error:
-        return str(error).strip().partition("\n")[0]
-    return None
+    except RuntimeError as answer:
+        return str(answer).strip().partition("\n")[0]
+    failure = classify(collect(error), device_is_host=device.is_host)
+    return failure.reason if failure.status is Status.POISONED else None
