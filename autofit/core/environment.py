@@ -4,9 +4,9 @@ from pydantic import BaseModel, ConfigDict
 
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
-WEIGHING = "weighing"
-"""Setting of a recommendation's environment that holds how micro batches are weighted. Absent if by their samples. It
-changes neither speed nor memory, so that it makes no other environment."""
+WEIGHING, TRAINER = "weighing", "trainer"
+"""Settings of a recommendation's environment: how micro batches are weighted, absent if by their samples; the library
+whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""
 
 
 class Environment(BaseModel):
@@ -55,4 +55,4 @@ class Environment(BaseModel):
         # The memory of a virtual machine may be reported with a small difference after a reboot.
         facts["capacity"] = f"{self.capacity_bytes / 2**30:.0f} GiB"
         facts["threads"] = str(self.threads)
-        return facts | self.versions | {name: value for name, value in self.settings.items() if name != WEIGHING}
+        return facts | self.versions | {k: v for k, v in self.settings.items() if k not in (WEIGHING, TRAINER)}

@@ -111,8 +111,11 @@ class LargestBatches:
         return self._rate(plan, in_precision(work, str(row.value), str(choice.value)))
 
     def _rate(self, plan: Plan, work: StepWork | None) -> float | None:
+        """Returns the throughput at the device's peak rates, which no host slows down by issuing its operators."""
         ceilings = self.briefing.ceilings
-        return None if work is None or ceilings is None else samples_per_s(plan, work, ceilings)
+        if work is None or ceilings is None:
+            return None
+        return samples_per_s(plan, work, ceilings.model_copy(update={"operator_s": 0.0}))
 
     def least(self) -> EstimatedPlan:
         """Returns the plan with the lowest peak among the choices, with the smallest batch and all memory traded."""

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from autofit.core.plan import same_value
 from autofit.core.printable import printable
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.estimation.records import PRECISION, EstimationRecord, Need, Row, TradedKnob
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Kind
 from autofit.reports.canvas import Canvas
 
-_SHOWN = 8
+_SHOWN, _REFUSED = 8, 3
 _LEAST_SHARE = 0.01
 _LEAST_NAME, _MOST_NAME = 16, 44
 _INDENT = 2
@@ -160,7 +160,8 @@ def _cells(row: Row, needs: int, is_baseline: bool, traded: TradedKnob) -> list[
     name = f"{shown} (baseline)" if is_baseline and shown else shown or "baseline"
     if row.reason:
         return [name, "unknown", "", "", "", *[""] * needs]
-    best = "" if row.largest is None or row.largest.samples_per_s is None else f"{row.largest.samples_per_s:.3g}/s"
+    rate = None if row.largest is None else row.largest.samples_per_s
+    best = "" if rate is None else f"{short_number(rate, 3)}/s"
     if row.same_as:
         return [name, f"as {printable(row.same_as)}", "", "", best, *[""] * needs]
     if row.largest is None:
@@ -179,7 +180,11 @@ def _need(need: Need, traded: TradedKnob) -> str:
 
 
 def _notes(e: EstimationRecord, canvas: Canvas) -> list[str]:
-    notes = [*e.caveats, *(f"{refused.name} is left out: {refused.reason}" for refused in e.refused)]
+    left_out = [f"{refused.name} is left out: {refused.reason}" for refused in e.refused]
+    if len(left_out) > _REFUSED:
+        names = ", ".join(refused.name for refused in e.refused)
+        left_out = [f"left out: {names}. `refused` has the reasons: --json shows it"]
+    notes = [*e.caveats, *left_out]
     lines = [line for note in notes for line in _wrapped(f"note  {printable(note)}", canvas, " " * 6)]
     if e.shortfall:
         lines += ["", *_wrapped(f"Nothing fits: {printable(e.shortfall)}", canvas)]

@@ -80,7 +80,7 @@ class HuggingFace(Exporter):
     infers: ClassVar[bool] = True
     package: ClassVar[str] = "transformers"
     oldest: ClassVar[str] = "4.45"
-    newest: ClassVar[str] = "5.23"
+    newest: ClassVar[str] = "5.24"
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the fields for each knob."""

@@ -7,9 +7,9 @@ iterator and `state_dict()`, which cannot be rewound, and state that cannot be f
 
 import hashlib
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 from torch import nn
@@ -37,6 +37,9 @@ from autofit.workloads.workload import Workload
 
 _CONTAINERS = (MappingPiece, SequencePiece, SetPiece, BindingPiece, NamesPiece)
 _VALUES = (ValuePiece, ArrayPiece, SamplesPiece)
+
+Comparison: TypeAlias = tuple[str, Callable[[], Iterable[str]]]
+"""The name of a part of the state, and the function that yields the names of what differs in it."""
 
 
 class Guard:
@@ -120,12 +123,11 @@ class Guard:
 
     def differences(self) -> list[str]:
         """Returns the names of all state that is not bit-identical to the snapshot, such as "model.0.weight"."""
-        return self._differences(self._bytes)
+        return list(dict.fromkeys(name for _, compare in self._comparisons(self._bytes) for name in compare()))
 
-    def _differences(self, stored: Sequence[StorageBytes | OpaqueTensor]) -> list[str]:
-        names = [name for kept in stored for name in kept.differences()]
-        names += [name for piece in self._pieces for name in piece.differences()]
-        return list(dict.fromkeys([*names, *self._process.differences()]))
+    def _comparisons(self, stored: Sequence[StorageBytes | OpaqueTensor]) -> list[Comparison]:
+        parts = [*stored, *self._pieces]
+        return [*((part.name, part.differences) for part in parts), *self._process.comparisons()]
 
     @property
     def backstop(self) -> "Backstop":
@@ -141,26 +143,13 @@ class Guard:
     ) -> None:
         """Restores everything and verifies it.
 
-        A poisoned device can be neither written nor read, so its content is lost with this process. The error in flight
-        then gets a note that lists what was lost.
+        A poisoned device can be neither written nor read, so its content is lost with this process. If `DevicePoisoned`
+        is in flight, it gets a note that lists what was lost.
 
         Raises:
-            RestoreError: state still differs. It is chained to the exception in flight, if any.
+            RestoreError: state still differs, or cannot be read. It is chained to the exception in flight, if any.
         """
         leave_surely(self._leave, error)
-
-    def _leave(self, error: BaseException | None) -> None:
-        """Restores and verifies once per entry of the guard."""
-        if self._left:
-            return
-        if isinstance(error, DevicePoisoned):
-            with uninterrupted(signal.SIGINT):
-                lost = [name for name, _ in self._put_back(self._pieces)]
-            if lost:
-                error.add_note(str(_restore_error(lost)))
-                self._left = True
-                return
-        self._restore_and_verify(error)
 
     def _restore(self, pieces: Sequence[Piece]) -> None:
         with uninterrupted(signal.SIGINT):
@@ -168,17 +157,26 @@ class Guard:
         if failures:
             raise _restore_error([name for name, _ in failures]) from failures[0][1]
 
-    def _restore_and_verify(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None) -> None:
+        """Restores and verifies once per entry of the guard."""
+        if self._left:
+            return
         with uninterrupted(signal.SIGINT):
             failures = self._put_back(self._pieces)
-            left = self._differences([kept for kept in self._bytes if not kept.untouched])
-            self.changed = tuple(name for piece in self._watched for name in piece.differences())
+            left, unread = _differences(self._comparisons([kept for kept in self._bytes if not kept.untouched]))
+            changed, _ = _differences([(piece.name, piece.differences) for piece in self._watched])
+            self.changed = tuple(changed)
             self._left = True
+        failures += unread
         if self.changed and error is not None:
             error.add_note(f"changed while tuning, and could not be restored: {', '.join(self.changed)}")
-        if left or failures:
-            cause = error if error is not None else failures[0][1] if failures else None
-            raise _restore_error(left or [name for name, _ in failures]) from cause
+        if not left and not failures:
+            return
+        lost = _restore_error(left or [name for name, _ in failures])
+        if isinstance(error, DevicePoisoned):
+            error.add_note(str(lost))
+        else:
+            raise lost from (failures[0][1] if error is None and failures else error)
 
     def _put_back(self, pieces: Sequence[Piece]) -> list[tuple[str, Exception]]:
         """Writes the pieces, all bytes and the process state. Returns the parts that failed, with their errors.
@@ -203,6 +201,18 @@ class Guard:
             except Exception as error:  # noqa: BLE001  # one failing part must not prevent restoring the others
                 failures.append((name, error))
         return failures
+
+
+def _differences(comparisons: Iterable[Comparison]) -> tuple[list[str], list[tuple[str, Exception]]]:
+    """Returns the names of what differs or cannot be read, and the parts that cannot be read, with their errors."""
+    names, failures = list[str](), list[tuple[str, Exception]]()
+    for name, compare in comparisons:
+        try:
+            names += compare()
+        except Exception as error:  # noqa: BLE001  # one part that cannot be read must not hide the others
+            names.append(name)
+            failures.append((name, error))
+    return list(dict.fromkeys(names)), failures
 
 
 def leave_surely(leave: Callable[[BaseException | None], object], error: BaseException | None) -> None:

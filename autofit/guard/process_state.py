@@ -4,7 +4,7 @@ Each flag has one name, one way to read it and one way to write it. A flag is wr
 restoring an unchanged process does nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,18 +29,20 @@ class ProcessState:
             writes.append((flag.name, partial(_put_back, flag, kept)))
         return writes
 
-    def differences(self) -> Iterator[str]:
-        """Yields the name of each setting that changed, such as "flags.cudnn.benchmark"."""
-        for rng in self._rngs:
-            yield from rng.differences()
-        for flag, kept in self._flags:
-            now = flag.read()
-            if isinstance(kept, dict):
-                keys = {**kept, **now}
-                missing = object()
-                yield from (f"{flag.name}.{key}" for key in keys if kept.get(key, missing) != now.get(key, missing))
-            elif now != kept:
-                yield flag.name
+    def comparisons(self) -> list[tuple[str, Callable[[], Iterable[str]]]]:
+        """Returns the name of each part, and the function that yields what differs, such as "flags.sdp.math"."""
+        compare: list[tuple[str, Callable[[], Iterable[str]]]] = [(rng.name, rng.differences) for rng in self._rngs]
+        return [*compare, *((flag.name, partial(_differences, flag, kept)) for flag, kept in self._flags)]
+
+
+def _differences(flag: Flag, kept: Any) -> Iterator[str]:
+    """Yields the name of a flag that differs, or those of its keys."""
+    now = flag.read()
+    if isinstance(kept, dict):
+        missing = object()
+        yield from (f"{flag.name}.{key}" for key in {**kept, **now} if kept.get(key, missing) != now.get(key, missing))
+    elif now != kept:
+        yield flag.name
 
 
 def _put_back(flag: Flag, kept: Any) -> None:

@@ -17,7 +17,6 @@ from autofit.core.errors import UsageError
 from autofit.fit import Fit
 from autofit.integrations.fabric import fabric_arguments
 from autofit.integrations.given_plan import GivenPlan
-from autofit.integrations.kept_batch import with_kept_batch
 from autofit.integrations.lightning_trainer import (
     batch_size_of,
     check_attribute,
@@ -33,6 +32,7 @@ from autofit.integrations.lightning_trainer import (
 )
 from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
 from autofit.integrations.reached import ReachedThroughput
+from autofit.integrations.trainer_fit import for_trainer, with_kept_batch
 
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]
 
@@ -250,7 +250,8 @@ class AutofitCallback(_UnderPlan):
         before = (batch_size_of(loader) or 0) * trainer.accumulate_grad_batches
         with without_logging(pl_module):
             fit = tune(pl_module, loader, **self._tuning(trainer, pl_module, before))
-        self.fit = fit = with_kept_batch(fit, "of your loader", self._arguments) if before else fit
+        fit = with_kept_batch(fit, "of your loader", self._arguments) if before else fit
+        self.fit = fit = for_trainer(fit, "lightning")
         PlanSettings.of(fit, "lightning").warn()
         set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)
         if fit.plan.global_batch_size != before and trainer.lr_scheduler_configs:

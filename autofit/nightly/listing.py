@@ -18,7 +18,7 @@ def jobs_table(order: Sequence[Scheduled], now: datetime, width: int) -> str:
         Column("job", [each.job.name for each in found]),
         Column("verdict", ["never checked" if record is None else record.verdict.kind.value for record in last]),
         Column("checked", ["" if record is None else age(record.at, now) for record in last]),
-        Column("plan", [_plan(each) for each in found], drops=1),
+        Column("plan", [_plan(each) for each in found]),
     ]
     return "\n".join(table(columns, width))
 

@@ -16,6 +16,7 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
+from autofit.search.ambiguous_failures import doubted
 from autofit.search.bench import Bench
 from autofit.search.no_answer import for_good
 from autofit.search.race import Pairing, pair
@@ -109,7 +110,7 @@ class PlanRunner:
         return self.bench.briefing.space.baseline
 
     def run(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs a plan. Repeats the run once if it was inconclusive or ambiguous, or left the device poisoned.
+        """Runs a plan. Repeats the run once if it was inconclusive or ambiguous, in doubt, or left the device poisoned.
 
         Raises:
             BudgetSpent: the time budget cut the run off.
@@ -117,7 +118,8 @@ class PlanRunner:
             KeyboardInterrupt: the user stopped the run.
         """
         outcome = self._once(plan, purpose)
-        if outcome.status.inconclusive or outcome.status in (Status.AMBIGUOUS, Status.POISONED):
+        status = doubted((), plan, outcome, self.bench.briefing.budget.memory_bytes).status
+        if status.inconclusive or status in (Status.AMBIGUOUS, Status.POISONED):
             outcome = self._once(plan, purpose)
         if outcome.status is Status.POISONED:
             raise for_good(outcome.reason)

@@ -41,7 +41,7 @@ from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
 from autofit.probing.static_bytes import budget_of
 from autofit.probing.survey import Survey
-from autofit.probing.user_errors import as_users_errors
+from autofit.probing.user_errors import as_poison, as_users_errors, poison_of
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import members
@@ -98,7 +98,7 @@ class LocalBench:
         with as_users_errors(self.device):
             place(workload, device, options.own_process)
             self._guard = Guard.of(workload)
-        with self._guard.backstop, self._guard, as_users_errors(device):
+        with as_poison(device), self._guard.backstop, self._guard, as_users_errors(device):
             modes = workload.set_mode()
             looks = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
@@ -146,6 +146,14 @@ class LocalBench:
 
         A poisoned device cannot be written to, so objects on it stay as they are until the bench is left.
         """
+        try:
+            return self._evaluated(plan, purpose, terms)
+        except Exception as error:
+            if (poison := poison_of(error, self.device)) is None:
+                raise
+            return Outcome(status=Status.POISONED, reason=f"the device no longer answers: {poison}", phase="clean-up")
+
+    def _evaluated(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         poisoned, leaked = False, ""
         self._leaks.begin()
         try:
@@ -290,9 +298,10 @@ class LocalBench:
     def _leave(self, error: BaseException | None) -> None:
         """Puts everything back and verifies it, unless that was already done."""
         try:
-            self._guard.__exit__(None if error is None else type(error), error, None)
-            if not isinstance(error, DevicePoisoned):
-                self.device.release()
+            with as_poison(self.device):
+                self._guard.__exit__(None if error is None else type(error), error, None)
+                if not isinstance(error, DevicePoisoned):
+                    self.device.release()
         finally:
             self._heap.unfreeze()
             if any(knob.warm_up_s for knob in self.briefing.space.knobs):

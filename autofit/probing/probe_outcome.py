@@ -143,7 +143,7 @@ def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typica
     check_times(lap.steps_s)
     if lap.loss is not None and not math.isfinite(lap.loss):
         return Outcome(status=Status.NUMERIC, reason=_ruined(lap, worst))
-    measurement = _measurement(plan, lap, worst, typical)
+    measurement = _measurement(plan, lap, worst, typical, events)
     if events.retries or events.ooms:
         return Outcome(
             status=Status.OVER_BUDGET,
@@ -154,8 +154,11 @@ def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typica
     return Outcome(status=Status.MEASURED, measurement=measurement)
 
 
-def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical) -> Measurement:
+def _measurement(
+    plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical, events: Counters
+) -> Measurement:
     count = plan.accumulation_steps
+    memory = NOT_READ if worst is None or worst.memory is None else worst.memory
     warnings = [] if lap.settled else ["step times had not settled after the warm-up"]
     if lap.skipped:
         warnings.append(f"the gradient scaler skipped {lap.skipped} steps")
@@ -167,7 +170,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: 
         steps_per_window=lap.steps_per_window,
         tokens_per_step=typical.tokens_per_step(lap.timed_steps),
         cycle=lap.cycle,
-        memory=NOT_READ if worst is None or worst.memory is None else worst.memory,
+        memory=memory.model_copy(update={"allocator_retries": events.retries, "swallowed_ooms": events.ooms}),
         warmup_times_s=tuple(lap.warmup_s),
         startup_s=None if worst is None else worst.startup_s + lap.startup_s,
         compile_s=None if worst is None else worst.compile_s,

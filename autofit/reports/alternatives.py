@@ -51,8 +51,8 @@ def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
         [
             Column("What else was tried", plans),
             Column("vs baseline", ["" if c.gain is None else str(c.gain) for c in shown], right=True),
-            Column(f"{r.objective.unit}/s", speeds, drops=2, right=True),
-            Column("peak", peaks, drops=1, right=True),
+            Column(f"{r.objective.unit}/s", speeds, right=True),
+            Column("peak", peaks, right=True),
             Column("", reasons, most=min(_WHY_CELLS, width - _OTHER_CELLS)),
         ],
         width,

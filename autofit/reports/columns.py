@@ -1,4 +1,4 @@
-"""Columns: a table as lines of text that fit a width. Columns drop out, and the first one wraps, as others may."""
+"""Columns: a table as lines of text that fit a width. The first column wraps; without enough room, rows are stacked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from autofit.terminal import cells, wrapped
 
 _GAP = 2
 _LEAST_FIRST = 26
-"""Minimum width of the first column in cells. Other columns drop out before it becomes narrower."""
+"""Minimum width of the first column in cells. Rows are stacked before it becomes narrower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,14 @@ class Column:
     Attributes:
         title: what its head says.
         texts: a text for each row.
-        drops: columns drop out from the largest number to the smallest; one with 0 never does.
+        spare: whether the column drops out where there is no room for all of them.
         right: whether its texts are right-aligned, as numbers are.
         most: cells after which its texts continue on the next line; 0 for texts that stay on one line.
     """
 
     title: str
     texts: Sequence[str]
-    drops: int = 0
+    spare: bool = False
     right: bool = False
     most: int = 0
 
@@ -43,8 +43,8 @@ class Column:
 def table(columns: Sequence[Column], width: int, indent: int = 2) -> list[str]:
     """Returns the head of a table and its rows; a row with a text that is too long takes several lines.
 
-    A column without any text is left out. If the columns that never drop out do not fit beside the first one, its texts
-    stand above the others.
+    A column without any text is left out. If the columns that are not spare do not fit beside the first one, its texts
+    stand above all others.
 
     Args:
         columns: the columns; the first one says what a row is about.
@@ -52,12 +52,12 @@ def table(columns: Sequence[Column], width: int, indent: int = 2) -> list[str]:
         indent: spaces before the rows. The head begins at the margin.
     """
     first, *others = columns
-    shown = [column for column in others if any(column.texts)]
-    while _room(shown, width, indent) < min(first.size, _LEAST_FIRST) and any(column.drops for column in shown):
-        shown.remove(max(shown, key=lambda column: column.drops))
+    filled, least = [column for column in others if any(column.texts)], min(first.size, _LEAST_FIRST)
+    fits = _room(filled, width, indent) >= least
+    shown = filled if fits else [column for column in filled if not column.spare]
     room = _room(shown, width, indent)
-    if room < min(first.size, _LEAST_FIRST) and shown:
-        return _stacked(first, [column for column in others if any(column.texts)], width, indent)
+    if room < least and shown:
+        return _stacked(first, filled, width, indent)
     size = min(max(cells(first.title) - indent, *map(cells, first.texts), 0), room)
     lines = [_line(first.title, size + indent, [column.title for column in shown], shown)]
     for number, text in enumerate(first.texts):

@@ -13,7 +13,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
-from autofit.reports.applying import functions_of
+from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
 from autofit.reports.evaluation import evaluation_code, evaluation_lines
@@ -229,12 +229,6 @@ def _usage(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
         kept = wrapped("Nothing to apply: train as you do now.", width, _INDENT, _INDENT)
         code = [*load, *evaluation] if evaluation else []
         return ["How to use it", *kept, *(_INDENT + line for line in code)]
-    inference = r.environment.settings.get("mode") == "inference"
-    given, result = ("model, loader", "output") if inference else ("model, loader, optimizer", "loss")
-    prepare = [f"step = fit.prepare({given})"]
-    if len(prepare[0]) + len(_INDENT) > width:
-        prepare = ["step = fit.prepare(", f"    {given})"]
-    if load and not inference:  # a plan file has no functions
-        load += [f"# with the {functions_of(r)} of tune"]
-    code = [*load, *prepare, "for batch in step.loader:", f"    {result} = step(batch)", *evaluation]
+    lines = fitted(applying_lines(r, from_file=plan_file is not None), width - len(_INDENT))
+    code = [*load, *lines, *evaluation]
     return ["How to use it", *(_INDENT + line for line in code)]

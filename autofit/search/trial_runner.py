@@ -11,6 +11,7 @@ from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
+from autofit.search.ambiguous_failures import doubted, settled
 from autofit.search.contradiction import Earlier
 from autofit.search.event import Event
 from autofit.search.ledger import Ledger
@@ -55,12 +56,12 @@ class TrialRunner:
         return trial
 
     def attempt(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Trial:
-        """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
+        """Runs a plan and records it. Repeats a run once if its failure is ambiguous, inconclusive or doubted.
 
         An inconclusive run that took longer than the time left is not repeated: it would be cut off even sooner.
         """
         began_s = self.tuning.clock.elapsed_s
-        trial = self._once(plan, purpose, terms, lambda outcome: outcome)
+        trial = self._once(plan, purpose, terms, lambda outcome: self._doubted(plan, outcome))
         hurried = self.ledger.left_s() < self.tuning.clock.elapsed_s - began_s or self.ledger.left_s() <= 0
         again = trial.outcome.status.inconclusive and not hurried
         if again or trial.outcome.status is Status.AMBIGUOUS:
@@ -72,7 +73,8 @@ class TrialRunner:
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
         """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
         outcome = self.tuning.evaluate(plan, Purpose.BLOCK, OPEN)
-        if outcome.status.inconclusive and self.ledger.left_s() > 0:
+        ambiguous = self._doubted(plan, outcome).status is Status.AMBIGUOUS
+        if (outcome.status.inconclusive or ambiguous) and self.ledger.left_s() > 0:
             outcome = self.tuning.evaluate(plan, Purpose.BLOCK, OPEN)
         self.earlier.compare(plan, Purpose.BLOCK, outcome)
         self._count_poison(outcome)
@@ -116,6 +118,9 @@ class TrialRunner:
         """Reports that a plan begins to run, with the estimate of its peak."""
         self.say("running", f"running {self.named(plan)}", plan=plan, estimate=estimate)
 
+    def _doubted(self, plan: Plan, outcome: Outcome) -> Outcome:
+        return doubted(self.record.values(), plan, outcome, self.tuning.budget.memory_bytes)
+
     def _once(self, plan: Plan, purpose: Purpose, terms: RunTerms, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
         number = self.tuning.log.begin(plan, purpose)
@@ -156,16 +161,6 @@ class TrialRunner:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
             raise for_good(outcome.reason)
-
-
-def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
-    """Returns an ambiguous outcome as an out-of-memory if the same combination ran at a smaller size."""
-    smaller = [t.plan for t in trials if t.outcome.measured and t.plan.micro_batch_size < plan.micro_batch_size]
-    ran = any(small.combination == plan.combination for small in smaller)
-    if outcome.status is not Status.AMBIGUOUS or not ran:
-        return outcome
-    reason = f"failed twice where a smaller micro batch ran, so taken as too large: {outcome.reason}"
-    return outcome.model_copy(update={"status": Status.OUT_OF_MEMORY, "reason": reason})
 
 
 def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knobs: Sequence[Knob]) -> Outcome:

@@ -158,7 +158,7 @@ def test_an_out_of_memory_that_the_users_code_hides_means_that_it_does_not_fit(d
     outcome = evaluate(sized(Hiding(5000)), device, BATCHING)
     assert outcome.status is Status.OVER_BUDGET
     assert outcome.measurement is not None
-    assert outcome.measurement.memory.swallowed_ooms == 2  # in each of the steps on the worst batch
+    assert outcome.measurement.memory.swallowed_ooms > 2  # in each step, the timed ones too
     assert "out-of-memory events hidden by the model" in outcome.reason
     assert evaluate(sized(Hiding(500)), device, BATCHING).measured
 

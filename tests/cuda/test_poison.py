@@ -20,6 +20,8 @@ from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.workloads.workload import Workload
 from tests.cuda import targets
+from tests.cuda.scaled import tabular
+from tests.cuda.searches import quick
 from tests.cuda.targets import BATCHING, MIB, Sized, adam, rows, sized
 from tests.phantom.phantom import Phantom
 
@@ -146,6 +148,30 @@ def test_a_search_in_this_process_ends_and_says_what_to_do(step: int, phantom: P
     assert "start a new process" in str(error.value)
     assert "illegal memory access" in str(error.value)
     assert any("changed after tuning" in note for note in error.value.__notes__)
+
+
+@pytest.mark.parametrize("calls", range(20, 320, 12))
+def test_at_any_call_it_is_told_as_poison_with_what_was_lost(
+    calls: int, phantom: Phantom, trusted_values: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the guard's work, which reads and writes what was passed in."""
+    quick(monkeypatch)
+    workload = tabular(1)
+    before = digest_of(workload.model)
+    phantom.fail_after(calls)
+    with pytest.raises(DevicePoisoned) as error:
+        tune(
+            workload.model,
+            workload.loader,
+            strategies=("batching",),
+            memory_budget="4GiB",
+            study=":memory:",
+            progress=False,
+        )
+    phantom.reset()
+    notes = getattr(error.value, "__notes__", [])
+    assert digest_of(workload.model) == before or any("changed after tuning" in note for note in notes)
+    torch.cuda.set_per_process_memory_fraction(1.0)  # on the device: it could not be written
 
 
 def test_a_device_that_is_poisoned_when_a_search_begins(device: Device, phantom: Phantom) -> None:

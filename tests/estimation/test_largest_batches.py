@@ -63,6 +63,18 @@ def test_the_largest_micro_batch_of_each_precision(budget: int) -> None:
     assert len(tracing.asked) <= 16
 
 
+def test_the_best_rate_is_that_of_the_device_however_many_operators_a_host_issues() -> None:
+    def casting(plan: Plan) -> Trace:
+        found, casts = trace_of(plan), 10**9 if plan.values["precision"] == "bf16" else 0
+        assert found.work is not None
+        micro = found.work.micro.model_copy(update={"operators": 10**6 + casts})
+        return found.model_copy(update={"work": found.work.model_copy(update={"micro": micro})})
+
+    found = rows_of(estimate(briefing(5000 * MIB), casting))
+    rates = [found[name].largest.samples_per_s for name in ("fp32", "bf16")]  # type: ignore[union-attr]  # both fit
+    assert rates == pytest.approx([10, 10]), "1 TFLOP a sample at 10 TFLOP/s"
+
+
 def test_tf32_shares_the_memory_of_fp32_and_is_not_traced() -> None:
     tracing = Tracing()
     found = rows_of(estimate(briefing(5000 * MIB), tracing))

@@ -104,6 +104,21 @@ def test_it_says_what_was_asked() -> None:
     assert "precision=fp8 is left out: not here" in flat
 
 
+def test_rates_are_in_common_notation() -> None:
+    largest = estimated(40, 15 * GIB).model_copy(update={"samples_per_s": 10812.3})
+    text = draw(estimation(rows=(Row(knob="precision", value="fp32", largest=largest, surely=36),)))
+    assert "10,800/s" in line_of(text, "fp32 (baseline)")
+
+
+def test_many_refusals_are_one_note_that_names_them() -> None:
+    refused = tuple(Refusal(name=f"knob{number}", reason=f"reason {number}") for number in range(5))
+    few, many = draw(estimation(refused=refused[:3])), " ".join(draw(estimation(refused=refused)).split())
+    assert [f"knob{number} is left out: reason {number}" in few for number in range(3)] == [True] * 3
+    assert many.count("note ") == 2
+    assert "left out: knob0, knob1, knob2, knob3, knob4. `refused` has the reasons" in many
+    assert "reason 4" not in many
+
+
 def test_the_table_has_a_line_for_each_precision() -> None:
     text = draw(estimation())
     assert line_of(text, "fp32 (baseline)").split() == ["fp32", "(baseline)", "40", "36", "15", "GiB", "0", "5"]

@@ -34,6 +34,7 @@ FIELDS = {
     "5.2.0": COMMON | OLDER | {"train_sampling_strategy"},
     "5.22.0": COMMON | OLDER | {"train_sampling_strategy"},
     "5.23.0": COMMON | NEWER | {"train_sampling_strategy"},
+    "5.24.0": COMMON | NEWER | {"train_sampling_strategy"},
 }
 """Fields of `TrainingArguments` that matter here and are not deprecated, read from `src/transformers/training_args.py`
 of each version's wheel. 5.23 still has `OLDER` and warns of them."""

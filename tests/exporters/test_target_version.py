@@ -1,10 +1,17 @@
 """For which version of a framework a plan is exported."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from autofit import exporters
 from autofit.core.errors import UsageError
 from autofit.exporters import target_version
+from autofit.exporters.base import Exporter
 from autofit.exporters.target_version import TargetVersion, release
+
+CONSTRAINTS = Path(__file__).parents[2] / "scripts" / "constraints.txt"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,15 @@ def test_an_unknown_version_gets_the_keys_of_the_nearest_and_a_warning() -> None
     )
     assert of("4.2").text == "4.45"
     assert "package 7.0, which is installed, is not known" in of(None, "7.0").warnings[0]
+
+
+PINNED = dict(re.findall(r"^([\w-]+)==([\d.]+)", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("exporter", [each for each in exporters.BUILT_IN if each.package in PINNED])
+def test_the_versions_that_the_examples_and_tests_install_are_known(exporter: type[Exporter]) -> None:
+    package = exporter.package
+    assert TargetVersion.of(PINNED[package], exporter.name, package, exporter.oldest, exporter.newest).warnings == ()
 
 
 def test_a_version_is_compared_by_its_numbers() -> None:

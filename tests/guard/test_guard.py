@@ -194,6 +194,32 @@ def test_a_part_that_fails_does_not_keep_the_others_from_returning() -> None:
     assert torch.equal(torch.get_rng_state(), rng)
 
 
+def test_state_that_cannot_be_read_is_named_beside_all_that_differs() -> None:
+    class Unreadable(Recorder):
+        def state_dict(self) -> dict[str, Any]:
+            if self.count.value:
+                raise RuntimeError("no")
+            return super().state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    batches = DataLoader(TensorDataset(torch.zeros(2)))
+    iterator = batches._iterator = iter(batches)
+    model, unreadable = nn.Linear(1, 1), Unreadable()
+    before = model.weight.item()
+    guard = Guard(model, loader=batches, extras={"unreadable": unreadable}).__enter__()
+    next(iterator)
+    model.weight.data.add_(1)
+    unreadable.count.value = 1
+    with pytest.raises(RestoreError) as caught:
+        guard.__exit__(None, None, None)
+    assert "unreadable" in str(caught.value)
+    assert "loader" in str(caught.value)
+    assert str(caught.value.__cause__) == "no"
+    assert model.weight.item() == before
+
+
 def test_an_interrupt_during_restore_waits_until_it_is_done() -> None:
     class Interrupting(Recorder):
         def load_state_dict(self, state: dict[str, Any]) -> None:

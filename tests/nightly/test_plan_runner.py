@@ -37,6 +37,22 @@ def test_a_run_that_crashes_once_counts_as_it_ends() -> None:
     assert runner_of(bench).run(bench.space.baseline, Purpose.PROOF).measured
 
 
+def test_a_run_that_was_refused_memory_far_below_the_budget_is_repeated_once() -> None:
+    bench = calm()
+    plan = bench.space.baseline
+    ran = bench.evaluate(plan, Purpose.PROOF).measurement
+    assert ran is not None
+    memory = ran.memory.model_copy(update={"judged_bytes": 1, "allocator_retries": 1})
+    refused = Outcome(
+        status=Status.OVER_BUDGET, reason="retries", measurement=ran.model_copy(update={"memory": memory})
+    )
+    outcomes = [refused, refused, refused]
+    bench.faults[plan.key] = lambda purpose: outcomes.pop() if outcomes else None
+    runner = runner_of(bench)
+    assert runner.run(plan, Purpose.PROOF).status is Status.OVER_BUDGET
+    assert runner.run(plan, Purpose.PROOF).measured
+
+
 def test_a_device_that_stays_poisoned_is_an_error() -> None:
     bench = calm()
     bench.faults[bench.space.baseline.key] = always(Status.POISONED)

@@ -104,3 +104,5 @@ def test_retries_while_steps_are_timed_mean_that_it_does_not_fit(purpose: Purpos
     outcome = evaluate(targets.make_mlp(), purpose, device=Thrashing())
     assert outcome.status is Status.OVER_BUDGET
     assert "allocator retries" in outcome.reason
+    assert outcome.measurement is not None
+    assert outcome.measurement.memory.allocator_retries > 0, "what is read of it later is judged by this"

@@ -10,8 +10,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import (
     DevicePoisoned,
     NothingFits,
+    RestoreError,
     UserCodeError,
 )
+from autofit.core.outcome import Status
+from autofit.core.trial import Purpose
 from autofit.guard.tensor_state import StorageBytes
 from autofit.workloads.workload import Workload
 from tests.probing import targets
@@ -77,3 +80,38 @@ def test_what_a_poisoned_device_keeps_is_said_beside_the_error(monkeypatch: pyte
 
 def unwritable(*_: object) -> None:
     raise RuntimeError(POISON)
+
+
+def test_a_device_that_is_poisoned_while_a_run_is_undone_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench_of(targets.make_mlp()) as bench:
+        with monkeypatch.context() as patched:
+            patched.setattr(StorageBytes, "restore", unwritable)
+            outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
+    assert outcome.status is Status.POISONED
+    assert "illegal memory access" in outcome.reason
+
+
+def test_a_device_that_is_poisoned_when_the_bench_is_left_is_named_with_what_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workload = targets.make_mlp()
+    bench = bench_of(workload).__enter__()
+    vars(workload.model)["note"] = "set by a step"
+    monkeypatch.setattr(StorageBytes, "differences", unwritable)
+    monkeypatch.setattr(StorageBytes, "untouched", property(lambda _: False, lambda *_: None), raising=False)
+    with pytest.raises(DevicePoisoned, match="answers every call with an error") as error:
+        bench.__exit__(None, None, None)
+    assert "model.0.weight" in error.value.__notes__[0]
+    assert isinstance(error.value.__cause__, RestoreError)
+    assert not hasattr(workload.model, "note")
+
+
+def test_an_error_while_the_bench_is_left_is_no_poison_if_the_device_responds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no")
+
+    bench = bench_of(targets.make_mlp()).__enter__()
+    monkeypatch.setattr(StorageBytes, "restore", broken)
+    with pytest.raises(RestoreError, match=r"model\.0\.weight"):
+        bench.__exit__(None, None, None)

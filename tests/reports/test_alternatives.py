@@ -43,15 +43,15 @@ def test_the_best_five_are_shown_and_the_others_counted() -> None:
     assert lines() == []
 
 
-def test_a_narrow_table_drops_columns_and_keeps_ratio_and_reason() -> None:
+def test_a_narrow_table_stacks_its_rows_and_keeps_every_figure_and_reason() -> None:
     candidate = on_front(1, 90, 12, 1.8).model_copy(
         update={"note": "a tie, decided by memory: 0.98x (0.95 to 1.01) of"}
     )
     assert lines(60, alternatives=(candidate,)) == [
-        "What else was tried                      vs baseline    peak",
-        "  micro batch 1,                1.80x (1.80 to 1.80)  12 MiB",
-        "    precision=bf16: a tie,",
-        "    decided by memory",
+        "What else was tried",
+        "  micro batch 1, precision=bf16: a tie, decided by memory",
+        "    vs baseline 1.80x (1.80 to 1.80), samples/s 1,710, peak",
+        "    12 MiB",
     ]
     assert lines(40, alternatives=(candidate,)) == [
         "What else was tried",

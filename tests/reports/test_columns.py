@@ -1,4 +1,4 @@
-"""Columns of a table are aligned, drop out where there is no room, and the first one wraps."""
+"""Columns of a table are aligned, the first one wraps, and no row loses a figure where there is no room."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from autofit.terminal import cells
 
 PLANS = Column("Tried", ["micro batch 8, precision=bf16", "micro batch 16"])
 RATIOS = Column("vs baseline", ["0.95x (0.90 to 1.00)", "1.05x (1.00 to 1.10)"], right=True)
-SPEEDS = Column("samples/s", ["950", "1,050"], drops=2, right=True)
-PEAKS = Column("peak", ["48 MiB", ""], drops=1, right=True)
+SPEEDS = Column("samples/s", ["950", "1,050"], right=True)
+PEAKS = Column("peak", ["48 MiB", ""], right=True)
 
 
 def test_columns_are_aligned_and_empty_ones_left_out() -> None:
@@ -19,12 +19,24 @@ def test_columns_are_aligned_and_empty_ones_left_out() -> None:
     ]
 
 
-def test_the_first_column_wraps_and_then_columns_drop_out() -> None:
+def test_the_first_column_wraps_and_then_rows_are_stacked() -> None:
     columns = [PLANS, RATIOS, SPEEDS, PEAKS]
-    shown = {width: table(columns, width) for width in (80, 68, 60, 50)}
-    assert [len(lines) for lines in shown.values()] == [3, 3, 4, 4]
-    assert ["samples/s" in lines[0] for lines in shown.values()] == [True, False, False, False]
-    assert ["peak" in lines[0] for lines in shown.values()] == [True, True, True, False]
+    shown = {width: table(columns, width) for width in (80, 70, 68, 40)}
+    assert [len(lines) for lines in shown.values()] == [3, 4, 5, 7]
+    assert ["samples/s" in lines[0] for lines in shown.values()] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("width", range(40, 90, 5))
+def test_no_row_loses_a_figure_at_any_width(width: int) -> None:
+    for others in ([RATIOS, SPEEDS, PEAKS], [SPEEDS, PEAKS]):
+        text = " ".join(" ".join(table([PLANS, *others], width)).split())
+        assert all(each in text for column in others for each in column.texts)
+
+
+def test_a_spare_column_drops_out_before_rows_are_stacked() -> None:
+    bars = Column("nights", ["▁▂▃", "▃▂▁"], spare=True)
+    assert "nights" in table([PLANS, RATIOS, SPEEDS, PEAKS, bars], 85)[0]
+    assert table([PLANS, RATIOS, SPEEDS, PEAKS, bars], 74) == table([PLANS, RATIOS, SPEEDS, PEAKS], 74)
 
 
 def test_what_fits_nowhere_stands_below() -> None:

@@ -82,6 +82,30 @@ def test_an_out_of_memory_is_not_repeated() -> None:
     assert script.asked == [Purpose.PROBE]
 
 
+def retried() -> Outcome:
+    """Returns the outcome of a plan that ran with a refused allocation, far below the budget."""
+    measurement = measured().measurement
+    assert measurement is not None
+    memory = measurement.memory.model_copy(update={"judged_bytes": 1, "allocator_retries": 1})
+    measurement = measurement.model_copy(update={"memory": memory})
+    return Outcome(status=Status.OVER_BUDGET, reason="1 allocator retries", measurement=measurement)
+
+
+def test_an_allocation_that_was_refused_far_below_the_budget_counts_only_if_it_is_refused_again() -> None:
+    runner, log, _ = runner_of(Script(retried(), measured(), retried(), retried()))
+    assert runner.attempt(PLAN, Purpose.PROBE).outcome.measured
+    assert [trial.outcome.status for trial in log.finished] == [Status.AMBIGUOUS, Status.MEASURED]
+    assert runner.attempt(PLAN, Purpose.PROBE).outcome.status is Status.OVER_BUDGET
+    assert [trial.outcome.status for trial in log.finished[2:]] == [Status.AMBIGUOUS, Status.OVER_BUDGET]
+
+
+def test_a_block_is_repeated_alike() -> None:
+    runner, log, _ = runner_of(Script(retried(), measured(), retried(), retried()))
+    assert runner.block(PLAN)[1] is None
+    assert log.finished == []
+    assert runner.block(PLAN)[0].status is Status.OVER_BUDGET
+
+
 def test_of_the_blocks_only_failures_are_recorded() -> None:
     runner, log, _ = runner_of(Script(measured(), failed(Status.OUT_OF_MEMORY)))
     assert runner.block(PLAN)[1] is None

@@ -12,7 +12,7 @@ from autofit.api import tune
 from autofit.core.errors import UsageError
 from autofit.core.wording import a_type
 from autofit.fit import Fit
-from autofit.integrations.kept_batch import with_kept_batch
+from autofit.integrations.trainer_fit import for_trainer, with_kept_batch
 
 OVERRIDDEN = ("training_step", "_inner_training_loop", "get_batch_samples")
 """Methods of a Trainer that decide what an optimizer step is. A subclass that overrides one has a step that autofit
@@ -63,7 +63,7 @@ def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
         fit = tune(model, _loader_of(trainer), **chosen)
     finally:
         trainer.optimizer = before
-    return with_kept_batch(fit, "of the arguments", arguments)
+    return for_trainer(with_kept_batch(fit, "of the arguments", arguments), "transformers")
 
 
 def _check(trainer: Any) -> None:

@@ -63,12 +63,12 @@ def _jobs(records: Sequence[NightRecord], history: History, canvas: Canvas) -> l
     columns = [
         Column("Jobs", names),
         Column("verdict", [record.verdict.kind.value for record in records]),
-        Column("throughput", [shortened(rate(record), _NAME) for record in records], drops=1, right=True),
-        Column("change", [change(record) for record in records], drops=2, right=True),
-        Column("peak memory", [peak(record) for record in records], drops=3, right=True),
+        Column("throughput", [shortened(rate(record), _NAME) for record in records], right=True),
+        Column("change", [change(record) for record in records], right=True),
+        Column("peak memory", [peak(record) for record in records], right=True),
     ]
     if canvas.blocks:
-        columns.append(Column("last nights", [_sparks(history[record.job]) for record in records], drops=4))
+        columns.append(Column("last nights", [_sparks(history[record.job]) for record in records], spare=True))
     head, *rows = table(columns, canvas.width)
     return [canvas.paint(head, "title"), *rows]
 

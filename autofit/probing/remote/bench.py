@@ -236,7 +236,7 @@ class RemoteBench:
         try:
             if not child.ended:
                 asked(child, {"do": "close"}, "closed", self._clock.closing_s(), self._beat)
-        except ChildEnded:
+        except (ChildEnded, errors.DevicePoisoned):  # what was in that process has ended with it
             return
         finally:
             child.close()

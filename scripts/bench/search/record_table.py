@@ -37,6 +37,7 @@ from autofit.core.units import format_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.replay import TableBench, peaks_of
 from autofit.replay.table import Block, Entry, Table, read_table
+from autofit.search.ambiguous_failures import doubted
 from scripts.bench import report
 
 SAVE_EVERY_S = 2.0
@@ -99,7 +100,7 @@ class Recording:
 
     def _measure(self, plan: Plan, purpose: Purpose, evaluate: Evaluate, entries: dict[str, Entry]) -> None:
         outcome = evaluate(plan, purpose)
-        if outcome.status is Status.AMBIGUOUS:  # retried once in a fresh process, as in a search
+        if doubted((), plan, outcome, self.table.budget.memory_bytes).status is Status.AMBIGUOUS:  # as in a search
             outcome = evaluate(plan, purpose)
         outcome = outcome.model_copy(update={"traceback_text": ""})  # contains paths of this machine
         if outcome.status is Status.INTERRUPTED:

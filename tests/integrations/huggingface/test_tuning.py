@@ -42,7 +42,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, make: Any, **given: Any) -> tuple[Any
     """Returns the model, the loader and the arguments that `autofit.tune` gets."""
     calls: list[tuple[Any, Any, dict[str, Any]]] = []
     monkeypatch.setattr(tuning, "tune", lambda model, loader, **chosen: calls.append((model, loader, chosen)))
-    monkeypatch.setattr(tuning, "with_kept_batch", lambda fit, origin, given: fit)
+    for name in ("with_kept_batch", "for_trainer"):
+        monkeypatch.setattr(tuning, name, lambda fit, *_: fit)
     tune_trainer(make, **given)
     return calls[0]
 

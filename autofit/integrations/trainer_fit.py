@@ -1,8 +1,9 @@
-"""Kept batch: an integration keeps the global batch of the user's trainer, and the result says so."""
+"""Trainer fit: the result of a search for a trainer says which one, and that its global batch was kept."""
 
 from collections.abc import Container
 from dataclasses import replace
 
+from autofit.core.environment import TRAINER
 from autofit.fit import Fit
 from autofit.search.evidence import LEARNING_RATE_RULE
 
@@ -25,3 +26,15 @@ def with_kept_batch(fit: Fit, origin: str, given: Container[str]) -> Fit:
     )
     recommendation = fit.recommendation.model_copy(update={"caveats": (*fit.recommendation.caveats, caveat)})
     return replace(fit, recommendation=recommendation)
+
+
+def for_trainer(fit: Fit, library: str) -> Fit:
+    """Returns a fit that shows how its plan is applied to the trainer of a library.
+
+    Args:
+        fit: the result of a search.
+        library: "transformers" or "lightning".
+    """
+    environment = fit.recommendation.environment
+    changed = environment.model_copy(update={"settings": {**environment.settings, TRAINER: library}})
+    return replace(fit, recommendation=fit.recommendation.model_copy(update={"environment": changed}))
