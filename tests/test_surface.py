@@ -28,6 +28,11 @@ FLAGS = {
         "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track", "--trials", "--without", "-h",
         "-o", "-q", "TARGET",
     ],
+    "run": [
+        "--force", "--global-batch", "--help", "--max-global-batch", "--max-grad-norm", "--memory", "--numerics",
+        "--objective", "--only", "--output", "--planned-steps", "--quiet", "--searcher", "--seed", "--set",
+        "--strategies", "--study", "--time", "--track", "--without", "-h", "-o", "-q", "SCRIPT",
+    ],
     "estimate": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--html", "--json", "--max-grad-norm", "--memory",
         "--mode", "--numerics", "--only", "--quiet", "--seed", "--strategies", "--without", "-h", "-q", "TARGET",

@@ -1,7 +1,8 @@
 """The command line: arguments in, exit code out. The only place that prints results.
 
 Exit codes are stable; `_EXIT_CODES` lists them. The result goes to stdout, everything else to stderr. If the plan file
-cannot be written, `tune` still prints the result, and exits with 2.
+cannot be written, `tune` still prints the result, and exits with 2. With `run`, stdout and the exit code are the
+script's, and autofit prints to stderr alone.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from autofit.core.printable import printable
 
 _COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
+    "run": ("run a script, and tune what it trains where its training starts", _arguments.run),
     "estimate": ("estimate the memory that a workload needs on a device, without running it", _arguments.estimate),
     "show": ("explain a plan file", _arguments.show),
     "diff": ("say what differs between two plan files", _arguments.diff),
@@ -100,7 +102,10 @@ def parser() -> argparse.ArgumentParser:
         if name == "completion":
             sub.set_defaults(json=False, quiet=False)
             continue
-        sub.add_argument("--json", action="store_true", help="print one JSON document on stdout, also on failure")
+        if name == "run":  # stdout is the script's
+            sub.set_defaults(json=False)
+        else:
+            sub.add_argument("--json", action="store_true", help="print one JSON document on stdout, also on failure")
         sub.add_argument("-q", "--quiet", action="store_true", help="print only the result and errors")
     return top
 
@@ -113,7 +118,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a usage error on stdout too if the command line asks for JSON. Knows commands of two words."""
+    """Reports a usage error on stdout too if the command line asks for JSON. Knows commands of two words, and `run`."""
 
     as_json = False
 
@@ -122,7 +127,12 @@ class _Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         if (command := " ".join(words[:2])) in _COMMANDS and len(words) > 1:
             words[:2] = [command]
-        return super().parse_known_args(words, namespace)
+        if words[:1] != ["run"] or "--" not in words:
+            return super().parse_known_args(words, namespace)
+        end = words.index("--")  # what comes after it is for the script
+        found, others = super().parse_known_args(words[:end], namespace)
+        found.arguments = words[end + 1 :]
+        return found, others
 
     def error(self, message: str) -> NoReturn:
         message = f"{printable(message)}{_did_you_mean(message)}"

@@ -35,19 +35,35 @@ def tune(parser: argparse.ArgumentParser) -> None:
         help="train.py:make_workload or package.module:make_workload. The code runs in a child process. The function "
         "returns an autofit.Workload, a pair (model, loader), or a dict of autofit.tune's arguments",
     )
-    _tune_training(parser.add_argument_group("training"))
-    _tune_budget(parser.add_argument_group("budget"))
-    _tune_search(parser.add_argument_group("search"))
-    output = parser.add_argument_group("output")
-    _plan_output(output)
-    output.add_argument(
-        "--track",
-        action="append",
-        default=[],
-        metavar="NAME[:PLACE]",
-        help="experiment tracker to log to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT], or one that another "
-        "package adds. May be repeated. A tracker that fails never ends the search",
+    training = parser.add_argument_group("training")
+    _steps(training, "1/50 of the data set")
+    _training(training)
+    _keywords(training)
+    budget = parser.add_argument_group("budget")
+    _budget(budget)
+    budget.add_argument("--trials", type=count, metavar="N", help="maximum number of probes (default: no limit)")
+    search = parser.add_argument_group("search")
+    search.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
+    _search(search)
+    _search_output(parser.add_argument_group("output"))
+
+
+def run(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit run`. Those of the script come after `--`, which the parser divides off."""
+    parser.usage = "%(prog)s [options] SCRIPT [-- ARGS ...]"
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="Python script that trains, run as by `python SCRIPT ARGS`. Its first optimizer step starts the search; "
+        "then it continues. The exit code is that of the script",
     )
+    parser.set_defaults(arguments=[])
+    training = parser.add_argument_group("training")
+    _steps(training, "the samples of the script are kept")
+    _clipping(training)
+    _budget(parser.add_argument_group("budget"))
+    _search(parser.add_argument_group("search"))
+    _search_output(parser.add_argument_group("output"))
 
 
 def estimate(parser: argparse.ArgumentParser) -> None:
@@ -137,16 +153,14 @@ def completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 
 
-def _tune_training(group: _Group) -> None:
+def _steps(group: _Group, default: str) -> None:
     _global_batch(group)
     group.add_argument(
         "--max-global-batch",
         type=count,
         metavar="N",
-        help="largest number of samples per optimizer step if --global-batch is not given (default: 1/50 of the data "
-        "set)",
+        help=f"largest number of samples per optimizer step if --global-batch is not given (default: {default})",
     )
-    _training(group)
     group.add_argument(
         "--planned-steps",
         type=count,
@@ -154,10 +168,9 @@ def _tune_training(group: _Group) -> None:
         help="number of optimizer steps you plan to train. Warm-up cost (compilation, kernel tuning) is amortised over "
         "them (default: 10000 if compilation can be searched, otherwise ignore warm-up)",
     )
-    _keywords(group)
 
 
-def _tune_budget(group: _Group) -> None:
+def _budget(group: _Group) -> None:
     _memory(group)
     group.add_argument(
         "--time",
@@ -165,11 +178,9 @@ def _tune_budget(group: _Group) -> None:
         default="5min",
         help="time for the whole search: 90s, 1h, or none for as long as it pays (default: %(default)s)",
     )
-    group.add_argument("--trials", type=count, metavar="N", help="maximum number of probes (default: no limit)")
 
 
-def _tune_search(group: _Group) -> None:
-    group.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
+def _search(group: _Group) -> None:
     _numerics(
         group,
         "exact: keep the arithmetic; mixed (default): also try tf32, bf16 and fp16; any: also try techniques that "
@@ -204,11 +215,19 @@ def _tune_search(group: _Group) -> None:
     )
 
 
-def _plan_output(group: _Group) -> None:
+def _search_output(group: _Group) -> None:
     group.add_argument(
         "-o", "--output", metavar="FILE", default="autofit.yaml", help="plan file to write (default: %(default)s)"
     )
     _force(group)
+    group.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="NAME[:PLACE]",
+        help="experiment tracker to log to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT], or one that another "
+        "package adds. May be repeated. A tracker that fails never ends the search",
+    )
 
 
 # Arguments that several commands share.
@@ -249,8 +268,12 @@ def _numerics(group: _Group, about: str) -> None:
     group.add_argument("--numerics", choices=("exact", "mixed", "any"), help=about)
 
 
-def _training(group: _Group) -> None:
+def _clipping(group: _Group) -> None:
     group.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients to this L2 norm")
+
+
+def _training(group: _Group) -> None:
+    _clipping(group)
     group.add_argument(
         "--mode", choices=("train", "inference"), help="train (default), or inference for the forward pass alone"
     )

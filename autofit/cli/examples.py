@@ -23,6 +23,11 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Log the search to TensorBoard and to MLflow:",
          "autofit tune train.py:make_workload --track tensorboard --track mlflow"),
     ),
+    "run": (
+        ("Tune what a script trains, where its training starts:", "autofit run train.py"),
+        ("Search for 2 minutes, and pass arguments to the script:",
+         "autofit run train.py --time 2min -o gpt.yaml -- --epochs 3"),
+    ),
     "estimate": (
         ("Estimate for a device that is not in this machine:",
          "autofit estimate train.py:make_workload --device H200"),

@@ -1,5 +1,6 @@
 """Files that commands write. They never replace a file that autofit did not write, and never lose a result."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -8,6 +9,24 @@ from autofit.core.errors import PlanFileError, UsageError
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
 from autofit.files import followed, head_of, write_atomically
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Rejects, before the search begins, an output that cannot be written or that is a file other than a plan.
+
+    Raises:
+        PlanFileError: it is one of these.
+    """
+    try:
+        folder = path.resolve().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise PlanFileError(
+                f"{path} cannot be written: {folder} is not a writable directory. Give another --output."
+            )
+        planfile.check_replaceable(path, force=force)
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise PlanFileError(f"{path} cannot be written: {found}. Give another --output.") from None
 
 
 def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from autofit import locks, planfile
+from autofit import locks
 from autofit.cli import values
 from autofit.cli.interrupting import terminable
 from autofit.cli.outcome import INTERRUPTED
-from autofit.cli.saving import save_plan
+from autofit.cli.saving import check_output, save_plan
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
@@ -42,7 +42,7 @@ def execute(given: argparse.Namespace) -> int:
     target = _target(given)
     request = _request(given)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
-    _check_output(Path(given.output), force=given.force)
+    check_output(Path(given.output), force=given.force)
     interrupted = False
     try:
         recommendation = _tuned(target, request, clock, given)
@@ -150,20 +150,6 @@ def _log(study: str | Path | None) -> Path | None:
     if "://" in text or text == ":memory:" or not path.name:
         return None
     return path.with_name(f"{path.name}.log")
-
-
-def _check_output(path: Path, *, force: bool) -> None:
-    """Rejects, before the search begins, an output that cannot be written or that is a file other than a plan."""
-    try:
-        folder = path.resolve().parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise PlanFileError(
-                f"{path} cannot be written: {folder} is not a writable directory. Give another --output."
-            )
-        planfile.check_replaceable(path, force=force)
-    except OSError as error:
-        found = error.strerror or str(error)
-        raise PlanFileError(f"{path} cannot be written: {found}. Give another --output.") from None
 
 
 def _device(environment: Environment, asked: str | None) -> str:

@@ -8,7 +8,8 @@
    sequence as `model(*batch)`, a pair whose second entry the model does not take as labels as `model(x)`, and a
    tensor or any other batch as `model(batch)`.
 4. A pair `(x, y)` and a tensor output: a floating-point output [N, C, ...] with integer y [N, ...] uses
-   `F.cross_entropy`. A floating-point y with the output's shape, up to a last dimension of 1, uses `F.mse_loss`.
+   `F.cross_entropy`, and so does an output [N, ..., C], as that of a language model. A floating-point y with the
+   output's shape, up to a last dimension of 1, uses `F.mse_loss`.
 5. Anything else is an error that shows what was found.
 
 Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. Rules 3 and
@@ -181,6 +182,9 @@ def _inferred(model: nn.Module, batch: Batch) -> LossRule:
         if _classifies(output, batch[1][:size], batch[1]):
             about = f"{text} is [N, C, ...] and y is integer [N, ...]: F.cross_entropy"
             return LossRule.by(F.cross_entropy, partial(_cross_entropy, call), "cross_entropy", True, about)
+        if output.dim() > 2 and _classifies(output.movedim(-1, 1), batch[1][:size], batch[1]):
+            about = f"{text} is [N, ..., C] and y is integer [N, ...]: F.cross_entropy of all its rows"
+            return LossRule.by(F.cross_entropy, partial(_cross_entropy_of_rows, call), "cross_entropy", True, about)
         if _regresses(output, batch[1][:size]):
             about = f"{text} and y are floating-point and have the same shape: F.mse_loss"
             return LossRule("mse_loss", _mse_loss(call, output.dim() == batch[1].dim()), True, about)
@@ -226,6 +230,13 @@ def _model_loss(call: Call, output: Any) -> Compute:
 
 def _cross_entropy(call: Call, criterion: Criterion) -> Compute:
     return _checked(lambda model, batch: criterion(call(model, batch), batch[1]), "cross_entropy")
+
+
+def _cross_entropy_of_rows(call: Call, criterion: Criterion) -> Compute:
+    def compute(model: nn.Module, batch: Any) -> Any:
+        return criterion(call(model, batch).flatten(0, -2), batch[1].flatten())
+
+    return _checked(compute, "cross_entropy")
 
 
 def _mse_loss(call: Call, alike: bool) -> Compute:

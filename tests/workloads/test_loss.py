@@ -283,6 +283,17 @@ def test_mse_loss_of_floating_targets(out: int, shape: tuple[int, ...]) -> None:
     assert torch.allclose(trained(rule, model, (X, y)), expected)
 
 
+def test_cross_entropy_of_all_tokens() -> None:
+    model, tokens = Plain(), torch.randn(2, 5, X.shape[-1])
+    classes = torch.tensor([[0, 1, 2, 0, -100], [2, 1, 0, 0, 1]])
+    rule = resolve_loss(model, (tokens, classes))
+    assert (rule.name, rule.inferred) == ("cross_entropy", True)
+    expected = F.cross_entropy(model.layer(tokens).flatten(0, 1), classes.flatten())
+    assert torch.allclose(trained(rule, model, (tokens, classes)), expected)
+    with pytest.raises(WorkloadError, match="no loss can be inferred"):
+        resolve_loss(model, (tokens, classes + 10))  # classes that the model has no scores for
+
+
 def test_mse_loss_of_an_output_without_the_last_dimension() -> None:
     class Flat(Model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
