@@ -32,15 +32,7 @@ def as_users_errors(device: Device) -> Iterator[None]:
                 f"not even two samples fit: {failure.reason}. Give more memory, or use a smaller model or shorter "
                 "samples."
             ) from error
-<<<<<<< HEAD
-        if (poison := _poison(failure, device)) is not None:
-            raise DevicePoisoned(
-                f"the device answers every call with an error: {poison}. Run one training step of your own in a new "
-                "process. If that works, your code poisoned the device in this process; if not, reset the device."
-            ) from error
         where = " on the CPU" if device.is_host else ""
-=======
->>>>>>> 9c30d21d48223017a9cc5e700ef67455b0549e5f
         raise UserCodeError(
             f"your code failed before the first probe: {failure.reason}. Run one training step of your own{where} to "
             "reproduce it, fix it, then run this again.",
@@ -48,12 +40,6 @@ def as_users_errors(device: Device) -> Iterator[None]:
         ) from error
 
 
-<<<<<<< HEAD
-def _poison(failure: Failure, device: Device) -> str | None:
-    """Returns why the device no longer responds, or None. Not every library's error says so, hence the synchronise."""
-    if failure.status is Status.POISONED:
-        return failure.reason
-=======
 @contextmanager
 def as_poison(device: Device) -> Iterator[None]:
     """Turns whatever fails inside because the device no longer responds into an error that says so.
@@ -79,29 +65,8 @@ def as_poison(device: Device) -> Iterator[None]:
         raise poisoned from error
 
 
-@contextmanager
-def as_users_errors_on_host() -> Iterator[None]:
-    """Turns any error that the user's objects raise inside, all on the host, into an error that says so.
-
-    Raises:
-        UserCodeError: the user's objects raised an error.
-    """
-    try:
-        yield
-    except AutofitError:
-        raise
-    except Exception as error:
-        line = next(iter(str(error).strip().splitlines()), "")
-        raise UserCodeError(
-            f"your code failed on a small batch on the CPU: {type(error).__name__}: {line}. Run one training step of "
-            "your own on the CPU to reproduce it, fix it, then estimate again.",
-            collect(error).traceback_text,
-        ) from error
-
-
 def poison_of(error: Exception, device: Device) -> str | None:
     """Returns why the device no longer responds after an error, or None. Not every error says so: it is asked."""
->>>>>>> 9c30d21d48223017a9cc5e700ef67455b0549e5f
     try:
         device.synchronize()
     except RuntimeError as answer:
