@@ -16,7 +16,7 @@ from autofit.core.errors import UsageError
 from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes, parse_budget
 from autofit.core.work import Ceilings
-from autofit.devices.headroom import default_budget
+from autofit.memory.headroom import default_budget
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from importlib.resources import files
 
 from autofit.chips import cards
 from autofit.core.units import format_bytes
-from autofit.devices.headroom import default_budget
 from autofit.estimation.records import EstimationRecord, Row
 from autofit.estimation.what_if import PeakLaw
+from autofit.memory.headroom import default_budget
 from autofit.reports.counting import moment
 from autofit.reports.html.frame import Frame, page, script, style
 from autofit.reports.html.parts import LABEL, bullets, data_table, section

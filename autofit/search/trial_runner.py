@@ -12,7 +12,7 @@ from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.search.ambiguous_failures import doubted, settled
-from autofit.search.contradiction import Earlier
+from autofit.search.earlier_runs import Earlier
 from autofit.search.event import Event
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault

@@ -9,7 +9,7 @@ import pytest
 from autofit.core.errors import UsageError
 from autofit.devices import base
 from autofit.devices.base import Counters, Device, Reading
-from autofit.devices.headroom import default_budget
+from autofit.memory.headroom import default_budget
 
 GIB = 2**30
 

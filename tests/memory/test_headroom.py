@@ -1,6 +1,6 @@
 """The default budget: the available memory less the headroom."""
 
-from autofit.devices.headroom import HEADROOM_BYTES, default_budget
+from autofit.memory.headroom import HEADROOM_BYTES, default_budget
 
 GIB = 2**30
 
