@@ -64,7 +64,7 @@ def brought(gain: Ratio, unit: str) -> str:
     if gain.value < 1:
         return f"{times} of the baseline's throughput: {1 - gain.value:.0%} fewer {unit} per second."
     more = f"{gain.value - 1:,.0%} more {unit} per second"
-    return f"{times} faster: {more}." if gain.pairs else f"About {times} faster by two separate runs: {more}."
+    return f"{times} faster: {more}." if gain.pairs else f"About {times} faster: {more}, not compared side by side."
 
 
 def chosen(r: Recommendation) -> str:
@@ -79,10 +79,11 @@ def in_words(r: Recommendation) -> str:
     """Returns the batch of the plan and the values that differ from the baseline, in words."""
     plan, baseline = r.plan, r.baseline.plan
     changes = plan.combination.changes_from(baseline.combination)
-    batch = describe_plan(plan.replace(**dict(baseline.combination.values)), baseline)
+    words = [value_in_words(name, value, r.strategies) for name, value in changes.items()]
     sizes = [(each.micro_batch_size, each.accumulation_steps) for each in (plan, baseline)]
-    batch = batch if sizes[0] != sizes[1] else "the batch as it is"
-    return ", ".join([batch, *(value_in_words(name, value, r.strategies) for name, value in changes.items())])
+    if sizes[0] == sizes[1]:
+        return f"{', '.join(words)}, with the batch as it is"
+    return ", ".join([describe_plan(plan.replace(**dict(baseline.combination.values)), baseline), *words])
 
 
 def value_in_words(name: str, value: bool | int | str, strategies: Iterable[StrategyRecord] = ()) -> str:

@@ -51,7 +51,8 @@ def text(given: str, most: int = MOST_CELL) -> str:
 
 
 def _why(report: Report) -> Iterator[str]:
-    if found := changes(report):
+    if WHY.available(report):
+        found = changes(report)
         yield from (f"## {WHY.heading}", "", WHY.aid, "")
         rows = [(text(each.name), _rate(each.row), each.effect) for each in found]
         yield from table(("change", f"{report.unit}/s with it", "over the plan before"), rows, "changes")

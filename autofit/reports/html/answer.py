@@ -3,12 +3,16 @@
 from collections.abc import Callable
 
 from autofit.core.recommendation import Ratio
+from autofit.core.strategy_record import Effect
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.reports.counting import counted, interval_text, runs
 from autofit.reports.evaluation import EVALUATION
 from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled, tile
 from autofit.reports.markup import Child, Markup, element, joined, shortened
 from autofit.reports.report import WHAT_EACH_DOES, PlanRow, Report
+
+_EFFECTS: dict[Effect, str] = {"changes the result": "others", "rounding": "differ by rounding", "exact": "the same"}
+"""What a plan does to the values that are trained, strongest first."""
 
 
 def answer(report: Report) -> Markup:
@@ -17,8 +21,19 @@ def answer(report: Report) -> Markup:
     plan = element("p", breakable(shortened(report.chosen, 4 * LABEL)), class_="chosen") if report.chosen else None
     failure = element("p", shortened(report.failure, CODE), class_="failure") if report.failure else None
     tiles = element("div", joined(_tiles(report)), class_="tiles")
-    parts = (headline, plan, failure, tiles, _comparison(report), _evaluation(report))
+    parts = (headline, plan, _ways(report), failure, tiles, _comparison(report), _evaluation(report))
     return element("section", *parts, id="answer", aria_label="The answer")
+
+
+def _ways(report: Report) -> Markup | None:
+    """Returns links to what a reader needs next; None without a plan to apply."""
+    if not report.apply_code or not report.feasible:
+        return None
+    ways = [("apply", "Apply the plan")]
+    ways += [("gates", "Were the gradients checked?")] if report.gates else []
+    ways += [("caveats", "What to know first")] if report.caveats else []
+    links = (element("a", text, href=f"#{anchor}") for anchor, text in ways)
+    return element("p", joined(links, " · "), class_="chosen ways")
 
 
 def _evaluation(report: Report) -> Markup | None:
@@ -59,15 +74,18 @@ def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> li
         absent = "the baseline was not measured within the budget"
         found.append(tile("Gain", "–", _proof(report).removeprefix("; ") or absent))
     else:
+        raced, times = best.gain.pairs > 0, format_ratio(best.gain.value)
         note = f"{interval(best.gain)}{_proof(report)}"
-        found.append(tile("Gain", format_ratio(best.gain.value), note, "good" if best.gain.low > 1 else ""))
+        sure = "good" if raced and best.gain.low > 1 else ""
+        found.append(tile("Gain", times if raced else f"≈ {times}", note, sure))
     if best.rate_per_s is not None:
         before = _before(baseline, lambda row: short_number(row.rate_per_s) if row.rate_per_s else None)
         found.append(tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
     if best.peak_bytes is not None:
         before = _before(baseline, lambda row: format_bytes(row.peak_bytes) if row.peak_bytes else None)
         share = best.peak_bytes / report.budget_bytes if report.budget_bytes else 0.0
-        note = f"{share:.0%} of {format_bytes(report.budget_bytes)}{before}"
+        used = f"{share:.0%}" if share >= 0.005 else "less than 1%"
+        note = f"{used} of the budget, {format_bytes(report.budget_bytes)}{before}"
         found.append(tile("Peak memory", format_bytes(best.peak_bytes), note))
     size = report.global_batch_size
     batch = f"{best.micro_batch_size:,} × {best.accumulation_steps:,}"
@@ -89,7 +107,7 @@ def _before(baseline: PlanRow | None, shown: Callable[[PlanRow], str | None]) ->
 def interval(gain: Ratio) -> str:
     """Returns where a ratio comes from: its interval and pairs, or that the plans did not race."""
     if not gain.pairs:
-        return "over the baseline, from separate runs"
+        return "over the baseline, not compared side by side"
     return f"over the baseline; 95\u00a0% interval {interval_text(gain)}"
 
 
@@ -105,10 +123,18 @@ def _comparison(report: Report) -> Markup | None:
     sizes = [f"{row.samples_per_step:,}" for row in (baseline, best)]
     rows += [_compared("samples per optimizer step", *sizes)] if sizes[0] != sizes[1] else []
     rows += _readings(report, baseline, best)
+    if effect := _effect(report):
+        rows.append(_compared("training results", "as they are", effect))
     head = element("tr", *(element("th", name, scope="col") for name in ("", "Baseline", "Recommended")))
     caption = element("caption", "What changes, and what it costs")
     table = element("table", caption, element("thead", head), element("tbody", joined(rows)), class_="compare")
     return joined([scrolled(table, "What changes, and what it costs"), *_strategies(report)])
+
+
+def _effect(report: Report) -> str:
+    """Returns what the strategies of the plan do to the values that are trained; "" if none says so."""
+    effects = {each.effect for each in report.strategies}
+    return next((_EFFECTS[name] for name in _EFFECTS if name in effects), "")
 
 
 def _strategies(report: Report) -> list[Markup]:

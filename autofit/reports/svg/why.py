@@ -151,10 +151,10 @@ def table(report: Report) -> DataTable:
 WHY: Chart = Chart(
     kind="why",
     heading="Why it is faster",
-    aid="Each change with all before it, as far as such plans were measured; changes in one line were only measured "
-    'together. "about" is estimated from separate probes, the rest was measured in the race.',
-    missing="no plan was recommended that differs from a measured baseline",
-    available=lambda report: bool(changes(report)),
+    aid="Each bar adds one change to the plan above it. Changes in one line were only measured together. "
+    '"about" marks an estimate from separate runs; the others were compared side by side.',
+    missing="no plan was recommended that makes two changes which were measured one after the other",
+    available=lambda report: len(changes(report)) > 1,
     draw=draw,
     table=table,
 )

@@ -1,6 +1,9 @@
 """The answer: what it brings and what it costs, in each of the cases that there are."""
 
 import re
+from typing import Any
+
+import pytest
 
 from autofit.core.strategy_record import StrategyRecord
 from autofit.reports.html.answer import answer
@@ -17,7 +20,7 @@ def test_the_gain_has_its_interval_and_the_costs_are_beside_it() -> None:
     found = words(typical())
     assert "Gain 2.58x over the baseline; 95 % interval 2.55 to 2.61" in found
     assert "Throughput 512 samples/s; baseline 198.4" in found
-    assert "Peak memory 15.12 GiB 76% of 20 GiB; baseline 11.42 GiB" in found
+    assert "Peak memory 15.12 GiB 76% of the budget, 20 GiB; baseline 11.42 GiB" in found
     assert "Micro batch × steps 128 × 2 global batch 256" in found
 
 
@@ -46,7 +49,7 @@ def test_without_a_race_the_gain_is_that_of_separate_runs() -> None:
     best = report.row(1)
     assert best.gain is not None
     row = best.model_copy(update={"gain": best.gain.model_copy(update={"pairs": 0})})
-    assert "from separate runs" in words(report.model_copy(update={"rows": (row, *report.rows[1:])}))
+    assert "≈ " in words(report.model_copy(update={"rows": (row, *report.rows[1:])}))
 
 
 def test_a_baseline_that_does_not_run_has_no_gain() -> None:
@@ -100,3 +103,26 @@ def test_a_proof_that_contradicts_the_throughput_stands_beside_the_gain() -> Non
 def test_trials_are_counted_beside_the_plans() -> None:
     counts = "19 trials of 16 plans: 13 measured, 2 out of memory, 4 skipped, in 3 min 32 s"
     assert f"Search 16 plans {counts}" in words(typical())
+
+
+def test_the_next_ways_are_links_and_a_plan_without_a_share_of_the_budget_is_no_zero() -> None:
+    report = typical()
+    page = str(answer(report))
+    for anchor in ("apply", "gates", "caveats"):
+        assert f'href="#{anchor}"' in page
+    assert "less than 1% of the budget, 20 TiB" in words(report.model_copy(update={"budget_bytes": 20 * 2**40}))
+    assert "href" not in str(answer(infeasible()))
+
+
+@pytest.mark.parametrize(
+    ("effects", "expected"),
+    [
+        (("exact",), "the same"),
+        (("exact", "rounding"), "differ by rounding"),
+        (("rounding", "changes the result"), "others"),
+    ],
+)
+def test_what_the_plan_does_to_the_training_results_is_a_row(effects: tuple[Any, ...], expected: str) -> None:
+    made = tuple(StrategyRecord(name="s", knobs=("k",), about="", cost="", effect=each) for each in effects)
+    assert f"training results as they are {expected}" in words(typical().model_copy(update={"strategies": made}))
+    assert "training results" not in words(typical())
