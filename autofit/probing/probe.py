@@ -50,6 +50,8 @@ end of the first step, so the second may have a higher peak (reference/reliabili
 
 TOO_SLOW_RATIO = 4.0
 """Slowdown at which a probe ends early: this many times slower, on the worst batch, than the fastest plan so far."""
+PHASES_SHARE = 0.01
+"""Share of the time left that the steps may take in which the phases of a proven plan are timed, for the report."""
 QUICK_S, UNKNOWN_S = 0.05, 1e9
 """Duration below which even slow steps are timed: it costs little, and a disturbance may last longer than the step. And
 the seconds per sample of a plan of which no whole step ran on the worst batch."""
@@ -183,7 +185,18 @@ class Probe:
         """Returns the measured outcome of a plan whose whole steps on the worst batch ran: what else a proof has."""
         outcome = as_proven(outcome, self._last_batch(step))
         self._look_again(step, typical)
-        return outcome
+        return self._with_phases(outcome, step, typical)
+
+    def _with_phases(self, outcome: Outcome, step: TrainStep, typical: Typical) -> Outcome:
+        """Returns a proven outcome with the time of each phase, if the steps for it take little of the time left."""
+        measurement = outcome.measurement
+        assert measurement is not None, "only a measured plan is proven"
+        needed_s, phases_s = phase_steps(typical.cycle) * measurement.step_time_s, dict[str, float]()
+        if needed_s <= PHASES_SHARE * self.watch.clock.left_s and not self._really_limited:
+            batch_of = partial(self._typical_batch, typical)
+            with suppress(Overdue), self._reported(step):
+                phases_s = time_phases(step, batch_of, self.device, typical.cycle, self._fetching)
+        return outcome.model_copy(update={"measurement": measurement.model_copy(update={"phases_s": phases_s})})
 
     def _look_again(self, step: TrainStep, typical: Typical) -> None:
         """Runs steps on other batches while there are parameters without a gradient: not every batch may use them."""
@@ -359,24 +372,22 @@ class Probe:
         return self.device.meter(lambda: static_bytes(step))
 
     def _time(self, step: TrainStep, typical: Typical, pace: Pace) -> Lap:
-        def batch_of(number: int) -> StepBatch:
-            return self._step_batch(typical.of_step(number))
-
-        def beat() -> None:
-            self.beat("fetch")
-
         if self.purpose is Purpose.PROOF:
             pace = replace(pace, patience_s=PATIENCE_SHARE * self.watch.clock.left_s)
         with self._reported(step):
-            lap = time_steps(step, batch_of, self.device, pace, typical.cycle, beat)
-            more_s = phase_steps(typical.cycle) * max(lap.steps_s, default=math.inf)
-            if self.purpose is Purpose.PROOF and more_s < self.watch.clock.left_s:
-                lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle, beat)
+            batch_of = partial(self._typical_batch, typical)
+            lap = time_steps(step, batch_of, self.device, pace, typical.cycle, self._fetching)
         if self.purpose is not Purpose.BLOCK and self.store.meets_new_shapes(typical, self.device.shapes_kept):
             fresh = self.store.fresh(self.plan.micro_batch_size)
             extra_s = new_shape_s(lambda batch: self._run_step(step, [batch]), fresh)
             lap.new_shape_s = self.plan.accumulation_steps * extra_s
         return lap
+
+    def _typical_batch(self, typical: Typical, number: int) -> StepBatch:
+        return self._step_batch(typical.of_step(number))
+
+    def _fetching(self) -> None:
+        self.beat("fetch")
 
     def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> WindowResult:
         with self._reported(step):

@@ -178,7 +178,6 @@ def _measurement(
         loss=lap.loss,
         growth_bytes=0 if worst is None else worst.growth_bytes,
         skipped_steps=lap.skipped,
-        phases_s=lap.phases_s,
         new_shape_s=lap.new_shape_s,
         fetch_s=count * typical.fetch_s,
         warnings=tuple(warnings),

@@ -73,7 +73,6 @@ class Lap:
         loss: loss of the last step.
         ruined: number of the first step whose loss was found not to be finite, counted from 1; None if there was none.
             Only the last loss of a window is checked.
-        phases_s: seconds by phase, measured in separate steps.
         new_shape_s: seconds per step that preparing kernels for new shapes takes, measured in separate steps.
     """
 
@@ -86,7 +85,6 @@ class Lap:
     skipped_s: float = 0.0
     loss: float | None = None
     ruined: int | None = None
-    phases_s: dict[str, float] = field(default_factory=dict)
     new_shape_s: float = 0.0
 
     @property

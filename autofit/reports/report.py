@@ -53,6 +53,7 @@ class PlanRow(_Record):
         peak_bytes: measured peak, in the reading that is compared with the budget; None if it was not measured.
         estimate: estimated peak before the plan first ran; None if there was none. Only estimates with a bound appear.
         on_front: whether no other measured plan is both faster and lighter.
+        phases_s: seconds of one step by phase, of its latest run; {} if they were not timed.
         duration_s: seconds that its latest run took, preparation included.
         earlier: whether its latest run is of an earlier search.
     """
@@ -72,6 +73,7 @@ class PlanRow(_Record):
     peak_bytes: int | None = None
     estimate: Estimate | None = None
     on_front: bool = False
+    phases_s: dict[str, float] = {}
     duration_s: float = 0.0
     earlier: bool = False
 

@@ -157,6 +157,7 @@ def rows_of(
             peak_bytes=each.peak_bytes,
             estimate=estimate if (estimate := estimates.get(each.plan.key)) and estimate.is_bounded else None,
             on_front=each.on_front,
+            phases_s={} if each.outcome.measurement is None else each.outcome.measurement.phases_s,
             duration_s=each.outcome.duration_s,
             earlier=each.earlier,
         )

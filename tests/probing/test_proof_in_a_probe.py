@@ -12,6 +12,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
+from autofit.probing import probe as probe_module
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.workloads.workload import Workload
@@ -20,6 +21,12 @@ from tests.probing import targets
 from tests.probing.steps import CPU, PLENTY
 
 STEP_S, EXTRA_BYTES = 0.125, 4 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def no_steps_for_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the steps in which phases are timed: what is counted here are the steps of probe and proof."""
+    monkeypatch.setattr(probe_module, "PHASES_SHARE", -1.0)
 
 
 class Counted:
@@ -60,6 +67,19 @@ def measured(outcome: Outcome) -> Measurement:
     assert outcome.status is Status.MEASURED, outcome.reason
     assert outcome.measurement is not None
     return outcome.measurement
+
+
+def test_a_proof_times_its_phases_where_that_takes_little_of_the_time_left(
+    step_clock: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, timed = Counted(step_clock), Counted(step_clock)
+    assert measured(plain.run(RunTerms(above=63.0))).phases_s == {}
+    monkeypatch.setattr(probe_module, "PHASES_SHARE", 0.01)  # of 100 s, and three steps take 0.375 s
+    found = measured(timed.run(RunTerms(above=63.0)))
+    assert found.phases_s == {"transfer": 0.0, "forward": STEP_S, "backward": 0.0, "optimizer": 0.0}
+    assert timed.calls == plain.calls + 3
+    below = Counted(step_clock)
+    assert measured(below.run(RunTerms(above=65.0))).phases_s == {}
 
 
 def test_a_probe_above_its_terms_goes_on_to_its_proof_and_one_below_does_not(step_clock: FakeTime) -> None:

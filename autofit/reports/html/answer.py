@@ -123,12 +123,26 @@ def _comparison(report: Report) -> Markup | None:
     sizes = [f"{row.samples_per_step:,}" for row in (baseline, best)]
     rows += [_compared("samples per optimizer step", *sizes)] if sizes[0] != sizes[1] else []
     rows += _readings(report, baseline, best)
+    rows += _phases(baseline, best)
     if effect := _effect(report):
         rows.append(_compared("training results", "as they are", effect))
     head = element("tr", *(element("th", name, scope="col") for name in ("", "Baseline", "Recommended")))
     caption = element("caption", "What changes, and what it costs")
     table = element("table", caption, element("thead", head), element("tbody", joined(rows)), class_="compare")
     return joined([scrolled(table, "What changes, and what it costs"), *_strategies(report)])
+
+
+def _phases(baseline: PlanRow, best: PlanRow) -> list[Markup]:
+    """Returns the time of each phase of a step that takes 1 % of it in either plan; nothing if it was not timed."""
+    if not best.phases_s:
+        return []
+    total_s, found = sum(best.phases_s.values()), list[Markup]()
+    for name, after_s in best.phases_s.items():
+        before_s = baseline.phases_s.get(name, 0.0)
+        if max(after_s, before_s) >= 0.01 * total_s:
+            before = format_duration(before_s) if baseline.phases_s else "–"
+            found.append(_compared(f"one step: {shortened(name, 40)}", before, format_duration(after_s)))
+    return found
 
 
 def _effect(report: Report) -> str:

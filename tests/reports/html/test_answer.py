@@ -126,3 +126,17 @@ def test_what_the_plan_does_to_the_training_results_is_a_row(effects: tuple[Any,
     made = tuple(StrategyRecord(name="s", knobs=("k",), about="", cost="", effect=each) for each in effects)
     assert f"training results as they are {expected}" in words(typical().model_copy(update={"strategies": made}))
     assert "training results" not in words(typical())
+
+
+def test_the_phases_of_a_step_are_rows_where_they_were_timed() -> None:
+    report = typical()
+    phases = {"transfer": 1e-6, "forward": 0.2, "backward": 0.4, "optimizer": 0.1}
+    rows = [row.model_copy(update={"phases_s": phases if row.role == "recommended" else {}}) for row in report.rows]
+    found = words(report.model_copy(update={"rows": tuple(rows)}))
+    assert "one step: forward – 200 ms one step: backward – 400 ms one step: optimizer – 100 ms" in found
+    assert "transfer" not in found
+    slower = [
+        row.model_copy(update={"phases_s": {**phases, "forward": 0.8}}) if row.is_baseline else row for row in rows
+    ]
+    assert "one step: forward 800 ms 200 ms" in words(report.model_copy(update={"rows": tuple(slower)}))
+    assert "one step" not in words(report)
