@@ -3,7 +3,9 @@
 import os
 import sqlite3
 import stat
+import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,11 @@ def test_a_file_that_is_too_large_is_refused_and_left_alone(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("value", ["[" * 100_000 + "]" * 100_000, '{"b":' * 900 + "1" + "}" * 900])
-def test_a_line_that_is_nested_too_deeply_is_one_error(value: str, journal: Path) -> None:
+def test_a_line_that_is_nested_too_deeply_is_one_error(
+    value: str, journal: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(sys.setrecursionlimit, sys.getrecursionlimit()))
+    sys.setrecursionlimit(1000)  # Python's own; a library that other tests import may have raised it
     with journal.open("a") as file:
         file.write(OPERATION % value)
     before = journal.read_bytes()
