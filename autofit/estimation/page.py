@@ -44,12 +44,13 @@ def _answer(estimation: EstimationRecord) -> Markup:
     """Returns the controls and the places that the script fills."""
     names = list(dict.fromkeys(map(_name, estimation.laws)))
     counts = sorted({law.traded for law in estimation.laws})
+    budgets = _budgets(estimation)
     largest = max((law.sizes[-1] for law in estimation.laws), default=1)
     controls = [
         _select("choice", "Change", names),
         _range("size", "Micro batch", largest),
         *([_range("count", estimation.traded.counted.capitalize(), counts[-1])] if len(counts) > 1 else []),
-        _select("card", "Device", [name for name, _ in _budgets(estimation)]),
+        _select("card", "Device", [name for name, _ in budgets]),
     ]
     data = {
         "laws": [
@@ -57,7 +58,7 @@ def _answer(estimation: EstimationRecord) -> Markup:
             for law in estimation.laws
         ],
         "counts": counts,
-        "budgets": [budget for _, budget in _budgets(estimation)],
+        "budgets": [budget for _, budget in budgets],
         "size": estimation.own.plan.micro_batch_size,
     }
     return element(

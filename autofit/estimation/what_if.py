@@ -53,8 +53,11 @@ def spaced(values: Sequence[int], most: int) -> tuple[int, ...]:
     if len(values) <= most:
         return tuple(values)
     growth = (values[-1] / max(values[0], 1)) ** (1 / (most - 1))
-    wanted = (values[0] * growth**place for place in range(most))
-    return tuple(sorted({min(values, key=lambda value, near=near: abs(value - near)) for near in wanted}))  # type: ignore[misc]  # a default that binds the loop's value
+
+    def nearest(wanted: float) -> int:
+        return min(values, key=lambda value: abs(value - wanted))
+
+    return tuple(sorted({nearest(values[0] * growth**place) for place in range(most)}))
 
 
 def _laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> Iterator[PeakLaw]:

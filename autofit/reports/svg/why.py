@@ -107,8 +107,8 @@ def _named(row: PlanRow, made: frozenset[str], report: Report) -> str:
 
 def draw(report: Report, form: Format) -> Drawing:
     """Returns a waterfall: a bar for each change from the throughput before it to the one after it."""
-    drawing = Drawing(form, _about(report))
     steps, baseline = changes(report), report.baseline
+    drawing = Drawing(form, _about(steps))
     assert baseline is not None, "a report without a baseline has no such chart"
     before = baseline.rate_per_s or 0.0
     bars = [("baseline", 0.0, before, "af-bar-base", f"{short_number(before)} {report.unit}/s")]
@@ -137,8 +137,8 @@ def draw(report: Report, form: Format) -> Drawing:
     return drawing
 
 
-def _about(report: Report) -> str:
-    found = "; ".join(f"{step.name.removeprefix('+ ')} {step.effect}" for step in changes(report))
+def _about(steps: Iterable[Change]) -> str:
+    found = "; ".join(f"{step.name.removeprefix('+ ')} {step.effect}" for step in steps)
     return f"What each change brings, one after the other: {found}."
 
 
