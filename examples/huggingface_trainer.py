@@ -6,7 +6,7 @@
 Points of interest:
   * `make_trainer` is the code that the script had before. Three lines tune it and apply the plan.
   * The plan is in `TrainingArguments` before the Trainer is built: a Trainer that exists keeps its batch size.
-  * `PlanCheck` compares the training with what the plan promised, and reports once at its end.
+  * `PlanCheck` refuses a training whose batch or precision is not the plan's.
 """
 
 import torch

@@ -4,21 +4,18 @@
     accelerator = Accelerator(**accelerator_arguments(plan))
     loader = DataLoader(dataset, shuffle=True, **loader_arguments(plan))
 
-Make the `Accelerator` before any other: a second one in the same process keeps the precision of the first. A script
-that tunes itself can do so in a child process, whose precision stays there:
-
-    plan = tune_in_child("train.py:make_workload", "--memory", "20GiB")
+Make the `Accelerator` before any other: a second one in the same process keeps the precision of the first. For the same
+reason, tune before the training, in a process of its own: `autofit tune train.py:make_workload -o autofit.yaml`.
 """
 
 import os
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.integrations.child_tuning import tune_in_child
 from autofit.integrations.given_plan import GivenPlan
 from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
 
-__all__ = ["accelerator_arguments", "loader_arguments", "tune_in_child"]
+__all__ = ["accelerator_arguments", "loader_arguments"]
 
 STEPS = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """Environment variable that wins over the argument of the `Accelerator`. `accelerate launch` sets it for DeepSpeed."""

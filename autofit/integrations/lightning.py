@@ -31,7 +31,6 @@ from autofit.integrations.lightning_trainer import (
     without_logging,
 )
 from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
-from autofit.integrations.reached import ReachedThroughput
 from autofit.integrations.trainer_fit import for_trainer, with_kept_batch
 
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]
@@ -62,15 +61,7 @@ def trainer_arguments(plan: GivenPlan) -> dict[str, Any]:
 
 
 class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
-    """Compares a training with its plan.
-
-    Attributes:
-        reached: how fast the training is; None before it starts, or if nothing was tuned.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reached: ReachedThroughput | None = None
+    """Checks the loader of a training against its plan."""
 
     def plan_in_effect(self) -> Fit | None:
         """Returns the plan that the training is under, if there is one."""
@@ -85,68 +76,13 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
         fit = self.plan_in_effect()
         if fit is not None:
             check_loader(trainer.train_dataloader, fit.plan.micro_batch_size)
-            plan = fit.plan
-            self.reached = ReachedThroughput(fit.recommendation, plan.global_batch_size, plan.accumulation_steps)
-            for optimizer in trainer.optimizers:
-                self.reached.work.follow_updates(optimizer)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Notes the time before a micro batch."""
-        if self.reached is not None:
-            self.reached.begin()
-            self.reached.work.begin()
-
-    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Notes the end of a forward pass."""
-        if self.reached is not None:
-            self.reached.work.end()
-
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Notes the end of a forward pass, and the time before its backward pass."""
-        if self.reached is not None:
-            self.reached.work.end()
-            self.reached.work.begin()
-
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Notes the end of a backward pass."""
-        if self.reached is not None:
-            self.reached.work.end()
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Notes the time before the clipping and the update, which ends with the step of the optimizer."""
-        if self.reached is not None:
-            self.reached.work.begin()
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Notes the time after a micro batch."""
-        if self.reached is not None:
-            self.reached.end()
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Leaves a validation out of the training's time."""
-        if self.reached is not None:
-            self.reached.pause()
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leaves the end of an epoch out of the training's time."""
-        if self.reached is not None:
-            self.reached.pause()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Warns if the training was slower than its plan, and says where the time went."""
-        if self.reached is None:
-            return
-        self.reached.work.stop()
-        if shortfall := self.reached.shortfall():
-            warnings.warn(f"{shortfall}.", stacklevel=2)
 
 
 class ApplyPlan(_UnderPlan):
     """Gives a plan's batch, loader workers, accumulation and clipping to the training, and checks its precision.
 
     The `train_dataloader` of a module or data module must take its batch size from the attribute `batch_arg`. A loader
-    that is passed to `fit` is rebuilt at the plan's batch. A training of at least 20 steps that is more than 5 % slower
-    than the plan promised ends with a warning that says where the time went.
+    that is passed to `fit` is rebuilt at the plan's batch.
 
     Args:
         plan: what `autofit.tune` or `autofit.load` returned, or the path of a plan file.
@@ -191,8 +127,7 @@ class AutofitCallback(_UnderPlan):
     restored before the training. The Trainer's precision stays: where it is "bf16-mixed" or "16-mixed", plans have that
     precision, and the gain in `fit` is over float32. The global batch is that of the loader and the Trainer's
     accumulation, unless `global_batch_size` is given. Only the batch is searched, because the Trainer can still change
-    it; `strategies` names further techniques, which you then apply yourself. Like `ApplyPlan`, it warns of a slower
-    training.
+    it; `strategies` names further techniques, which you then apply yourself.
 
     With `fast_dev_run` nothing is tuned.
 

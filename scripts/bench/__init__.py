@@ -13,7 +13,6 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.compile_in_time          whether searches that compile end within their time budget
     python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
     python -m scripts.bench.tune_again               time of tuning an unchanged workload again with its study
-    python -m scripts.bench.trainers                 a Hugging Face and a Lightning Trainer under the exported plan
     python -m scripts.bench.nightly.simulated_years  false alarms and missed changes of the rule of nightly jobs
     python -m scripts.bench.peers                    autofit beside other finders of batch sizes
     python -m scripts.bench.memory.host_estimates    memory estimates against measured peaks on a CPU

@@ -12,7 +12,7 @@ from tests.examples.loading import EXAMPLES, load
 pytestmark = pytest.mark.slow
 
 
-def test_it_tunes_trains_and_says_what_was_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_tunes_and_trains_under_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example, printed = load("huggingface_trainer"), io.StringIO()
     tune_trainer, make_trainer, made = example.tune_trainer, example.make_trainer, []
 
@@ -29,7 +29,6 @@ def test_it_tunes_trains_and_says_what_was_reached(tmp_path: Path, monkeypatch: 
     with redirect_stdout(printed):
         example.main()
     assert "Proven by 3 whole steps on the worst batch" in printed.getvalue()
-    assert "the plan promised" in printed.getvalue()
     tuned, trained = made
     assert tuned.state.global_step == 0
     assert trained.state.global_step == 20

@@ -73,7 +73,8 @@ def test_the_same_workload_goes_on_after_it_was_trained(tmp_path: Path) -> None:
         model(torch.randn(4, 8))
     again = tuned(tmp_path / "s.journal", model)
     assert not first.recommendation.environment.differences(again.recommendation.environment)
-    assert not any("left out" in caveat or "dropped" in caveat for caveat in again.caveats)
+    # A busy machine may well be slower now, and earlier speeds are then dropped: the workload is the same all the same.
+    assert not any("left out" in caveat or "workload has changed" in caveat for caveat in again.caveats)
 
 
 # What no signature shows: measurements that contradict each other

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -200,51 +199,6 @@ def test_a_schedule_fits_a_global_batch_that_changed(tmp_path: Path) -> None:
     assert net.expected == len(net.updates) == 4
     assert callback.fit is not None
     assert not any("were kept" in caveat for caveat in callback.fit.caveats)
-
-
-def test_a_training_that_is_slower_than_its_plan_says_where_the_time_goes() -> None:
-    """The proof of `fit` has 8 samples in 0.1 s; here the loader takes longer."""
-
-    class Slow(Net):
-        def on_train_batch_end(self, *_: Any) -> None:
-            time.sleep(0.06)
-
-    callback = ApplyPlan(fit())
-    message = (
-        r"the training reached \S+ samples/s, and the plan promised 80\. .*are overhead of the trainer, batches incl"
-    )
-    with pytest.warns(UserWarning, match=message):
-        trainer(callback, max_steps=26).fit(Slow(), loader())
-    assert callback.reached is not None
-    assert callback.reached.samples_per_s is not None
-    assert callback.reached.samples_per_s < 0.95 * 80
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_the_overhead_is_what_is_not_the_step_that_was_measured(steps: int) -> None:
-    """Takes 6 ms in each forward pass, 12 ms after each micro batch, and 6 ms before the backward pass of an update."""
-
-    class Measured(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            time.sleep(0.006)
-            return super().training_step(batch, batch_idx)
-
-        def on_before_zero_grad(self, optimizer: Any) -> None:
-            time.sleep(0.006)
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            time.sleep(0.012)
-
-    callback, net = ApplyPlan(fit(accumulation_steps=steps)), Measured()
-    trainer(callback, max_steps=26).fit(net, loader())
-    assert callback.reached is not None
-    assert callback.reached.samples_per_s is not None
-    assert callback.reached.overhead_s is not None
-    step_s = 4 * steps / callback.reached.samples_per_s
-    assert 0.012 * steps + 0.006 <= callback.reached.overhead_s < step_s - 0.006 * steps
-    optimizer = net.trainer.optimizers[0]
-    assert not optimizer._optimizer_step_pre_hooks
-    assert not optimizer._optimizer_step_post_hooks
 
 
 def test_a_trial_run_is_not_tuned() -> None:
