@@ -170,10 +170,9 @@ def test_from_the_search_to_two_steps_under_the_plan(tmp_path: Path) -> None:
     assert fit.baseline.plan.micro_batch_size == 2
     path = tmp_path / "autofit.yaml"
     fit.save(path)
-    texts: list[str] = []
     made = trainer(args)
     changed = apply(path, args, made.model)
-    made = trainer(changed, [PlanCheck(path, report=texts.append)], model=made.model)
+    made = trainer(changed, [PlanCheck(path)], model=made.model)
     seen: list[tuple[int, torch.dtype]] = []
     blocks = [0, 0, 0, 0]
 
@@ -190,7 +189,6 @@ def test_from_the_search_to_two_steps_under_the_plan(tmp_path: Path) -> None:
     assert made.state.global_step == 7
     assert seen == [(4, torch.bfloat16)] * 14
     assert blocks == [28, 28, 14, 14]
-    assert texts[0].startswith("the plan promised")
 
 
 @pytest.mark.slow
