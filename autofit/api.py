@@ -28,9 +28,8 @@ from autofit.reports.repeating import tuning_call
 from autofit.search.request import Listen, Request
 from autofit.search.search import SearchInterrupted
 from autofit.trackers.following import following
-from autofit.workloads.loader_types import checked_loader
-from autofit.workloads.terms import Terms
-from autofit.workloads.workload import OptimizerRecipe, Workload
+from autofit.workloads.batches import checked_loader
+from autofit.workloads.workload import OptimizerRecipe, Terms, Workload
 
 
 def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the user's

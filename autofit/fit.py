@@ -31,14 +31,12 @@ from autofit.reports.summary import brief, summarize
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import loader_changes
 from autofit.workloads.first_loss import loss_of
-from autofit.workloads.loading import loader_changes
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.optimizer_set import names_of
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
-from autofit.workloads.terms import Terms
-from autofit.workloads.workload import OptimizerRecipe, Workload
+from autofit.workloads.workload import OptimizerRecipe, Terms, Workload, names_of
 
 _SCANNED = 64
 """Number of samples inspected to rebuild a loader. Their lengths do not matter here."""

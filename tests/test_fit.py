@@ -17,7 +17,7 @@ from autofit.core.errors import PlanFileError, UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.fit import Fit
 from autofit.workloads.step import StepBatch
-from autofit.workloads.terms import Terms
+from autofit.workloads.workload import Terms
 from tests.probing import targets
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import text_lengths

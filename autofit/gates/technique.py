@@ -30,9 +30,9 @@ from autofit.gates.modes import Modes, dropout_off, evaluating
 from autofit.gates.verdict import GateVerdict, failed, unchecked
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.optimizer_set import each_of
 from autofit.workloads.step import TrainStep
 from autofit.workloads.tree import tensors
+from autofit.workloads.workload import each_of
 
 MOST_OVER_ROUNDING = 2.0
 """Maximum change by a reduced precision, as a multiple of the change by rounding the weights; activations are rounded

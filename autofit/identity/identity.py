@@ -17,8 +17,7 @@ from autofit.identity.stable_text import plain
 from autofit.workloads.batch_algebra import describe
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES
-from autofit.workloads.optimizer_set import names_of
-from autofit.workloads.workload import Workload
+from autofit.workloads.workload import Workload, names_of
 
 
 def signature(model: nn.Module, structure: str, loss: str) -> str:

@@ -12,7 +12,7 @@ from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.integrations.plan_settings import import_package
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.loading import loader_changes
+from autofit.workloads.dataloaders import loader_changes
 from autofit.workloads.workload import Workload
 
 _SCANNED = 64

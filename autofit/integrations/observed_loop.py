@@ -31,8 +31,7 @@ from autofit.guard.object_state import ValuePiece
 from autofit.guard.random_state import global_rngs
 from autofit.integrations.trainer_fit import with_kept_batch
 from autofit.workloads.batch_algebra import batch_size
-from autofit.workloads.loss import resolve_loss
-from autofit.workloads.model_call import whole_call
+from autofit.workloads.loss import resolve_loss, whole_call
 from autofit.workloads.tree import map_tensors, tensors
 from autofit.workloads.workload import Workload
 

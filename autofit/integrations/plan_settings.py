@@ -12,7 +12,7 @@ from autofit.core.wording import install_command
 from autofit.exporters.base import Settings, has_fixed_batches
 from autofit.fit import Fit
 from autofit.integrations.given_plan import GivenPlan, fit_of
-from autofit.workloads.loading import loader_changes
+from autofit.workloads.dataloaders import loader_changes
 
 BATCH = frozenset({MICRO_BATCH_SIZE, ACCUMULATION_STEPS})
 

@@ -9,10 +9,9 @@ from autofit.core.budget import Budget
 from autofit.core.errors import NothingFits
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
-from autofit.workloads.optimizer_set import state_tensors
 from autofit.workloads.step import TrainStep
 from autofit.workloads.tree import pieces
-from autofit.workloads.workload import Workload
+from autofit.workloads.workload import Workload, state_tensors
 
 
 def static_bytes(step: TrainStep) -> int:

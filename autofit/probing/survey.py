@@ -30,7 +30,7 @@ from autofit.strategies.base import Facts, Offer, Span, Strategy, no_profile
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
-from autofit.workloads.optimizer_set import each_of
+from autofit.workloads.workload import each_of
 
 T = TypeVar("T")
 

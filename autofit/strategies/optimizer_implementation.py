@@ -18,8 +18,8 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.bf16_parameters import rounds_weights
 from autofit.strategies.torch_optimizers import MARKS, TORCH, grouped_parameters, has_own_step, placed_counter
 from autofit.strategies.undo import Undo
-from autofit.workloads.optimizer_set import each_of
 from autofit.workloads.step import Draft
+from autofit.workloads.workload import each_of
 
 KNOB = "optimizer_implementation"
 FLAGS: dict[str, dict[str, bool | None]] = {

@@ -10,8 +10,7 @@ from autofit.memory.breakdown import Part
 from autofit.memory.trace import Kind
 from autofit.tracing.fake_copy import fake_mode, fake_workload
 from autofit.workloads.loss import LossRule
-from autofit.workloads.optimizer_set import each_of, state_tensors
-from autofit.workloads.workload import Workload
+from autofit.workloads.workload import Workload, each_of, state_tensors
 
 
 def find_fixed_parts(workload: Workload) -> tuple[Part, ...]:

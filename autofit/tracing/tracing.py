@@ -42,10 +42,9 @@ from autofit.tracing.trace_assembly import assembled
 from autofit.tracing.untraceable import check_traceable, untraceable
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
-from autofit.workloads.optimizer_set import each_of, state_tensors
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.tree import Batch, map_tensors, tensors
-from autofit.workloads.workload import Workload
+from autofit.workloads.workload import Workload, each_of, state_tensors
 
 STEPS = 3
 """Number of traced steps. The optimizer's state appears at the end of the first step, so the second has a higher peak.

@@ -3,6 +3,10 @@
 There are two kinds of loader. A DataLoader makes batches from samples. Batches of any size are then made from its data
 set and collate function, and its own iterator is never used. Other loaders yield ready batches (a list, a DataLoader
 with batch_size=None, any re-iterable object). Their batches are cut and joined where that is correct.
+
+Filled masks: a batch in which no sample is short, so that nothing can be gained by leaving out its padding.
+
+Loader types: what can be iterated over batches, and what is often passed instead.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,17 +15,14 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_algebra import batch_size, describe
+from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Counted, Cuttable
-from autofit.workloads.dataloaders import dataloader_maker
-from autofit.workloads.filled_masks import fill_masks
-from autofit.workloads.lengths import useful_tokens
-from autofit.workloads.loader_types import checked_loader
-from autofit.workloads.padded_loader import fixed_padding, padded_loader
+from autofit.workloads.dataloaders import dataloader_maker, fixed_padding, padded_loader
+from autofit.workloads.lengths import IDS, MASK, useful_tokens
 from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.streams import STREAM_BATCHES, read
 from autofit.workloads.tree import Batch, children, map_tensors
@@ -313,3 +314,53 @@ def _lists(batch: Batch, size: int) -> bool:
     """Returns whether a batch is or holds a list of `size` entries."""
     nodes = (batch, *(children(batch) or {}).values())
     return any(isinstance(node, (list, tuple)) and len(node) == size for node in nodes)
+
+
+_LEAST_WIDTH = 3
+"""Minimum width at which two samples that lack one token each do not fit into one row."""
+
+
+def fill_masks(batch: Batch) -> Batch:
+    """Returns a batch whose attention masks say that its samples have all tokens, or all but one.
+
+    One token is missing in all samples but the first, if there is more than one, so that the model computes with a mask
+    as it does for other batches. What is padding in `input_ids` becomes the first token of the first sample, since a
+    model may find padding in it.
+
+    Args:
+        batch: the batch; its masks and its ids are changed in place. Both are [samples, width] and may have a prefix,
+            such as `chosen_attention_mask`; others stay as they are.
+    """
+    found = {path: leaf for path, leaf, _ in leaves(batch, -1) if isinstance(leaf, torch.Tensor) and leaf.dim() == 2}
+    for path, mask in found.items():
+        if not path.endswith(MASK):
+            continue
+        ids = found.get(f"{path.removesuffix(MASK)}{IDS}")
+        if ids is not None and ids.shape == mask.shape and bool(mask.any()):
+            ids[mask == 0] = ids[mask != 0][0]
+        mask.fill_(1)
+        if mask.shape[1] >= _LEAST_WIDTH:
+            mask[1:, -1] = 0
+    return batch
+
+
+def checked_loader(loader: object) -> Iterable[Any]:
+    """Returns the loader if its type can be iterated over batches. Nothing is read from it.
+
+    Raises:
+        WorkloadError: it is a data set or a single batch, or cannot be iterated.
+    """
+    if isinstance(loader, DataLoader):
+        return loader
+    if isinstance(loader, Dataset):
+        raise WorkloadError(
+            f"found a data set ({type(loader).__name__}) as loader; expected batches; "
+            "wrap it: DataLoader(dataset, batch_size=...)"
+        )
+    if isinstance(loader, (torch.Tensor, Mapping, str, bytes)) or not isinstance(loader, Iterable):
+        raise WorkloadError(
+            f"found a loader of type {type(loader).__name__}; expected a DataLoader, a list of batches "
+            "or another re-iterable of batches; for data in memory use DataLoader(TensorDataset(x, y), "
+            "batch_size=...)"
+        )
+    return loader

@@ -2,25 +2,43 @@
 
 A DataLoader makes batches from samples. Batches of any size are therefore made from its data set and collate function,
 and its own iterator is never used. With `batch_size=None` it yields ready batches.
+
+Padded loader: the user's DataLoader with batches that are padded to a multiple.
+
+Only the user's collate function knows with what a tensor is padded. A collate function of `transformers` can be asked
+for another padding by its attribute `pad_to_multiple_of`; it is set on a copy.
+
+The settings of a DataLoader with a number of worker processes, by the names of its arguments.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from autofit.core.errors import WorkloadError
+from autofit.core.loading import Loading
 from autofit.workloads.batch_algebra import concat
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Collating, CollatingCounted, KeyLists
-from autofit.workloads.length_batches import LengthBatches
+from autofit.workloads.lengths import LengthOf
 from autofit.workloads.ready_batches import ReadyBatches
-from autofit.workloads.resized_sampler import Pass, Rechunked, one_pass, resized
 from autofit.workloads.sample_batches import Recipe, SampleBatches
-from autofit.workloads.sample_lengths import LengthOf
 from autofit.workloads.sampler_batches import SamplerBatches
-from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
+from autofit.workloads.samplers import (
+    LengthBatches,
+    Pass,
+    Rechunked,
+    batch_sampler_keys,
+    draws_at_random,
+    one_pass,
+    resized,
+    sampler_keys,
+)
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
+from autofit.workloads.tree import safe_getattr
 
 _STREAM_SAMPLES = 512  # number of samples read from an iterable data set
 _KEPT = (
@@ -298,3 +316,58 @@ def _fixed_loading(loader: DataLoader[Any]) -> str:
 def _subclass_note(loader: DataLoader[Any]) -> tuple[str, ...]:
     overridden = overridden_iteration(loader)
     return (f"{overridden}: other batch sizes use a plain DataLoader",) if overridden else ()
+
+
+ATTRIBUTE = "pad_to_multiple_of"
+_NONE = object()
+
+
+def fixed_padding(loader: Any) -> str:
+    """Returns why the batches of a loader cannot be padded to a multiple; "" if they can."""
+    if not isinstance(loader, DataLoader):
+        return "the loader yields ready batches"
+    if overridden := overridden_iteration(loader):
+        return overridden
+    collate = loader.collate_fn
+    found = getattr(collate, ATTRIBUTE, _NONE)
+    if found is _NONE or copy.copy(collate) is collate:  # a function cannot be copied
+        name = safe_getattr(collate, "__qualname__") or type(collate).__name__
+        return f"the collate function {name} has no {ATTRIBUTE}, so the value to pad with is not known"
+    return "" if found in (None, 0, 1) else f"the collate function already pads to a multiple of {found}"
+
+
+def padded_loader(loader: Any, multiple: int) -> DataLoader[Any]:
+    """Returns a copy of a loader whose batches are padded to a multiple of `multiple`. The loader is not changed.
+
+    The copy shares the data set and the samplers.
+
+    Raises:
+        WorkloadError: see `fixed_padding`.
+    """
+    if reason := fixed_padding(loader):
+        raise WorkloadError(
+            f"batches padded to a multiple of {multiple} were requested, but {reason}; expected a DataLoader whose "
+            f"collate function has the attribute {ATTRIBUTE}"
+        )
+    found: DataLoader[Any] = copy.copy(loader)
+    collate = copy.copy(loader.collate_fn)
+    setattr(collate, ATTRIBUTE, multiple)
+    found.collate_fn = collate
+    found._iterator = None  # persistent workers belong to the user's loader
+    return found
+
+
+def loader_changes(loading: Loading | None) -> dict[str, Any]:
+    """Returns the arguments of a DataLoader to replace; none if the loader keeps the user's settings."""
+    if loading is None or loading.kept:
+        return {}
+    changes: dict[str, Any] = {
+        "num_workers": loading.workers,
+        "prefetch_factor": loading.prefetch_factor,
+        "persistent_workers": loading.persistent_workers,
+    }
+    if loading.pin_memory is not None:
+        changes["pin_memory"] = loading.pin_memory
+    if not loading.workers:  # a DataLoader without workers refuses these
+        changes |= {"timeout": 0, "multiprocessing_context": None}
+    return changes

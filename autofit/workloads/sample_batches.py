@@ -1,4 +1,7 @@
-"""SampleBatches: batches collated from the samples of a data set."""
+"""SampleBatches: batches collated from the samples of a data set.
+
+Padding: the share of the elements of batches that only fill them up to the longest sample.
+"""
 
 import copy
 import random
@@ -16,11 +19,8 @@ from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted, has_rows
-from autofit.workloads.grouped_batches import Groups
-from autofit.workloads.lengths import Lengths, elements, evenly_spaced, scan
-from autofit.workloads.padding import SAMPLES, padding_share
-from autofit.workloads.representative_batches import representative
-from autofit.workloads.sample_lengths import LengthOf, SampleLengths
+from autofit.workloads.lengths import LengthOf, Lengths, SampleLengths, elements, evenly_spaced, scan
+from autofit.workloads.representative_batches import Groups, representative
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors
 
@@ -311,3 +311,24 @@ def _is_even(batch: Batch, size: int) -> bool:
     """Returns whether each tensor has one row per sample. An integer equal to the size marks a batch of graphs."""
     rows = all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
     return rows and not any(type(leaf) is int and leaf == size for _, leaf, _ in leaves(batch, size))
+
+
+SAMPLES = 512
+"""Maximum number of samples in the batches that are compared, unless one batch has more."""
+
+
+def padding_share(make: Callable[[list[Any]], Batch], lists: Iterable[Sequence[Any]]) -> float:
+    """Returns the share of padding, from 0 to 1: the elements that batches have beyond those of their samples alone.
+
+    It is measured by collating each sample alone, so it needs no mask and holds for any collate function. Elements that
+    a sample alone has too, such as padding to a fixed length, are not counted.
+
+    Args:
+        make: keys -> batch.
+        lists: the keys of each batch.
+    """
+    whole = alone = 0
+    for keys in lists:
+        whole += elements(make(list(keys)))
+        alone += sum(elements(make([key])) for key in keys)
+    return max(1 - alone / whole, 0.0) if whole else 0.0

@@ -1,8 +1,24 @@
-"""Samplers: the keys of the samples that a DataLoader's sampler draws."""
+"""Samplers: the keys of the samples that a DataLoader's sampler draws.
 
+Resized sampler: the user's batch sampler at another batch size, so that its rule for grouping samples is kept.
+
+A sampler that groups texts of similar length does so at any size. If it keeps its batch size in an attribute, a copy
+with another size is iterated. If its constructor takes the size, it is constructed again. Otherwise its batches are
+joined or cut in order, which separates samples that it grouped.
+
+LengthBatches: a batch sampler that makes batches of samples of similar length, in an order that stays random.
+
+As in the `LengthGroupedSampler` of transformers, only the samples of one window are sorted by length, so that batches
+have other samples in each epoch. A window holds at most `WINDOW_BATCHES` batches.
+"""
+
+import copy
+import inspect
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -16,7 +32,8 @@ from torch.utils.data import (
 )
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.streams import known_length, read
+from autofit.workloads.lengths import LengthOf
+from autofit.workloads.streams import known_length, read, undisturbed
 
 
 def draws_at_random(sampler: Any) -> bool:
@@ -93,3 +110,199 @@ def _all_keys(drawn: list[Any], ended: bool, dataset: Any) -> Sequence[Any]:
     if ended or total is None or not all(isinstance(key, int) for key in drawn):
         return drawn
     return range(total)
+
+
+CHECKED_KEYS = 200_000
+"""Maximum number of keys read from one pass over a sampler."""
+FULL_RATIO = 0.75
+"""Minimum share of the keys that must be in batches of exactly the requested size. Below it, the sampler ignored the
+size or its groups are too small, and a measurement of full batches would not be valid for its batches."""
+SAME_RATIO = 0.5
+"""Minimum share of the keys that must also be in the user's batches. Some samplers draw different keys in each pass."""
+Pass = tuple[list[list[Any]], bool]
+_NAMES = ("batch_size", "batchsize", "bsz")
+
+
+class Rechunked:
+    """The indices of a user's batch sampler, in order, in lists of another size."""
+
+    def __init__(self, sampler: Any, size: int, user_size: int, drop_last: bool) -> None:
+        self.sampler, self.batch_size, self.user_size, self.drop_last = sampler, size, user_size, drop_last
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        indices = itertools.chain.from_iterable(self.sampler)
+        while chunk := list(itertools.islice(indices, self.batch_size)):
+            if len(chunk) == self.batch_size or not self.drop_last:
+                yield chunk
+
+    def __len__(self) -> int:
+        """Returns the number of lists. It is exact if each list of the user's sampler is full."""
+        total = len(self.sampler) * self.user_size
+        return total // self.batch_size if self.drop_last else -(-total // self.batch_size)
+
+
+class Copied:
+    """A copy of a user's batch sampler with another batch size in the attributes that hold it.
+
+    Each pass uses a fresh copy, so that `set_epoch` on the user's object takes effect. What a pass changes (an epoch
+    counter) is written back to that object.
+    """
+
+    def __init__(self, sampler: Any, names: Sequence[str], size: int) -> None:
+        self.sampler, self.names, self.batch_size = sampler, tuple(names), size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        resized_copy = self._resized_copy()
+        for keys in resized_copy:
+            self._write_back(resized_copy)
+            yield keys
+        self._write_back(resized_copy)
+
+    def __len__(self) -> int:
+        return len(self._resized_copy())
+
+    def _resized_copy(self) -> Any:
+        resized_copy = copy.copy(self.sampler)
+        vars(resized_copy).update(dict.fromkeys(self.names, self.batch_size))
+        return resized_copy
+
+    def _write_back(self, resized_copy: Any) -> None:
+        vars(self.sampler).update({name: value for name, value in vars(resized_copy).items() if name not in self.names})
+
+
+class Constructed:
+    """A user's batch sampler, constructed again with another batch size.
+
+    It follows numbers that are later set on the user's object, and its `set_epoch`. Other attributes are not copied,
+    since they may be lists of batches of the user's size.
+    """
+
+    def __init__(self, sampler: Any, made: Any, size: int) -> None:
+        self.sampler, self.made, self.batch_size = sampler, made, size
+        self._seen = _numbers(sampler)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        now = _numbers(self.sampler)
+        changed = {name: value for name, value in now.items() if value != self._seen.get(name)}
+        self._seen = now
+        if "epoch" in changed and callable(getattr(self.made, "set_epoch", None)):
+            self.made.set_epoch(changed.pop("epoch"))
+        vars(self.made).update(changed)
+        return iter(self.made)
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+
+def resized(
+    sampler: Any, size: int, user_size: int, drop_last: bool, user_pass: Callable[[], Pass] | None = None
+) -> Iterable[list[Any]]:
+    """Returns the lists of a user's batch sampler at another size, by the first method that yields lists of that size.
+
+    Args:
+        sampler: the user's batch sampler. It is iterated, and its state is restored.
+        size: number of samples per list.
+        user_size: the most common number of samples in the user's lists.
+        drop_last: whether an incomplete last list is dropped when lists are joined or cut.
+        user_pass: returns one pass over the user's lists, which may take long. None iterates `sampler`.
+    """
+    methods: tuple[Callable[[Any, int, int], Any], ...] = (_copied, _constructed)
+    with undisturbed(sampler):
+        user_lists, all_read = one_pass(sampler, user_size) if user_pass is None else user_pass()
+        for method in methods:
+            with suppress(Exception):  # the user's code may not support being called this way
+                if (found := method(sampler, size, user_size)) is None:
+                    continue
+                lists, all_found = one_pass(found, size)
+                if _follows(lists, user_lists, size, compare=all_read and all_found):
+                    return found  # type: ignore[no-any-return]
+    return Rechunked(sampler, size, user_size, drop_last)
+
+
+def _copied(sampler: Any, size: int, user_size: int) -> Copied | None:
+    names = [name for name, value in vars(sampler).items() if _is_size(name) and value == user_size]
+    return Copied(sampler, names, size) if names else None
+
+
+def _constructed(sampler: Any, size: int, user_size: int) -> Constructed | None:
+    """Returns the sampler constructed again. None if an argument is not found among its attributes."""
+    parameters = list(inspect.signature(type(sampler)).parameters.values())
+    if not any(_is_size(parameter.name) for parameter in parameters):
+        return None
+    given: dict[str, Any] = {}
+    for parameter in parameters:
+        held = [name for name in (parameter.name, f"_{parameter.name}") if name in vars(sampler)]
+        if parameter.kind is parameter.POSITIONAL_ONLY or not (_is_size(parameter.name) or held):
+            return None
+        given[parameter.name] = size if _is_size(parameter.name) else vars(sampler)[held[0]]
+    return Constructed(sampler, type(sampler)(**given), size)
+
+
+def _numbers(sampler: Any) -> dict[str, Any]:
+    held = vars(sampler).items()
+    return {name: value for name, value in held if isinstance(value, (int, float)) and not _is_size(name)}
+
+
+def _is_size(name: str) -> bool:
+    return name.strip("_").lower() in _NAMES
+
+
+def one_pass(sampler: Iterable[list[Any]], size: int) -> Pass:
+    """Returns the lists of one pass, up to `CHECKED_KEYS` keys, and whether these are all."""
+    most = max(CHECKED_KEYS // size, 1)
+    found = [list(keys) for keys in itertools.islice(sampler, most + 1)]
+    return found[:most], len(found) <= most
+
+
+def _follows(lists: Sequence[Sequence[Any]], users: Sequence[Sequence[Any]], size: int, *, compare: bool) -> bool:
+    """Returns whether most lists have the requested size and, with `compare`, share enough keys with the user's."""
+    count = sum(map(len, lists))
+    full = sum(len(each) for each in lists if len(each) == size)
+    if not lists or max(map(len, lists)) > size or full < FULL_RATIO * count:
+        return False
+    keys, theirs = (set(itertools.chain.from_iterable(each)) for each in (lists, users))
+    return not compare or len(keys & theirs) >= SAME_RATIO * max(len(keys), len(theirs))
+
+
+WINDOW_BATCHES, LEAST_WINDOWS = 50, 4
+"""Maximum number of batches in a window, and minimum number of windows in a pass: the values of transformers 5.23
+(`get_length_grouped_indices`). With a single window, every epoch would have the same batches."""
+
+
+class LengthBatches:
+    """Batches of the keys that a sampler draws, each of samples of similar length.
+
+    It draws no random numbers. The batches of a window come in the order in which the sampler drew the first key of
+    each, and the keys of a batch in the order in which they were drawn. A sampler that draws at random therefore makes
+    new batches in a new order in each pass, which its generator determines. The keys that do not fill a batch are the
+    last ones drawn, as with torch's `BatchSampler`.
+
+    Attributes:
+        sampler: the user's sampler, with a length.
+        batch_size: number of keys per batch.
+        drop_last: whether an incomplete last batch is dropped.
+    """
+
+    def __init__(self, sampler: Any, length_of: LengthOf, size: int, drop_last: bool) -> None:
+        self.sampler, self.batch_size, self.drop_last = sampler, size, drop_last
+        self._length_of = length_of
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        drawn, size = list(self.sampler), self.batch_size
+        full = len(drawn) // size
+        windows = max(-(-full // WINDOW_BATCHES), min(LEAST_WINDOWS, full), 1)
+        edges = [full * at // windows * size for at in range(windows + 1)]
+        for first, last in pairwise(edges):
+            yield from self._of_window(drawn[first:last])
+        if len(drawn) > full * size and not self.drop_last:
+            yield drawn[full * size :]
+
+    def __len__(self) -> int:
+        total = len(self.sampler)
+        return total // self.batch_size if self.drop_last else -(-total // self.batch_size)
+
+    def _of_window(self, keys: list[Any]) -> Iterator[list[Any]]:
+        lengths = [self._length_of(key) for key in keys]
+        by_length = sorted(range(len(keys)), key=lengths.__getitem__)  # equal lengths stay in the order drawn
+        batches = [sorted(by_length[at : at + self.batch_size]) for at in range(0, len(keys), self.batch_size)]
+        yield from ([keys[place] for place in batch] for batch in sorted(batches))

@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 from autofit.core.environment import UPDATE_FN
 from autofit.core.errors import WorkloadError
 from autofit.core.wording import a_type
-from autofit.workloads.loss import LossRule, Update
-from autofit.workloads.model_call import binds
-from autofit.workloads.optimizer_set import as_given
+from autofit.workloads.loss import LossRule, Update, binds
 from autofit.workloads.tree import Batch
+from autofit.workloads.workload import as_given
 
 WHOLE = "update_fn does the whole optimizer step"
 """Why techniques that change the inside of a step cannot be applied."""

@@ -1,11 +1,17 @@
-"""Workload: what is trained. It holds the model, batches, loss or step function, and optimizer recipe."""
+"""Workload: what is trained. It holds the model, batches, loss or step function, and optimizer recipe.
+
+OptimizerSet: the optimizers of a step that has several, to be read as one optimizer.
+
+Terms: the user's functions and optimizer of a workload, without its model and batches.
+"""
 
 import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import nn
@@ -14,7 +20,6 @@ from torch.optim import Optimizer
 
 from autofit.core.errors import WorkloadError
 from autofit.core.wording import a_type
-from autofit.workloads.optimizer_set import OptimizerSet, each_of
 
 OptimizerRecipe = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Optimizer] | None
 
@@ -274,3 +279,79 @@ def _optimizers_in(found: object, depth: int = 3) -> Iterator[Optimizer]:
     elif depth and isinstance(found, Mapping | list | tuple):
         for each in found.values() if isinstance(found, Mapping) else found:
             yield from _optimizers_in(each, depth - 1)
+
+
+class OptimizerSet(Optimizer):
+    """Several optimizers, such as those of a GAN, with the groups, the state and the gradients of all of them.
+
+    It is never stepped: the user's `update_fn` steps each optimizer by itself.
+
+    Attributes:
+        members: the optimizers by the user's names.
+    """
+
+    def __init__(self, members: Mapping[str, Optimizer]) -> None:
+        """Makes the set. The optimizers are not changed; groups and state that they get later are seen too."""
+        # torch's constructor is not called: it would group the parameters anew, and keep a state beside the members'.
+        self.members = dict(members)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # read from the members
+        """The groups of all optimizers."""
+        return [group for member in self.members.values() for group in member.param_groups]
+
+    @property
+    def state(self) -> dict[torch.Tensor, Any]:  # type: ignore[override]  # read from the members
+        """The state of all optimizers, by parameter."""
+        return {parameter: kept for member in self.members.values() for parameter, kept in member.state.items()}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of all optimizers."""
+        for member in self.members.values():
+            member.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """Raises, since only `update_fn` knows when each optimizer is stepped."""
+        raise NotImplementedError(f"found a step of {names_of(self)} together; expected that update_fn steps each")
+
+
+def each_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """Returns the optimizers of a step: one, or the members of a set."""
+    return tuple(optimizer.members.values()) if isinstance(optimizer, OptimizerSet) else (optimizer,)
+
+
+def as_given(optimizer: Optimizer) -> Optimizer | dict[str, Optimizer]:
+    """Returns the optimizer as the user gave it: one optimizer, or a dict of several."""
+    return dict(optimizer.members) if isinstance(optimizer, OptimizerSet) else optimizer
+
+
+def names_of(optimizer: Optimizer | None) -> str:
+    """Returns the class of an optimizer, such as "AdamW", or of each member, as in "d: Adam, g: AdamW"; "" of None."""
+    if optimizer is None:
+        return ""
+    if not isinstance(optimizer, OptimizerSet):
+        return type(optimizer).__name__
+    return ", ".join(f"{name}: {type(member).__name__}" for name, member in sorted(optimizer.members.items()))
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yields the tensors of an optimizer's state."""
+    values = chain.from_iterable(state.values() for state in optimizer.state.values())
+    return (value for value in values if isinstance(value, torch.Tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Loss and optimizer of the tuned workload: the defaults of `Fit.prepare`. See `Workload` for the attributes."""
+
+    loss_fn: Callable[..., torch.Tensor] | None = None
+    step_fn: Callable[..., torch.Tensor] | None = None
+    optimizer: OptimizerRecipe = None
+    update_fn: Callable[..., Any] | None = None
+
+    def completed_by(self, tuned: Self) -> Self:
+        """Returns these terms; what is missing is that of `tuned`. The functions go together: one replaces all."""
+        given = any(function is not None for function in (self.loss_fn, self.step_fn, self.update_fn))
+        functions = self if given else tuned
+        optimizer = tuned.optimizer if self.optimizer is None else self.optimizer
+        return replace(functions, optimizer=optimizer)

@@ -10,7 +10,7 @@ from autofit.core.errors import UserCodeError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.fit import Fit
-from autofit.workloads.terms import Terms
+from autofit.workloads.workload import Terms
 from tests.promises.conftest import TunedGan
 from tests.workloads import gans
 

@@ -18,8 +18,8 @@ from autofit.prepare import prepare
 from autofit.strategies.base import Facts, Offer
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.workloads.loss import LossRule
-from autofit.workloads.optimizer_set import OptimizerSet
 from autofit.workloads.step import Draft
+from autofit.workloads.workload import OptimizerSet
 
 RULE = LossRule("step_fn", lambda model, batch: model(batch).square().mean(), False, "")
 MAKERS: dict[str, Callable[[Any], Optimizer]] = {

@@ -18,7 +18,7 @@ from autofit.probing.static_bytes import static_bytes
 from autofit.strategies import members
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.tracing import trace
-from autofit.workloads.forward import resolve_forward
+from autofit.workloads.first_loss import resolve_forward
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload

@@ -3,8 +3,7 @@
 import torch
 from torch.utils.data import DataLoader
 
-from autofit.workloads.batches import BatchSource
-from autofit.workloads.filled_masks import fill_masks
+from autofit.workloads.batches import BatchSource, fill_masks
 from tests.workloads.loaders import Padding, Texts, pad
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.workloads.forward import resolve_forward
+from autofit.workloads.first_loss import resolve_forward
 
 
 class Echo(nn.Module):

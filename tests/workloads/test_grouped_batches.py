@@ -10,9 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.grouped_batches import LISTS, MEASURED, Groups
-from autofit.workloads.lengths import scan
-from autofit.workloads.sample_lengths import SampleLengths
+from autofit.workloads.lengths import SampleLengths, scan
+from autofit.workloads.representative_batches import LISTS, MEASURED, Groups
 from tests.workloads.ragged import Buckets, text_lengths
 
 LENGTHS = text_lengths(2000)

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.loader_types import checked_loader
+from autofit.workloads.batches import checked_loader
 from tests.workloads.loaders import Batches, Texts, pad, pairs
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.loading import loader_changes
+from autofit.workloads.dataloaders import loader_changes
 
 DATA = TensorDataset(torch.arange(24.0))
 LOADING = Loading(needed_per_s=10.0, trials=(LoadingTrial(workers=0, samples_per_s=5.0),))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.model_call import call_for, check_keys, whole_call
+from autofit.workloads.loss import call_for, check_keys, whole_call
 
 
 class OfOne(nn.Module):

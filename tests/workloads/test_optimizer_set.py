@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.workloads.optimizer_set import OptimizerSet, as_given, each_of, names_of, state_tensors
+from autofit.workloads.workload import OptimizerSet, as_given, each_of, names_of, state_tensors
 from tests.workloads import gans
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.padded_loader import fixed_padding, padded_loader
+from autofit.workloads.dataloaders import fixed_padding, padded_loader
 from tests.workloads.loaders import Padding, Texts, pad
 from tests.workloads.ragged import Buckets, text_lengths
 

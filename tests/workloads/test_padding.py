@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.padding import padding_share
+from autofit.workloads.sample_batches import padding_share
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import Buckets, Sentences, text_lengths
 

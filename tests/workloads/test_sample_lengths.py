@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from autofit.workloads.lengths import scan
-from autofit.workloads.sample_lengths import SampleLengths
+from autofit.workloads.lengths import SampleLengths, scan
 
 TEXTS = [{"text": [0] * length, "image": [0.0] * 4} for length in (3, 9, 3, 1, 7, 5)]
 

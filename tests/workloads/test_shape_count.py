@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.workloads.shape_count import shape_count
+from autofit.workloads.batch_store import shape_count
 
 
 def texts(*lengths: int) -> list[Any]:

@@ -14,12 +14,12 @@ from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
-from autofit.workloads.forward import resolve_forward
+from autofit.workloads.first_loss import resolve_forward
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import SUM, Weighing
-from autofit.workloads.optimizer_set import OptimizerSet
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.update import rule_of_update
+from autofit.workloads.workload import OptimizerSet
 from tests.probing import targets
 from tests.workloads import gans
 

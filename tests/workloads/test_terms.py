@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from autofit.workloads.terms import Terms
+from autofit.workloads.workload import Terms
 from tests.probing import targets
 from tests.workloads import gans
 

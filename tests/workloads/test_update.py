@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.optimizer_set import OptimizerSet
 from autofit.workloads.update import rule_of_update
+from autofit.workloads.workload import OptimizerSet
 from tests.workloads import gans
 
 BATCH = (torch.randn(8, gans.WIDTH),)

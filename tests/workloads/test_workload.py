@@ -11,8 +11,7 @@ from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.errors import WorkloadError
 from autofit.probing.local_bench import LocalBench
-from autofit.workloads.optimizer_set import as_given
-from autofit.workloads.workload import Workload
+from autofit.workloads.workload import Workload, as_given
 from tests.probing import targets
 from tests.workloads import gans
 
