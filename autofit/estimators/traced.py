@@ -2,9 +2,9 @@
 
 For the baseline's combination, three traces give the law of every size, with and without accumulation, so that the
 search knows from the start which micro batches fit. Single changes of it are also traced before the first probe, each
-at one size (`autofit.feasibility.pretrace`). Any other combination is traced when a plan of it is about to be probed,
-at that size. A trace does not show what a library allocates for itself: this is the difference between estimate and
-peak of the plans that ran, and it is added to the estimates of all others.
+at one size (`autofit.feasibility.feasibility`). Any other combination is traced when a plan of it is about to be
+probed, at that size. A trace does not show what a library allocates for itself: this is the difference between estimate
+and peak of the plans that ran, and it is added to the estimates of all others.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,8 +1,20 @@
-"""Feasibility: whether a plan fits into the memory budget."""
+"""Feasibility: whether a plan fits into the memory budget.
+
+JointEstimate: several estimators as one, computed once until one of them learns more.
+
+Pretrace: chooses the plans to estimate before any plan runs.
+
+These are the baseline's combination around the size at which it ceases to fit, and each single change of it at the
+size where its memory matters most: the smallest micro batch that is not expected to fit with the change. At smaller
+sizes, the static memory and the optimizer update make the peak, and a change that saves activations has no effect
+there. The effect of a change at this size carries over to other sizes and to combinations with other changes
+(`autofit.feasibility.peak_model`).
+"""
 
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from statistics import median
 from time import monotonic
 
@@ -10,16 +22,116 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.estimators.base import Estimator
-from autofit.feasibility.joint_estimate import JointEstimate
 from autofit.feasibility.peak_model import PeakModel, is_two_sided
 from autofit.feasibility.plan_features import Array, PlanList, expected_of
-from autofit.feasibility.pretrace import plans_to_estimate
+
+SCARCE_RATIO = 0.5
+"""Memory is not scarce if the baseline's combination needs less than this share of the budget at every size."""
+
+
+def plans_to_estimate(space: SearchSpace, estimate: Callable[[Plan], Estimate | None], memory_bytes: int) -> list[Plan]:
+    """Returns the plans to estimate, the most informative first: the knobs in turn, each from its last value.
+
+    Args:
+        space: the space that will be searched.
+        estimate: estimates the peak of a plan. The result is empty where it has no estimate for the baseline's
+            combination at some size.
+        memory_bytes: the budget.
+    """
+    baseline = [space.at(space.baseline.combination, size) for size in space.sizes]
+    peaks = {plan.micro_batch_size: e.value_bytes for plan in baseline if (e := estimate(plan)) is not None}
+    if len(peaks) < max(len(baseline), 2) or max(peaks.values()) <= SCARCE_RATIO * memory_bytes:
+        return []
+    turns = zip_longest(*(_changed(knob, space.baseline) for knob in space.facts.knobs))
+    changes = [change for turn in turns for change in turn if change is not None]
+    plans = [space.at(plan.combination, _critical_size(peaks, growth, memory_bytes)) for plan, growth in changes]
+    over = [plan for plan in baseline if peaks[plan.micro_batch_size] > memory_bytes]
+    within = [plan for plan in baseline if peaks[plan.micro_batch_size] <= memory_bytes]
+    return [*within[-1:], *over[:1], *(plan for plan in plans if space.violation(plan) is None)]
+
+
+def _changed(knob: Knob, baseline: Plan) -> list[tuple[Plan, float]]:
+    """Returns the baseline with each other value of a knob, and the expected factor on the part that grows."""
+    growth = knob.growth or (1.0,) * len(knob.values)
+    changed = [(baseline.replace(**{knob.name: v}), g) for v, g in zip(knob.values, growth, strict=True)]
+    return [(plan, g) for plan, g in reversed(changed) if plan != baseline]
+
+
+def _critical_size(peaks: dict[int, int], growth: float, memory_bytes: int) -> int:
+    """Returns the smallest size that is too large once the growing part is multiplied; the largest if none is."""
+    sizes = sorted(peaks)
+    low, high = sizes[-2:]
+    slope = (peaks[high] - peaks[low]) / (high - low)
+    fixed = max(peaks[high] - slope * high, 0.0)
+    return min((size for size in sizes if fixed + growth * (peaks[size] - fixed) > memory_bytes), default=sizes[-1])
+
+
+class JointEstimate:
+    """Combines the estimates of several estimators.
+
+    Args:
+        estimators: the estimators, the one with the most trusted value first.
+    """
+
+    def __init__(self, estimators: Sequence[Estimator]) -> None:
+        self._estimators = estimators
+        self._cache: dict[str, Estimate | None] = {}  # valid until an estimator learns more
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        """Returns the tightest bounds of all estimates, and the first value that comes with a bound."""
+        if plan.key not in self._cache:
+            self._cache[plan.key] = self._combined(plan)
+        return self._cache[plan.key]
+
+    def bounded(self) -> set[str] | None:
+        """Returns the keys of the combinations of which a plan may have an estimate with a bound; None: of any."""
+        each = [estimator.bounded() for estimator in self._estimators]
+        return None if None in each else {key for keys in each if keys is not None for key in keys}
+
+    def tell(self, trial: Trial) -> None:
+        """Lets the estimators learn from a trial."""
+        self._cache.clear()
+        for estimator in self._estimators:
+            estimator.tell(trial)
+
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        """Has the estimators spend time on a plan; see `Estimator.refine`."""
+        try:
+            for estimator in self._estimators:
+                estimator.refine(plan, along)
+        finally:
+            self._cache.clear()
+
+    def refine_all(self, plans: Sequence[Plan]) -> None:
+        """Has the estimators spend time on several plans; see `Estimator.refine_all`."""
+        try:
+            for estimator in self._estimators:
+                estimator.refine_all(plans)
+        finally:
+            self._cache.clear()
+
+    def _combined(self, plan: Plan) -> Estimate | None:
+        estimates = [e for estimator in self._estimators if (e := estimator.estimate(plan)) is not None]
+        if len(estimates) < 2:
+            return estimates[0] if estimates else None
+        first = next((e for e in estimates if e.is_bounded and not e.worst_case), estimates[0])
+        lower = max((e.lower_bytes for e in estimates if e.lower_bytes is not None), default=None)
+        upper = min((e.upper_bytes for e in estimates if e.upper_bytes is not None), default=None)
+        value = first.value_bytes if upper is None else min(first.value_bytes, upper)
+        value = value if lower is None else max(value, lower)
+        moved = first.value_bytes if value != first.value_bytes else None
+        if (value, lower, upper) == (first.value_bytes, first.lower_bytes, first.upper_bytes):
+            return first
+        bounds = {"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper}
+        return first.model_copy(update=bounds | {"said_bytes": moved})
+
 
 SAFE_RATIO = 0.5
 """A plan whose peak is guessed below this share of the budget is not looked at more closely."""

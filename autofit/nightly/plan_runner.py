@@ -16,10 +16,10 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
-from autofit.search.ambiguous_failures import doubted
 from autofit.search.bench import Bench
 from autofit.search.no_answer import for_good
 from autofit.search.race import Pairing, pair
+from autofit.search.trial_runner import doubted
 
 LIMIT_RATIO = 0.95
 """A time-out after at least this share of the time left is blamed on the time budget, not on the plan."""

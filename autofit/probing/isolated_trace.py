@@ -29,7 +29,7 @@ from autofit.core.uninterrupted import FROM_OUTSIDE, uninterrupted
 from autofit.memory.trace import Trace
 from autofit.probing.linux_process import die_with
 from autofit.probing.watchdog import SIGNAL
-from autofit.tracing.self_contained import check_nothing_left, check_self_contained, fake_tensors
+from autofit.tracing.static_memory import check_nothing_left, check_self_contained, fake_tensors
 from autofit.workloads.workload import Workload
 
 LIMIT_S = 30.0

@@ -1,25 +1,31 @@
 """LocalBench: a workload on a device of this process, ready to be probed.
 
 `tune()` opens it in the user's process; a worker opens it in a child process.
+
+Placement: moves the user's model to the device, or checks that it is there.
+
+The notes of a bench for the user: how the workload is measured, and what differs from the user's own training.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
 import torch
+from torch import nn
 
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import TRACE_RATIO
-from autofit.core.errors import DevicePoisoned, Untraceable
+from autofit.core.errors import DevicePoisoned, Untraceable, WorkloadError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
+from autofit.core.units import format_names
 from autofit.devices.base import Device
 from autofit.gates.check import GradientCheck
 from autofit.gates.gradients import Steps
@@ -30,27 +36,87 @@ from autofit.identity.identity import Reached
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
-from autofit.probing.bench_notes import bench_notes
 from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.loading import LoaderTrials
-from autofit.probing.placement import place
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
-from autofit.probing.static_bytes import budget_of
 from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_poison, as_users_errors, poison_of
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
+from autofit.probing.workload_facts import batch_to_trace, budget_of, chosen, facts_of
 from autofit.strategies import members
 from autofit.tracing import tracing
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.workload import Workload
+
+NAMED = 3
+"""Maximum number of modules that a note names."""
+
+
+def bench_notes(
+    workload: Workload,
+    device: Device,
+    loss: LossRule,
+    eval_modules: Sequence[str],
+    guarded: Sequence[str],
+    source: BatchSource,
+) -> Iterator[str]:
+    """Yields the notes, those on what is measured first."""
+    yield from training_notes(workload, loss, eval_modules, "measured")
+    if device.is_host and devices.choose().is_host:
+        yield f"tuned for the CPU ({device.name()}): the plan does not carry over to an accelerator"
+    yield from guarded
+    yield from device.caveats()
+    yield from source.notes
+
+
+def training_notes(workload: Workload, loss: LossRule, eval_modules: Sequence[str], done: str) -> Iterator[str]:
+    """Yields what was assumed about the training.
+
+    Args:
+        workload: the workload.
+        loss: the rule that computes its loss.
+        eval_modules: names of modules of a model in training mode that were in evaluation mode.
+        done: what was done with the assumed optimizer: "measured" or "estimated".
+    """
+    if loss.inferred:
+        yield f"the loss was inferred: {loss.about}"
+    if eval_modules:
+        yield (
+            f"found {format_names(eval_modules, NAMED)} in evaluation mode in a model that is in training mode: "
+            "measured in training mode, because model.train() in a training loop sets every module to training mode. "
+            "To keep modules in evaluation mode, override train() of your model"
+        )
+    if workload.optimizer is None and workload.training:
+        yield f"no optimizer was given: {done} with torch.optim.AdamW and its defaults"
+
+
+def place(workload: Workload, device: Device, may_move: bool) -> None:
+    """Moves the model and a loss module to `device` if `may_move`; otherwise checks that the model is there.
+
+    Raises:
+        WorkloadError: the model is on another device, or on several.
+    """
+    model, wanted = workload.model, device.torch_device
+    if may_move:
+        model.to(wanted)
+        if isinstance(workload.loss_fn, nn.Module):
+            workload.loss_fn.to(wanted)
+        return
+    found = {t.device for t in (*model.parameters(), *model.buffers())}
+    if any(t.type != wanted.type or (wanted.index is not None and t.index != wanted.index) for t in found):
+        names = ", ".join(sorted(map(str, found)))
+        raise WorkloadError(
+            f"the model is on {names}, but it is to be tuned on {wanted}. Move it first with model.to({str(wanted)!r}) "
+            f"and create the optimizer afterwards; or pass device={names.split(',')[0]!r}."
+        )
 
 
 class LocalBench:

@@ -1,4 +1,14 @@
-"""Probe: one short run of one plan in this process, from preparation to clean-up."""
+"""Probe: one short run of one plan in this process, from preparation to clean-up.
+
+Growing batches: a proof runs them before its timed steps, which leaves a caching allocator in its worst state.
+
+Training meets lengths in any order. Growing lengths are the worst order for the allocator: its cache fills with blocks
+of shorter batches that are too small for the longer ones. The allocator may flush its cache during these steps, because
+flushes end once all lengths have occurred. The timed steps follow, on a cache as in training, and must not cause a
+flush.
+
+Parameters that the optimizer holds and that get no gradient: whatever trains, they stay as they are.
+"""
 
 import gc
 import math
@@ -15,16 +25,14 @@ from autofit.core.outcome import COMPILING, LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.trial import Purpose
+from autofit.core.units import format_names
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, named_error, scrub
 from autofit.probing.compilation import Compiler, noted, start_cold
-from autofit.probing.growing_batches import by_size, run_growing
 from autofit.probing.leaks import growth
-from autofit.probing.new_shapes import new_shape_s
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, as_proven, judged, objection, untimed
-from autofit.probing.static_bytes import static_bytes
 from autofit.probing.step_timing import (
     MOST_SKIPPED,
     PACES,
@@ -32,6 +40,7 @@ from autofit.probing.step_timing import (
     SLOW_PACE,
     Lap,
     Pace,
+    new_shape_s,
     observed,
     phase_steps,
     time_phases,
@@ -39,10 +48,78 @@ from autofit.probing.step_timing import (
 )
 from autofit.probing.timing_window import WindowResult, run_step
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.without_gradient import GradientWatch
+from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.batch_store import BatchStore, Typical, unused
+from autofit.workloads.lengths import elements
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch, nbytes
+
+_NAMED = 3
+"""Maximum number of parameters that are named."""
+
+
+@dataclass(slots=True)
+class GradientWatch:
+    """Looks at the gradients of steps, right before the optimizer uses them.
+
+    Attributes:
+        missing: names of the trained parameters that had no gradient in any step so far.
+        trained: number of trained parameters.
+        steps: number of steps that were looked at.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    trained: int = 0
+    steps: int = 0
+
+    def look(self, step: TrainStep) -> None:
+        """Looks at the gradients if the optimizer is about to use them. Call it at the start of each phase."""
+        draft = step.draft
+        if step.phase != "optimizer" or draft.optimizer is None or draft.one_pass:
+            return  # where gradients are used up in the backward pass, none is left here
+        if self.steps and not self.missing:
+            return
+        held = {id(parameter) for group in draft.optimizer.param_groups for parameter in group["params"]}
+        trained = {n: p for n, p in draft.model.named_parameters() if p.requires_grad and id(p) in held}
+        known = self.missing if self.steps else trained
+        self.missing = [name for name in known if name in trained and trained[name].grad is None]
+        self.trained, self.steps = len(trained), self.steps + 1
+
+    def noted(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome with what was found. If no parameter has a gradient, the user's code has used them up."""
+        measurement, found = outcome.measurement, len(self.missing)
+        if measurement is None or not 0 < found < self.trained:
+            return outcome
+        text = f"{found} of {self.trained} trained parameters ({format_names(self.missing, _NAMED)}) had no gradient"
+        text = f"{text} in any of {self.steps} steps"
+        return outcome.model_copy(update={"measurement": measurement.model_copy(update={"without_gradient": text})})
+
+
+def run_growing(run_step: Callable[[Sequence[Batch]], object], typical: Typical, worst: Batch, device: Device) -> None:
+    """Runs steps on growing batches, up to the worst, from an empty cache. Raises if memory runs out.
+
+    These steps are not metered; a limit applies to them if the allocator has one.
+
+    Args:
+        run_step: runs one step on its micro batches.
+        typical: the batches, in any order.
+        worst: the largest micro batch known. The last step has nothing else.
+        device: where the steps run.
+    """
+    device.release()
+    growing = by_size(typical, rising=True)
+    for number in range(growing.cycle):
+        run_step(growing.of_step(number))
+    run_step([worst] * typical.parts)
+
+
+def by_size(typical: Typical, *, rising: bool) -> Typical:
+    """Returns the micro batches of all steps, sorted by number of elements. The total work is the same."""
+    places = [at for step in range(typical.steps) for at in typical.places(step)]
+    places.sort(key=lambda at: elements(typical.batches[at]), reverse=not rising)
+    tokens = None if typical.tokens is None else [typical.tokens[at] for at in places]
+    return replace(typical, batches=[typical.batches[at] for at in places], tokens=tokens)
+
 
 PROBE_STEPS, PROOF_STEPS = 2, 3
 """Number of whole optimizer steps on the worst batch in a probe and in a proof. The optimizer's state appears at the

@@ -28,9 +28,8 @@ from autofit.identity.environment import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.probing import isolated_trace as isolation
-from autofit.probing.bench_notes import training_notes
 from autofit.probing.block_profile import profiled_on_copy
-from autofit.probing.placement import place
+from autofit.probing.local_bench import place, training_notes
 from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_users_errors
@@ -38,10 +37,9 @@ from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies.base import Span, Strategy
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
-from autofit.tracing.self_contained import check_self_contained
-from autofit.tracing.static_memory import find_fixed_parts
+from autofit.tracing.static_memory import check_self_contained, find_fixed_parts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.first_loss import loss_of

@@ -12,8 +12,8 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose, Trial
-from autofit.search.data_bound import loading_caveats
 from autofit.search.evidence import CLOSED, SearchEvidence, evidence_in
+from autofit.search.explanations import loading_caveats
 from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
 

@@ -24,10 +24,10 @@ from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
 from autofit.search.choice import DEVICE_NOISE_RATIO, DISTURBED_NOISE_RATIO
-from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.explanations import loading_caveats
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of

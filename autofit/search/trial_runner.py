@@ -1,4 +1,9 @@
-"""TrialRunner: runs plans, and records each run on disk as a trial before the next one starts."""
+"""TrialRunner: runs plans, and records each run on disk as a trial before the next one starts.
+
+Earlier: the trials of earlier runs, compared with what runs now.
+
+Ambiguous failures, resolved by a second run and by what the same combination showed at other micro batches.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -6,17 +11,165 @@ from typing import Any
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
-from autofit.core.outcome import Outcome, Status
+from autofit.core.measurement import Measurement
+from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes
 from autofit.core.wording import describe_outcome, describe_plan
-from autofit.search.ambiguous_failures import doubted, settled
-from autofit.search.earlier_runs import Earlier
+from autofit.search.contradiction import NEAR_RATIO, contradiction, other_peak
 from autofit.search.event import Event
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
 from autofit.search.tuning import Tuning
+
+
+def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
+    """Returns an ambiguous outcome as an out-of-memory if the same combination ran at a smaller size."""
+    smaller = [t for t in _ran(trials, plan) if t.plan.micro_batch_size < plan.micro_batch_size]
+    if outcome.status is not Status.AMBIGUOUS or not smaller:
+        return outcome
+    reason = f"failed twice where a smaller micro batch ran, so taken as too large: {outcome.reason}"
+    return outcome.model_copy(update={"status": Status.OUT_OF_MEMORY, "reason": reason})
+
+
+def doubted(trials: Iterable[Trial], plan: Plan, outcome: Outcome, memory_bytes: int) -> Outcome:
+    """Returns a lack of memory as ambiguous if the plan may not be its cause, so that the plan runs once more.
+
+    Another process may have taken the memory for a moment. A peak above the budget is never in doubt.
+
+    Args:
+        trials: the trials that are valid; a larger micro batch of the same combination that ran is evidence.
+        plan: what ran.
+        outcome: its outcome.
+        memory_bytes: the budget.
+    """
+    memory = None if outcome.measurement is None else outcome.measurement.memory
+    above = memory is not None and not (memory.allocator_retries or memory.swallowed_ooms)
+    if not outcome.status.does_not_fit or above:
+        return outcome
+    larger = [t for t in _ran(trials, plan) if t.plan.micro_batch_size > plan.micro_batch_size]
+    if larger:
+        why = f"a micro batch of {larger[0].plan.micro_batch_size} ran"
+    elif memory is not None and memory.judged_bytes <= NEAR_RATIO * memory_bytes:
+        why = f"its peak of {format_bytes(memory.judged_bytes)} is far below the budget of {format_bytes(memory_bytes)}"
+    else:
+        return outcome
+    reason = f"{outcome.reason}; but {why}, so something else may have taken the memory for a moment"
+    return outcome.model_copy(update={"status": Status.AMBIGUOUS, "reason": reason, "measurement": None})
+
+
+def _ran(trials: Iterable[Trial], plan: Plan) -> list[Trial]:
+    return [t for t in trials if t.outcome.measured and t.plan.combination == plan.combination]
+
+
+BLOCKS = 3
+"""Number of blocks of a race whose median speed may contradict the study; a single one may be disturbed."""
+
+
+class Earlier:
+    """The trials of earlier runs that are valid for this run, until a run contradicts them.
+
+    Another peak of live tensors shows another workload: all trials are dropped. Another speed, or a plan that does not
+    fit any more, may come from what else the machine does: only the trials of that plan are dropped.
+
+    Attributes:
+        trials: all trials of earlier runs, except those that were dropped.
+        known: those that are informative about a plan of this search; last the baseline, measured again.
+    """
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning, self._baseline = tuning, tuning.space.baseline
+        self.trials = tuple(tuning.log.earlier())
+        self.known = tuple(t for t in self.trials if self._is_informative(t))
+        self._dropped: dict[Plan, str] = {}
+        self._another = ""
+        self._blocks: dict[str, list[Measurement]] = {}
+
+    @property
+    def caveats(self) -> list[str]:
+        """Limitations that the user should know."""
+        if self._another or not self._dropped:
+            return [self._another] if self._another else []
+        count = "1 plan" if len(self._dropped) == 1 else f"{len(self._dropped)} plans"
+        plan, what = next(iter(self._dropped.items()))
+        return [
+            "the speed or the free memory of this machine has changed since earlier runs: the earlier trials of "
+            f"{count} were dropped, first because {plan} now shows {what}, which is more than noise. If something else "
+            "uses the machine, tune again when it is idle"
+        ]
+
+    def measure_again(self, run: Callable[[], Trial]) -> None:
+        """Runs the baseline, once more if it contradicts the study.
+
+        A baseline that ended every process in which it ran is not run again. If it is screened out now, its earlier
+        trials stay valid.
+
+        Args:
+            run: screens, runs and records the baseline.
+        """
+        known = [t for t in self.known if t.plan == self._baseline]
+        if known and known[-1].outcome.reason == DIED:
+            return
+        trial = run()
+        if any(self._contradictions(trial.plan, Purpose.PROBE, trial.outcome)):
+            trial = run()  # a single probe may be disturbed
+        self.compare(trial.plan, Purpose.PROBE, trial.outcome)
+        if trial.outcome.status is not Status.SKIPPED:
+            self.known = (*(t for t in self.known if t.plan != self._baseline), trial)
+
+    def renew(self, trial: Trial) -> None:
+        """Replaces what is known of a plan by a trial of this run; drops the earlier trials that it contradicts."""
+        self.compare(trial.plan, Purpose.PROBE, trial.outcome)
+        if not self._another:
+            self.known = (*(t for t in self.known if t.plan != trial.plan), trial)
+
+    def compare(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> None:
+        """Compares a run with the study, and drops the earlier trials that it contradicts."""
+        peak, what = self._contradictions(plan, purpose, outcome)
+        if peak:
+            self._drop_all(plan, peak)
+        elif what:
+            self._dropped[plan] = what
+            self._tuning.log.drop(f"{plan} now shows {what}", plan)
+            self.trials, self.known = (
+                tuple(t for t in trials if t.plan != plan or not t.earlier) for trials in (self.trials, self.known)
+            )
+
+    def _contradictions(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> tuple[str, str]:
+        """Returns how a run contradicts the peak and the rest that the study has of its plan, each "" if it does not.
+
+        Blocks, whose memory is not compared, are collected until there are enough.
+        """
+        then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
+        if not then or (purpose is Purpose.BLOCK and outcome.measurement is None):
+            return "", ""
+        blocks: list[Measurement] = []
+        if purpose is Purpose.BLOCK and outcome.measurement is not None:
+            blocks = self._blocks.setdefault(plan.key, [])
+            blocks.append(outcome.measurement)
+            if len(blocks) < BLOCKS:
+                return "", ""
+        peak = "" if blocks else other_peak(then[-1], outcome)
+        budget_bytes = self._tuning.budget.memory_bytes
+        return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)
+
+    def _drop_all(self, plan: Plan, what: str) -> None:
+        reason = f"{plan} now shows {what}"
+        self._tuning.log.drop(reason)
+        self._another = (
+            f"the {len(self.trials)} trials of earlier runs were dropped from the study: {reason}, which is more than "
+            "noise. The workload has changed: if the search had begun, tune again to measure everything again"
+        )
+        self.trials = self.known = ()
+
+    def _is_informative(self, trial: Trial) -> bool:
+        # The cause of a loss that is not finite may have been fixed, and without the baseline there is no gain.
+        fixed = trial.plan == self._baseline and trial.outcome.status is Status.NUMERIC
+        # A plan with another global batch, or with a knob that is not in play now, cannot be recommended now.
+        foreign = self._tuning.space.violation(trial.plan) is not None
+        return trial.purpose is not Purpose.BLOCK and not fixed and not foreign
 
 
 class TrialRunner:

@@ -28,8 +28,8 @@ from autofit.core.work import StepWork, Work
 from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.device_spoofing import disguised
+from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import DataAnswers

@@ -15,9 +15,9 @@ from torch import nn
 
 from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
+from autofit.workloads.batch_store import StepBatch, StepLoader
 from autofit.workloads.loss import LossRule, Update, used_graph
 from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.step_batches import StepBatch, StepLoader
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import weights_of
 from autofit.workloads.workload import Workload

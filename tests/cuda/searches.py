@@ -18,7 +18,7 @@ from autofit.core.trial import Purpose
 from autofit.guard import digest_of
 from autofit.probing import probe, timing_window
 from autofit.probing.step_timing import Pace
-from autofit.tracing import self_contained
+from autofit.tracing import static_memory
 from autofit.workloads.batches import BatchSource
 from tests.phantom.phantom import Phantom, present
 
@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probe, "PACES", QUICK)
         monkeypatch.setattr(timing_window, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
-    monkeypatch.setattr(self_contained, "TRUSTED", (*self_contained.TRUSTED, "tests"))
+    monkeypatch.setattr(static_memory, "TRUSTED", (*static_memory.TRUSTED, "tests"))
     gc.freeze()
 
 

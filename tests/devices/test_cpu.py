@@ -17,7 +17,7 @@ from autofit.core.measurement import Memory
 from autofit.core.plan import Plan
 from autofit.devices.cpu import BOOKKEEPING_BYTES
 from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 
@@ -151,7 +151,7 @@ import json, sys, resource
 import torch
 from torch import nn
 from autofit import devices
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 torch.set_num_threads(1)
 cpu = devices.choose("cpu")
 budget = int(sys.argv[1])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.estimation.root_finding import last_below, nearest_below, on_line
+from autofit.estimation.largest_batches import last_below, nearest_below, on_line
 
 
 def counted(function: Callable[[int], int]) -> tuple[Callable[[int], int], list[int]]:

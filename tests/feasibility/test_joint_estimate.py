@@ -9,7 +9,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.feasibility.joint_estimate import JointEstimate
+from autofit.feasibility.feasibility import JointEstimate
 from tests.fakes import Fixed, small_bench
 
 PLAN = small_bench().space.baseline

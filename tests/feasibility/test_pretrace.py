@@ -6,7 +6,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
-from autofit.feasibility.pretrace import plans_to_estimate
+from autofit.feasibility.feasibility import plans_to_estimate
 
 SIZES = (1, 2, 4, 8, 16, 32)
 BLOCKS = Knob(name="blocks", values=(0, 6, 12), default=0, growth=(1.0, 0.5, 0.1))

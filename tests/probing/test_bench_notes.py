@@ -3,7 +3,7 @@
 from typing import Any
 
 from autofit.devices.cpu import Cpu
-from autofit.probing.bench_notes import bench_notes
+from autofit.probing.local_bench import bench_notes
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload

@@ -11,8 +11,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Counters
-from autofit.probing.growing_batches import by_size
 from autofit.probing.local_bench import LocalBench
+from autofit.probing.probe import by_size
 from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload

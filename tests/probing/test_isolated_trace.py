@@ -14,7 +14,7 @@ from autofit.memory.trace import Trace
 from autofit.probing import isolated_trace as isolation
 from autofit.probing.isolated_trace import IS_SUPPORTED
 from autofit.tracing.fake_copy import fake_mode
-from autofit.tracing.self_contained import check_self_contained
+from autofit.tracing.static_memory import check_self_contained
 from autofit.workloads.workload import Workload
 from tests.memory.traces import Script
 from tests.probing import targets

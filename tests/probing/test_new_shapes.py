@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from autofit.probing import new_shapes
-from autofit.probing.new_shapes import LEAST_PAIRS, MOST_PAIRS, SECONDS, new_shape_s
+from autofit.probing import step_timing
+from autofit.probing.step_timing import LEAST_PAIRS, MOST_PAIRS, SECONDS, new_shape_s
 from autofit.probing.timing_window import WindowResult
 from tests.fakes import FakeTime
 
@@ -27,7 +27,7 @@ class Steps:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     time = FakeTime()
-    monkeypatch.setattr(new_shapes, "perf_counter", time)
+    monkeypatch.setattr(step_timing, "perf_counter", time)
     return time
 
 

@@ -5,7 +5,7 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.probing.steps import CPU, PLENTY

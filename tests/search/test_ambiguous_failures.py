@@ -5,7 +5,7 @@ import pytest
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.search.ambiguous_failures import doubted, settled
+from autofit.search.trial_runner import doubted, settled
 from tests.fakes import small_bench
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.measurement import Measurement, Memory
-from autofit.search.data_bound import loading_caveats
+from autofit.search.explanations import loading_caveats
 
 ALONE = LoadingTrial(workers=0, samples_per_s=410.0)
 

@@ -6,8 +6,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.common_scale import CommonScale
-from autofit.search.finalists import Finalists, by_promise
 from autofit.search.race import MIN_ROUNDS, Race
+from autofit.search.race_and_proof import Finalists, by_promise
 from autofit.search.trial_runner import TrialRunner
 from tests.fakes import small_bench, tuning_of
 

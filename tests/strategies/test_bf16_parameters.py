@@ -15,7 +15,7 @@ from torch import nn
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.bf16_parameters import Bf16Parameters

@@ -15,7 +15,7 @@ import autofit
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.optimizer_states import KNOB, LIBRARIES, OptimizerStates

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import Untraceable
 from autofit.tracing.fake_copy import fake_mode
-from autofit.tracing.self_contained import SAFE_GLOBALS, check_nothing_left, check_self_contained, fake_tensors
+from autofit.tracing.static_memory import SAFE_GLOBALS, check_nothing_left, check_self_contained, fake_tensors
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.workloads import gans

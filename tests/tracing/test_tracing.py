@@ -14,7 +14,7 @@ from autofit.core.plan import Plan
 from autofit.devices.cpu import Cpu
 from autofit.memory.trace import Kind, Trace
 from autofit.prepare import prepare
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.tracing import trace

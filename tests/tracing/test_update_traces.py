@@ -10,7 +10,7 @@ from autofit.core.plan import Plan
 from autofit.devices.cpu import Cpu
 from autofit.memory.trace import Kind
 from autofit.prepare import prepare
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.tracing.static_memory import find_fixed_parts
 from autofit.tracing.tracing import trace

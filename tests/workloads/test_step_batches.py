@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from autofit.workloads.step_batches import StepLoader
+from autofit.workloads.batch_store import StepLoader
 
 
 def loader(samples: int, size: int) -> DataLoader[Any]:

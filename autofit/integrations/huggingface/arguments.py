@@ -1,4 +1,9 @@
-"""Applies a plan to `TrainingArguments`, before the `Trainer` is built."""
+"""Applies a plan to `TrainingArguments`, before the `Trainer` is built.
+
+The blocks of a transformers model that can be checkpointed one by one.
+
+A transformers model that packs the batches of its training, outside a `TrainStep`.
+"""
 
 import os
 import warnings
@@ -6,16 +11,84 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from autofit import exporters
+from autofit.core.block_order import read_order
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export, Settings
 from autofit.integrations.given_plan import GivenPlan, recommendation_of
-from autofit.integrations.huggingface.model_blocks import BLOCKS, ORDER, checkpoint_some
-from autofit.integrations.huggingface.packed_model import PACKING, pack
+from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
+
+PACKING = "packing"
+_LENGTHS = (8, 3, 4)
+"""Lengths of the samples that are packed to see that the model keeps them apart."""
+
+
+def pack(model: nn.Module) -> None:
+    """Lets a model pack its batches in training, as long as it exists.
+
+    Raises:
+        UsageError: the model cannot run packed rows, or mixes the samples of a row.
+    """
+    reason, found = lack(model), list(packable_models(model))
+    mask = torch.stack([torch.arange(max(_LENGTHS)) < length for length in _LENGTHS]).long()
+    ids = torch.arange(1, max(_LENGTHS) + 1).expand_as(mask)
+    if reason is None and (why := next(filter(None, (mixing(each, ids, mask) for each in found)), "")):
+        reason = (
+            "it does not keep the samples of a row apart with this version of transformers: tune again with it. "
+            f"Found: {why}"
+        )
+    if reason is not None:
+        raise UsageError(
+            f"the plan has {PACKING}=True, and this model cannot be packed: {reason}. Pass the model that was tuned."
+        )
+    pack_for_good(found)
+
+
+BLOCKS, ORDER = "checkpointed_blocks", "checkpoint_order"
+SWITCH = "gradient_checkpointing"
+"""Attribute by which a block is checkpointed."""
+
+
+def checkpoint_some(model: nn.Module, plan: Plan) -> None:
+    """Switches checkpointing on in the blocks that the plan names, and off in all others.
+
+    Raises:
+        UsageError: the model does not have the blocks of the plan.
+    """
+    blocks, order = _blocks(model), read_order(plan.values.get(ORDER, ""))
+    count = plan.values[BLOCKS]
+    if type(count) is not int or order is None or count > len(blocks) or (order and len(order) != len(blocks)):
+        raise UsageError(
+            f"found a model with {len(blocks)} blocks that can be checkpointed one by one, and the plan has "
+            f"{BLOCKS}={count}{f' in the order {plan.values[ORDER]}' if order else ''}. Pass the model that was tuned."
+        )
+    _enable(model)
+    chosen = set((order or tuple(range(len(blocks))))[:count])
+    for place, block in enumerate(blocks):
+        setattr(block, SWITCH, place in chosen)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Returns the blocks, in module order. The class of which they are exists in transformers 4.53 and later."""
+    return [
+        module
+        for module in model.modules()
+        if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
+    ]
+
+
+def _enable(model: Any) -> None:
+    """Calls the model's method. The newer name is preferred."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it
+        method = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        method({"use_reentrant": False})
+
 
 Arguments = TypeVar("Arguments")
 

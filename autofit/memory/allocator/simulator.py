@@ -10,9 +10,7 @@ does not wait for other streams), memory callbacks, and settings that change whi
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autofit.memory.allocator.blocks import ADDRESS_BITS, MemoryBlock, Pool
-from autofit.memory.allocator.driver import Driver
-from autofit.memory.allocator.expandable import ExpandableSegments
+from autofit.memory.allocator.blocks import ADDRESS_BITS, Driver, ExpandableSegments, MemoryBlock, Pool
 from autofit.memory.allocator.settings import BLOCK_BYTES, SMALL_BYTES, Settings
 
 UNBOUNDED = 1 << 62

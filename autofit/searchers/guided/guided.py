@@ -31,14 +31,10 @@ from autofit.core.trial import Purpose, Trial
 from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
-from autofit.searchers.guided.exclusions import Exclusion, chances_to_run, exclusions
+from autofit.searchers.guided.exclusions import Exclusion, FinalBeliefs, chances_to_run, exclusions, omissions
 from autofit.searchers.guided.first_feasible import first_feasible
-from autofit.searchers.guided.omissions import FinalBeliefs, omissions
-from autofit.searchers.guided.payback import Payback
-from autofit.searchers.guided.plainer import plainer
-from autofit.searchers.guided.stopping import TriedPlans, least_gain, unsettled
-from autofit.searchers.guided.throughput import Throughput
-from autofit.searchers.guided.usual import usual_plans
+from autofit.searchers.guided.stopping import Payback, TriedPlans, least_gain, unsettled
+from autofit.searchers.guided.throughput import Throughput, plainer, usual_plans
 from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
 
 MAX_DEVIATIONS_AHEAD = 3.0

@@ -5,10 +5,17 @@ known beforehand: the fixed part of a step, the magnitude of the effects on this
 machine. The posterior is therefore the mean over a grid of these, weighted by their likelihood. The most likely values
 alone would be overconfident: a few probes at small sizes leave open both the fixed part and the effect of half
 precision at large sizes.
+
+Usual plans: what an expert writes at once on an accelerator, which runs before the model decides.
+
+Plainer: the same plan without what trades time for memory, which goes first where it is likely to fit.
+
+A search knows the cost of recomputation roughly before it has probed any. A plan with recomputation that promises as
+much as the same plan without it would otherwise run in its place, and show less.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -16,6 +23,8 @@ from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
+from autofit.core.plan import KnobValue, Plan
+from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.feasibility.plan_features import Array, Points, expected_of
 from autofit.feasibility.surrogate import MIN_VARIANCE, Belief, Covariances, Kernel, Scales, Surrogate
 
@@ -124,3 +133,37 @@ def _ratio(knob: Knob) -> float:
 def _above(knob: Knob) -> list[float]:
     """Returns for each value that is expected to pay how far its largest plausible throughput is above that."""
     return [math.log(most / usual) for most, usual in zip(knob.ceiling, knob.expected, strict=False) if usual > 1]
+
+
+LARGER = 4
+"""The usual values run at the largest size of up to this many times the user's micro batch, then at that size."""
+
+
+def usual_plans(space: SearchSpace) -> list[Plan]:
+    """Returns the baseline with the usual value of each knob (`Knob.usual`): at a larger micro batch, then at its own.
+
+    Plans with less follow, for a time budget in which the first cannot warm up. None if no knob has a usual value.
+    """
+    knobs = [knob for knob in space.facts.knobs if knob.usual is not None and knob.name not in space.facts.pinned]
+    every: dict[str, KnobValue] = {knob.name: knob.usual for knob in knobs if knob.usual is not None}
+    quick = {knob.name: every[knob.name] for knob in knobs if not knob.warm_up_s}
+    found = [plan for values in (every, quick) if values for plan in _at_sizes(space, values)]
+    return list({plan.key: plan for plan in found if plan != space.baseline}.values())
+
+
+def _at_sizes(space: SearchSpace, values: dict[str, KnobValue]) -> Iterator[Plan]:
+    """Yields the plan with these values at a larger micro batch and at the baseline's, if they are in the space."""
+    micro = space.baseline.micro_batch_size
+    combination = space.baseline.replace(**values).combination
+    for size in dict.fromkeys((max(size for size in space.sizes if size <= LARGER * micro), micro)):
+        plan = space.at(combination, size)
+        if space.violation(plan) is None:
+            yield plan
+
+
+def plainer(space: SpaceFacts, plan: Plan) -> Plan | None:
+    """Returns the plan with every technique that trades time for memory left out; None if it has none."""
+    traded = {knob.name for knob in space.knobs if knob.trades_memory and plan.values[knob.name] != knob.default}
+    left_out = {name for record in space.strategies if traded.intersection(record.knobs) for name in record.knobs}
+    values: dict[str, KnobValue] = {knob.name: knob.default for knob in space.knobs if knob.name in traded | left_out}
+    return plan.replace(**values) if traded else None

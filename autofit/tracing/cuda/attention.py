@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from autofit.tracing.cuda.autocast import HALF
-from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.results import first
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.reduce_config import Chip
 
 CUDA = torch.device("cuda", 0)
 INSIDE = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/")

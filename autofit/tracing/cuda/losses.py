@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.chip import AllocatorSteps, Chip, Rule, after_results, nbytes
-from autofit.tracing.cuda.reduce_config import Axes, staging_bytes
+from autofit.tracing.cuda.reduce_config import AllocatorSteps, Axes, Chip, Rule, after_results, nbytes, staging_bytes
 from autofit.tracing.cuda.results import UNREDUCED, broadcast
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.chip import AllocatorSteps, Chip, Rule, after_results, nbytes, round_up
+from autofit.tracing.cuda.reduce_config import AllocatorSteps, Chip, Rule, after_results, nbytes, round_up
 
 aten = torch.ops.aten
 ONE_TILE = 2304

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.chip import AllocatorSteps, Chip, Rule, after_results, nbytes
+from autofit.tracing.cuda.reduce_config import AllocatorSteps, Chip, Rule, after_results, nbytes
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from torch.utils import backend_registration
 
 from autofit.tracing.cuda.attention import attention
 from autofit.tracing.cuda.autocast import HALF, register
-from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.results import first, is_channels_last
 
 NAME = "standin"

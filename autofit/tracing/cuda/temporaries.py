@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from autofit.tracing.cuda import losses, ordering, pairwise, reductions
-from autofit.tracing.cuda.chip import (
+from autofit.tracing.cuda.reduce_config import (
     KIB,
     AllocatorSteps,
+    Axes,
     Chip,
     Rule,
     after_results,
@@ -20,8 +21,8 @@ from autofit.tracing.cuda.chip import (
     nbytes,
     power_of_two,
     round_up,
+    staging_bytes,
 )
-from autofit.tracing.cuda.reduce_config import Axes, staging_bytes
 from autofit.tracing.cuda.results import (
     channels_innermost,
     convolved_in,

@@ -14,7 +14,7 @@ import torch
 from autofit.core.plan import Plan
 from autofit.devices.base import Device
 from autofit.prepare import prepare
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule, resolve_loss

@@ -26,7 +26,7 @@ from autofit.core.plan import KnobValue, Plan
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device, Reading
 from autofit.prepare import prepare
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import resolve_loss

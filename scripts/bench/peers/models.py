@@ -35,7 +35,7 @@ from autofit.core.units import parse_bytes
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect
 from autofit.prepare import prepare
-from autofit.probing.static_bytes import static_bytes
+from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.strategies.batching import MOST_TIMES_LARGER
 from autofit.workloads.batches import BatchSource

@@ -37,7 +37,7 @@ from autofit.core.units import format_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.replay import TableBench, peaks_of
 from autofit.replay.table import Block, Entry, Table, read_table
-from autofit.search.ambiguous_failures import doubted
+from autofit.search.trial_runner import doubted
 from scripts.bench import report
 
 SAVE_EVERY_S = 2.0

@@ -1,6 +1,6 @@
 """A device's memory, given in pages of 2 MiB."""
 
-from autofit.memory.allocator.driver import PAGE_BYTES, Driver
+from autofit.memory.allocator.blocks import PAGE_BYTES, Driver
 
 
 def test_memory_is_given_in_pages_and_counted_in_bytes() -> None:

@@ -9,7 +9,7 @@ from autofit.core.objective import Objective
 from autofit.core.omission import Basis
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
-from autofit.searchers.guided.payback import OVERDUE_RATIO, USUAL_RATIO, Payback
+from autofit.searchers.guided.stopping import OVERDUE_RATIO, USUAL_RATIO, Payback
 
 COMPILE = Knob(
     name="compile",

@@ -7,7 +7,7 @@ from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.guided.guided import Guided
-from autofit.searchers.guided.plainer import plainer
+from autofit.searchers.guided.throughput import plainer
 from tests.fakes import MIB, PRECISION, Effect, FakeBench, problem_of, space_of, tell
 
 BLOCKS = Knob(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.results import is_channels_last, laid_out, results
 from autofit.tracing.cuda.temporaries import temporary_steps
 

@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autofit import devices
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.placement import place
+from autofit.probing.local_bench import place
 from autofit.strategies import members
-from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.results import laid_out
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.workloads.batches import BatchSource
