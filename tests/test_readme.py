@@ -1,4 +1,4 @@
-"""The README: its code runs, its command lines parse, and its map names what is there."""
+"""The README: its code runs, its command lines parse, its links lead somewhere; the map of the code is whole."""
 
 import re
 import shlex
@@ -28,7 +28,6 @@ def entries(text: str) -> list[str]:
     return [name for match in found if match for name in match[1].split(" | ")]
 
 
-@pytest.mark.slow
 def test_the_python_example_tunes_trains_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = autofit.tune
     small = {"memory_budget": "256MiB", "time_budget": "60s", "strategies": ["batching"], "progress": False}
@@ -67,8 +66,20 @@ def test_its_scripts_are_there() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_its_map_names_each_part_of_the_package() -> None:
-    text = README.partition("```\nautofit/\n")[2].partition("\ntests/")[0]
+def test_it_is_short() -> None:
+    assert len(README.encode()) <= 8000
+
+
+def test_its_links_are_there() -> None:
+    named = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_map_names_each_part_of_the_package() -> None:
+    text = (
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("```\nautofit/\n")[2].partition("\ntests/")[0]
+    )
     there = {f"{path.name}/" if path.is_dir() else path.name for path in (ROOT / "autofit").iterdir()}
     listed = {name for name in there if not name.startswith("_") and name not in ("py.typed", "chips.json")}
     assert sorted(entries(text)) == sorted(listed)

@@ -1,13 +1,11 @@
 """A hook of mkdocs: pages that are made from the code, so that they are never out of date.
 
 * `strategies.md` gets a section for each strategy, from its attributes.
-* `comparison.md` gets the table of README.md.
 * `commands.md` is the help of each command.
 """
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -25,16 +23,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Replaces the placeholders for the strategies, and for the comparison, which README.md has."""
-    markdown = markdown.replace("<!-- strategies -->", strategy_sections())
-    return markdown.replace("<!-- comparison: the table of README.md -->", comparison())
-
-
-def comparison() -> str:
-    """Returns the table that compares autofit with other tools."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    lines = readme.partition("## How it compares")[2].partition("\n## ")[0].splitlines()
-    return "\n".join(line for line in lines if line.startswith("|"))
+    """Replaces the placeholder for the strategies."""
+    return markdown.replace("<!-- strategies -->", strategy_sections())
 
 
 def commands() -> str:

@@ -1,8 +1,7 @@
-"""Makes the picture of a report, the transcript of a run and the table of strategies in README.md.
+"""Makes the picture of a report and the answer of a run in README.md.
 
     python -m scripts.readme record       # tunes examples/gpt.py for two minutes, then keeps the records of the run
-    python -m scripts.readme render       # renders picture and transcript from the records, with the code as it is now
-    python -m scripts.readme strategies   # writes the table of strategies
+    python -m scripts.readme render       # renders both from the records, with the code as it is now
 
 Run `record` on a machine that does nothing else. `render` needs chromium, chromedriver, selenium and Pillow, but not
 for a page that has not changed.
@@ -13,7 +12,7 @@ import sys
 
 from autofit.reports import writing
 from scripts.bench import files
-from scripts.readme import picture, strategies, transcript
+from scripts.readme import picture, transcript
 from scripts.readme.record import ROOT, UnusableRunError, record
 from scripts.readme.records import Records
 
@@ -34,29 +33,16 @@ def render(records: Records) -> None:
         picture.PICTURE.write_bytes(picture.take(page))
 
 
-def write_strategies() -> None:
-    """Writes the table of strategies.
-
-    Raises:
-        ValueError: README.md has no place for it.
-    """
-    readme = README.read_text(encoding="utf-8")
-    files.write(README, transcript.inserted(readme, strategies.block(), strategies.BEGIN, strategies.END))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.readme", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("record", "render", "strategies"))
+    parser.add_argument("step", choices=("record", "render"))
     try:
-        match parser.parse_args().step:
-            case "record":
-                print(record().report.headline)
-            case "render":
-                render(Records.read())
-            case _:
-                write_strategies()
+        if parser.parse_args().step == "record":
+            print(record().report.headline)
+        else:
+            render(Records.read())
     except (UnusableRunError, picture.NoPictureError, ValueError) as error:
         print(f"scripts.readme: {error}", file=sys.stderr)
         return 1

@@ -53,7 +53,6 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     return folder, done
 
 
-@pytest.mark.slow
 def test_a_real_run_keeps_torch_and_the_users_code_out_of_the_parent(
     tuned: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:

@@ -206,7 +206,6 @@ def test_an_interrupt_leaves_the_terminal_whole(remote: type[FakeRemote], monkey
     assert re.sub(r"\x1b\[\d*[A-Za-z]", "", last).startswith("autofit: interrupted")
 
 
-@pytest.mark.slow
 def test_after_kill_9_the_same_command_goes_on(running: Running) -> None:
     running.wait_for_trials(2)
     running.process.kill()

@@ -57,7 +57,6 @@ def allowed_s(budget_s: float) -> float:
     return 1.1 * budget_s + 5.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["step", "data", "factory"])
 def test_defect_04_a_hang_ends_with_the_budget_of_the_command(tmp_path: Path, place: str) -> None:
     """F15, F17: --time 20s took 135 s with a hang in a step, 611 s in the data set, 608 s in the factory."""

@@ -31,8 +31,6 @@ from autofit.guard import (
 from autofit.guard.digest import fingerprint
 from autofit.probing import frozen_heap, local_bench
 
-pytestmark = pytest.mark.slow
-
 PIECES = (bindings, object_state, process_flags, process_state, random_state, tensor_state, value_state)
 MODULES = (api, in_process, local_bench, frozen_heap, guard, *PIECES)
 IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_put_back")

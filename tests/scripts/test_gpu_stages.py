@@ -27,6 +27,8 @@ from scripts.bench.search import record_table
 from tests.fakes import briefing_of, small_bench
 from tests.memory.traces import Script
 
+pytestmark = pytest.mark.slow
+
 
 def case(name: str, allocated: int, reserved: int, error: str = "") -> dict[str, Any]:
     return {"case": name, "model": "m", "size": 1, "error": error, "allocated_bytes": [1, allocated],

@@ -15,6 +15,8 @@ from scripts.bench import files
 from scripts.bench.gpu import stage as stage_tools
 from scripts.bench.gpu import suite
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = {"device": "Test", "type": "cuda", "torch": "2.11.0", "phantom": False}
 STAGE = """

@@ -8,6 +8,8 @@ import pytest
 from autofit.nightly.records import NightRecord, VerdictKind
 from scripts.nightly_demo import __main__ as demo
 
+pytestmark = pytest.mark.slow
+
 Played = Mapping[str, Sequence[NightRecord]]
 
 

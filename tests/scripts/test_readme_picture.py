@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from autofit.reports import writing
-from autofit.strategies import BUILT_IN
-from scripts.readme import picture, strategies, transcript
+from scripts.readme import picture, transcript
 from scripts.readme.__main__ import README
 from scripts.readme.record import ROOT, TUNE
 from scripts.readme.records import FOLDER, Records, keep
@@ -24,18 +23,6 @@ def records() -> Records:
 def test_the_transcript_is_current(records: Records) -> None:
     readme = README.read_text(encoding="utf-8")
     assert transcript.inserted(readme, transcript.block(records)) == readme, AGAIN
-
-
-def test_the_table_of_strategies_is_current() -> None:
-    readme = README.read_text(encoding="utf-8")
-    written = transcript.inserted(readme, strategies.block(), strategies.BEGIN, strategies.END)
-    assert written == readme, "run python -m scripts.readme strategies"
-
-
-def test_the_table_has_a_row_for_each_strategy_and_no_cell_breaks_it() -> None:
-    rows = [line for line in strategies.block().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == [member.name for member in BUILT_IN]
-    assert {row.count("|") for row in rows} == {5}
 
 
 def test_the_picture_is_of_the_page_as_it_is_rendered_today(records: Records) -> None:
@@ -70,15 +57,6 @@ def test_the_records_can_be_copied_and_name_no_folder_of_a_machine(records: Reco
     for path in FOLDER.iterdir():
         text = path.read_text(encoding="utf-8")
         assert [place for place in ("/tmp/", "/home/", "/root/", "/work/") if place in text] == []
-
-
-def test_a_long_section_is_cut_between_two_entries() -> None:
-    trials = [f"{number:5}   1.00x" for number in range(1, 12)]
-    section = ["What else was tried", *(line for number in range(5) for line in (f"  plan {number}", "    goes on"))]
-    found = list(transcript.shortened(["autofit: searching", *trials, "autofit: racing", "", *section, "", "short"]))
-    shown = transcript.MOST_LINES
-    assert found[: shown + 3] == ["autofit: searching", *trials[:shown], "    ...", "autofit: racing"]
-    assert found[shown + 3 :] == ["", *section[:7], "  ...", "", "short"]
 
 
 @pytest.mark.parametrize(

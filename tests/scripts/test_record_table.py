@@ -14,6 +14,8 @@ from autofit.replay.table import Table, read_table
 from scripts.bench.search import record_table
 from tests.fakes import FakeBench, briefing_of, small_bench
 
+pytestmark = pytest.mark.slow
+
 
 def recording(
     bench: FakeBench, path: Path, sizes: list[int] | None = None, close_rounds: int = 0

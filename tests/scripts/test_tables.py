@@ -14,6 +14,8 @@ from autofit.replay.table import Entry, Table
 from scripts.bench.search.tables import Synthetic, synthetic
 from scripts.bench.search.traps import HALF, TRAPS
 
+pytestmark = pytest.mark.slow
+
 SPEED = Objective()
 
 

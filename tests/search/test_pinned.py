@@ -62,7 +62,13 @@ def test_a_pinned_value_is_run_though_its_warm_up_cannot_pay_and_may_not_end_in_
     assert findings.plan.values["precision"] == "tf32"
 
 
-@pytest.mark.parametrize("searcher", searchers.members()[1:], ids=lambda member: member.name)
+OTHERS = [
+    pytest.param(member, id=member.name, marks=[pytest.mark.slow] if member.name == "gp" else [])
+    for member in searchers.members()[1:]
+]
+
+
+@pytest.mark.parametrize("searcher", OTHERS)
 def test_every_searcher_keeps_to_the_values(searcher: type[Searcher]) -> None:
     bench = pinned(precision="tf32")
     budget = Budget(memory_bytes=bench.budget_bytes, max_trials=12)

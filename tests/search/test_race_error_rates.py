@@ -26,6 +26,8 @@ from autofit.replay.table import Block, Entry, Table, read_table
 from autofit.search.choice import choose, ties
 from autofit.search.race import MAX_ROUNDS, Race, run_race
 
+pytestmark = pytest.mark.slow
+
 TABLES = {path.stem: path for path in (Path(__file__).parents[1] / "data" / "tables").glob("*.json")}
 MOST_WRONG = {200: 4, 100: 1}
 """By number of races: then fewer than 5 % are wrong with a confidence of 95 % (Clopper and Pearson)."""

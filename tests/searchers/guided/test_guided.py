@@ -76,6 +76,7 @@ def over_random_problems(seeds: range, estimators_of: MakesEstimators) -> tuple[
     return regrets, probes, misfits
 
 
+@pytest.mark.slow
 def test_regret_and_probes_over_random_problems() -> None:
     regrets, probes, misfits = over_random_problems(range(40), lambda bench: [])
     assert len(regrets) >= 30
@@ -86,6 +87,7 @@ def test_regret_and_probes_over_random_problems() -> None:
     assert mean(misfits) <= 1.5, "an out-of-memory is the exception, not the method"
 
 
+@pytest.mark.slow
 def test_regret_and_probes_over_random_problems_where_memory_is_estimated_as_by_traces() -> None:
     def traces(bench: FakeBench) -> list[Estimator]:
         peaks = {plan.key: bench.peak_bytes(plan) for plan in bench.space.plans()}
