@@ -159,6 +159,31 @@ WORKLOADS: dict[str, Callable[[], tuple[nn.Module, torch.optim.Optimizer, torch.
     "wide": wide,
     "decoder": decoder,
 }
+OFFERED = {
+    "mlp": (
+        "precision optimizer_implementation optimizer_in_backward bf16_parameters length_grouping compilation batching"
+    ),
+    "convolutions": (
+        "memory_format precision optimizer_implementation optimizer_in_backward length_grouping compilation batching"
+    ),
+    "transformer": (
+        "precision optimizer_implementation optimizer_in_backward bf16_parameters length_grouping compilation "
+        "checkpointing batching"
+    ),
+    "many classes": (
+        "precision optimizer_implementation optimizer_in_backward optimizer_states bf16_parameters "
+        "linear_cross_entropy length_grouping compilation batching"
+    ),
+    "wide": (
+        "precision optimizer_implementation optimizer_in_backward optimizer_states bf16_parameters fp8_products "
+        "length_grouping compilation checkpointing batching"
+    ),
+    "decoder": (
+        "precision optimizer_implementation optimizer_in_backward bf16_parameters packing length_grouping compilation "
+        "checkpointing batching"
+    ),
+}
+"""The members that offer more than a default for each workload, on a host with torchao."""
 RULE = LossRule("step_fn", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), False, "")
 
 
@@ -267,6 +292,30 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 each_member = pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
+INEXACT = {"precision", "packing", "length_grouping", "optimizer_states", "bf16_parameters", "fp8_products"}
+IN_INFERENCE = {"memory_format", "precision", "compilation", "batching"}
+"""The members that offer nothing at `numerics="exact"`, and those that offer something in inference."""
+
+
+def offering(names: set[str]) -> pytest.MarkDecorator:
+    """Returns the mark for each workload with each member that offers something for it, of those named."""
+    found = [
+        pytest.param(workload, member, id=f"{workload}-{member.name}")
+        for workload, offered_there in OFFERED.items()
+        for member in members()
+        if member.name in names.intersection(offered_there.split())
+    ]
+    return pytest.mark.parametrize(("workload", "member"), found)
+
+
+EVERY = {name for names in OFFERED.values() for name in names.split()}
+
+
+def some(plans: list[Plan]) -> list[Plan]:
+    """Returns the plans; skips the test if a library that they need is not installed."""
+    if not plans:
+        pytest.skip("a library of this strategy is not installed")
+    return plans
 
 
 def test_names_are_unique() -> None:
@@ -351,10 +400,9 @@ def test_plan_of_all_defaults_changes_nothing(workload: str) -> None:
         assert torch.equal(one, other)
 
 
-@each_member
-@each_workload
+@offering(EVERY)
 def test_every_offered_value_trains_and_leaves_no_trace(member: Strategy, workload: str) -> None:
-    for plan in offered(member, Case(WORKLOADS[workload]).facts()):
+    for plan in some(offered(member, Case(WORKLOADS[workload]).facts())):
         case = Case(WORKLOADS[workload])
         before, values = everything_but_values(case), values_of(case)
         with prepare(plan, case.draft, members()) as step:
@@ -379,12 +427,11 @@ def test_value_that_the_host_does_not_offer_leaves_no_trace_on_it(member: Strate
         assert same_bits(values_of(case), values), plan
 
 
-@each_member
-@each_workload
+@offering(EVERY)
 def test_trace_is_undone_without_a_step_and_by_an_error(member: Strategy, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     before, values = everything_but_values(case), values_of(case)
-    for plan in offered(member, case.facts()):
+    for plan in some(offered(member, case.facts())):
         for error in (None, KeyError, KeyboardInterrupt):
             with contextlib.suppress(KeyError, KeyboardInterrupt), member.apply(plan, case.draft):
                 if error is not None:
@@ -393,10 +440,9 @@ def test_trace_is_undone_without_a_step_and_by_an_error(member: Strategy, worklo
             assert same_bits(values_of(case), values), (plan, error)
 
 
-@each_member
-@each_workload
+@offering(EVERY - INEXACT)
 def test_exact_values_train_as_the_plain_step_up_to_rounding(member: Strategy, workload: str) -> None:
-    for plan in offered(member, Case(WORKLOADS[workload]).facts("exact")):
+    for plan in some(offered(member, Case(WORKLOADS[workload]).facts("exact"))):
         if plan.values.get(ACCUMULATION_STEPS, 1) != 1 and workload == "convolutions":
             continue  # batch norm couples the samples; a gate measures that and leaves accumulation out
         case, plain = Case(WORKLOADS[workload]), Case(WORKLOADS[workload])
@@ -408,15 +454,14 @@ def test_exact_values_train_as_the_plain_step_up_to_rounding(member: Strategy, w
             torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6, msg=partial("{}: {}".format, plan))
 
 
-@each_member
-@each_workload
+@offering(IN_INFERENCE)
 def test_every_offered_value_runs_in_inference(member: Strategy, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     case.draft.optimizer = None
     case.model.eval()
     expected = prepare(Plan(), case.draft, [])(case.batch)
     before, values = everything_but_values(case), values_of(case)
-    for plan in offered(member, case.facts()):
+    for plan in some(offered(member, case.facts())):
         with prepare(plan, case.draft, members()) as step:
             torch.testing.assert_close(step(case.batch), expected, rtol=0.1, atol=0.1)
         assert everything_but_values(case) == before, plan
@@ -472,6 +517,16 @@ def test_all_members_together_leave_no_trace(workload: str) -> None:
         for _ in range(2):
             assert step(case.step_batch(plan)).isfinite()
     assert everything_but_values(case) == before
+
+
+@each_workload
+def test_the_lists_of_offers_are_those_of_the_members(workload: str) -> None:
+    case = Case(WORKLOADS[workload])
+    listed = set(OFFERED[workload].split())
+    exact = {member.name for member in members() if offered(member, case.facts("exact"))}
+    assert exact == listed - INEXACT
+    case.draft.optimizer = None
+    assert {member.name for member in members() if offered(member, case.facts())} == listed & IN_INFERENCE
 
 
 @each_member
