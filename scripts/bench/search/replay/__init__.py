@@ -4,9 +4,9 @@ No step runs here, so this is not part of `probing`. A search uses it like a rea
 `evaluate`, a clock and an estimator.
 """
 
-from autofit.replay.bench import TableBench, VirtualTime, gone_on
-from autofit.replay.estimator import TableEstimator, peaks_of
-from autofit.replay.limits import limited
-from autofit.replay.noise import Bursts
+from scripts.bench.search.replay.bench import TableBench, VirtualTime, gone_on
+from scripts.bench.search.replay.estimator import TableEstimator, peaks_of
+from scripts.bench.search.replay.limits import limited
+from scripts.bench.search.replay.noise import Bursts
 
 __all__ = ["Bursts", "TableBench", "TableEstimator", "VirtualTime", "gone_on", "limited", "peaks_of"]

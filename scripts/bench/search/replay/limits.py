@@ -3,7 +3,7 @@
 from autofit.core.errors import UsageError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.units import format_bytes
-from autofit.replay.table import Entry, Table
+from scripts.bench.search.replay.table import Entry, Table
 
 
 def limited(table: Table, memory_bytes: int) -> Table:

@@ -7,7 +7,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
-from autofit.replay.table import Entry, Table
+from scripts.bench.search.replay.table import Entry, Table
 
 REFUSED_RATIO = 1.05
 """Lower bound on the peak of a plan that did not fit, as a multiple of the budget."""

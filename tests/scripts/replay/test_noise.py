@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from autofit.replay.noise import Bursts, Drift
-from autofit.replay.table import Table
+from scripts.bench.search.replay.noise import Bursts, Drift
+from scripts.bench.search.replay.table import Table
 from scripts.bench.search.tables import record
-from tests.replay.test_bench import device
+from tests.scripts.replay.test_bench import device
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import Conflict, SpaceFacts
-from autofit.replay.table import TABLE_SCHEMA, Block, Entry, Table, read_table
+from scripts.bench.search.replay.table import TABLE_SCHEMA, Block, Entry, Table, read_table
 
 SAMPLES, TOKENS = Objective(), Objective(unit="tokens")
 GLOBAL = 8

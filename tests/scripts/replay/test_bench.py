@@ -14,9 +14,9 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.replay import TableBench, limited
-from autofit.replay.table import Block, Entry, Table
 from autofit.search.phases import run
+from scripts.bench.search.replay import TableBench, limited
+from scripts.bench.search.replay.table import Block, Entry, Table
 from scripts.bench.search.tables import record, synthetic
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, always, small_bench, space_of, tuning_of
 

@@ -5,8 +5,8 @@ import pytest
 from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Status
-from autofit.replay import limited
-from autofit.replay.table import Table, read_table
+from scripts.bench.search.replay import limited
+from scripts.bench.search.replay.table import Table, read_table
 from scripts.bench.search.tables import record
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 

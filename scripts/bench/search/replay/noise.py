@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean, median
 
-from autofit.replay.table import Block, Entry, Table
+from scripts.bench.search.replay.table import Block, Entry, Table
 
 WINDOW = 9
 """Number of neighbouring blocks whose common level is the drift of that moment. It is small because disturbances are

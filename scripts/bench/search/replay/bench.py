@@ -13,8 +13,8 @@ from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.statistics import clipped
 from autofit.core.trial import Purpose
 from autofit.gates.verdict import Checked, GateVerdict
-from autofit.replay.noise import Bursts, Drift, Runs
-from autofit.replay.table import Entry, Table
+from scripts.bench.search.replay.noise import Bursts, Drift, Runs
+from scripts.bench.search.replay.table import Entry, Table
 
 PROOF_STEPS = 5
 """Minimum number of timed steps in a proof."""
@@ -42,8 +42,8 @@ class VirtualTime:
 class TableBench:
     """A virtual device from a complete table; a search takes its method `evaluate`.
 
-    Memory and status of a plan are always those of its entry. Step times are drawn, see `autofit.replay.noise`. A probe
-    or a proof takes as long as the recorded probe, and a block as long as its steps. A block fails as often as the
+    Memory and status of a plan are always those of its entry. Step times are drawn, see the module `noise`. A probe or
+    a proof takes as long as the recorded probe, and a block as long as its steps. A block fails as often as the
     recorded blocks of its plan.
 
     Args:

@@ -3,8 +3,8 @@
 import pytest
 
 from autofit.core.plan import Plan
-from autofit.replay import TableEstimator, limited, peaks_of
-from autofit.replay.table import Table
+from scripts.bench.search.replay import TableEstimator, limited, peaks_of
+from scripts.bench.search.replay.table import Table
 from scripts.bench.search.tables import record
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 
