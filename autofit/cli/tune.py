@@ -9,8 +9,7 @@ from pathlib import Path
 
 from autofit import locks
 from autofit.cli import values
-from autofit.cli.interrupting import terminable
-from autofit.cli.outcome import INTERRUPTED
+from autofit.cli.outcome import INTERRUPTED, terminable
 from autofit.cli.saving import check_output, save_plan
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
