@@ -17,8 +17,8 @@ One step for each round of the race, numbered from 1:
 At the end:
     metrics `result/gain`, `result/gain_low`, `result/gain_high`, `result/throughput_per_s`,
     `result/peak_memory_bytes`, `result/memory_budget_bytes`, `result/duration_s`, `result/trials` and
-    `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the table
-    `trials` with a row for each trial; the files `autofit.yaml` (the plan) and `trials.csv`, and the report.
+    `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the files
+    `autofit.yaml` (the plan) and `trials.csv` (a row for each trial), and the report.
 """
 
 import csv
@@ -38,10 +38,11 @@ from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
 from autofit.search.evidence import STOPPED_BY_USER, SearchEvidence, SearchResult
-from autofit.trackers.base import Conclusion, Ending, Row, Tracker, Value
+from autofit.trackers.base import Conclusion, Ending, Tracker, Value
 
 Attach = Callable[[SearchResult], Mapping[str, str]]
 """Returns further text files to log with a result, by file name."""
+_Row = dict[str, Value | None]
 MAX_TEXT, MAX_LABEL = 2000, 100
 """Maximum number of characters in a text and in the name of a plan. Texts come from the user's code and may be of any
 length; MLflow accepts 250 characters in the name of a metric."""
@@ -121,9 +122,9 @@ class RunLog:
         documents = {"trials.csv": _csv(rows)} if rows else {}
         documents |= {} if r is None else {"autofit.yaml": planfile.dumps(r)}
         documents |= self._attach(result)
-        self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), rows, documents))
+        self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), documents))
 
-    def _rows(self, trials: Iterable[Trial]) -> list[Row]:
+    def _rows(self, trials: Iterable[Trial]) -> list[_Row]:
         """Returns a row for each trial: its number, its figures, its reason and the values of its knobs."""
         rows: list[dict[str, Value | None]] = []
         for t in trials:
@@ -225,7 +226,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 2]}.."
 
 
-def _csv(rows: list[Row]) -> str:
+def _csv(rows: list[_Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -6,8 +6,7 @@ from itertools import groupby
 
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import brief
-from autofit.trackers.search_state import SearchState
-from autofit.trackers.yardstick import Yardstick
+from autofit.trackers.search_state import SearchState, Yardstick
 from scripts.readme.records import PLAN, Records
 
 COLUMNS = 100
@@ -24,7 +23,7 @@ def whole(records: Records) -> list[str]:
     """Returns everything that the run left on a terminal of `COLUMNS` columns."""
     r = records.recommendation
     state = SearchState(Yardstick(objective=r.objective, baseline=r.baseline.plan, memory_bytes=r.budget.memory_bytes))
-    # As `autofit.trackers.live` does, the last column stays free.
+    # As `autofit.trackers.progress` does, the last column stays free.
     lines = [line for kept in records.events for line in state.tell(kept.event)(COLUMNS - 1)]
     summary = brief(r, Canvas(width=COLUMNS, blocks=True), PLAN)
     return [*lines, *summary.splitlines(), f"autofit: plan written to {PLAN}"]

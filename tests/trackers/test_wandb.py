@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from autofit.trackers import wandb as adapter
-from autofit.trackers.background import Background
-from autofit.trackers.following import no_documents
+from autofit.trackers.following import Background, no_documents
 from autofit.trackers.run_log import RunLog
 from autofit.trackers.wandb import Wandb
 from tests.recorded import recorded_search
@@ -116,7 +115,7 @@ def test_a_server_that_is_away_is_one_warning(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
     monkeypatch.setattr(adapter, "INIT_S", 2.0)
-    monkeypatch.setattr("autofit.trackers.background.FLUSH_S", 30.0)
+    monkeypatch.setattr("autofit.trackers.following.FLUSH_S", 30.0)
     said: list[str] = []
     began_s = time.monotonic()
     listener = Background(Wandb.make(""), said.append, no_documents, 1.0)
