@@ -23,8 +23,8 @@ from autofit.in_process import search_with_evaluation
 from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
-from autofit.reports.attached import attached
-from autofit.reports.repeating import tuning_call
+from autofit.reports.applying import tuning_call
+from autofit.reports.writing import attached
 from autofit.search.request import Listen, Request
 from autofit.search.search import SearchInterrupted
 from autofit.trackers.following import following

@@ -21,10 +21,10 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_time
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
-from autofit.reports.attached import attached
+from autofit.reports.applying import command_line
 from autofit.reports.canvas import Canvas
-from autofit.reports.repeating import command_line
 from autofit.reports.summary import brief
+from autofit.reports.writing import attached
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request

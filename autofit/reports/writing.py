@@ -1,13 +1,16 @@
-"""A report as a file: which format, and which files may be replaced."""
+"""A report as a file: which format, which files may be replaced, and the files that trackers log."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from autofit.core.errors import UsageError
 from autofit.files import followed, head_of, write_atomically
-from autofit.reports.html.page import render
+from autofit.reports.assemble import assembled
 from autofit.reports.markdown import MARK, to_markdown
+from autofit.reports.page import render
 from autofit.reports.report import Report, to_json
+from autofit.reports.sources import of_result
+from autofit.search.evidence import SearchResult
 
 SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md", ".json": "json"}
 FORMATS = ("html", "md", "json")
@@ -95,3 +98,9 @@ def _unwritable(output: str | Path, error: OSError) -> UsageError:
         f"{output} was not written: {error.strerror or error}; expected a directory that exists and has "
         "space. Choose another path."
     )
+
+
+def attached(found: SearchResult) -> dict[str, str]:
+    """Returns the report of a search as text files, by file name."""
+    report = assembled(of_result(found))
+    return {f"autofit-report.{kind}": rendered(report, kind) for kind in FORMATS}

@@ -1,4 +1,4 @@
-"""The Markdown of a report: for GitHub, complete, of bounded length, with users' texts as text."""
+"""The report as Markdown: what is shown, and that texts are never read as markup."""
 
 import re
 from dataclasses import replace
@@ -11,9 +11,9 @@ from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
-from autofit.reports.counting import RATIOS, answer_times
-from autofit.reports.markdown import MARK, text, to_markdown
+from autofit.reports.markdown import HEIGHT, MARK, WIDTH, ChartPoint, scatter, text, to_markdown
 from autofit.reports.report import LeftOut, Report
+from autofit.reports.sentences import RATIOS, answer_times
 from tests.recorded import recorded_search
 from tests.reports.samples import bounded, typical
 
@@ -155,3 +155,37 @@ def test_upper_bounds_are_labelled_and_left_out_of_the_error() -> None:
     assert "1 plan is left out: the estimate is an upper bound (sizes depend on the data)." in found
     assert found.count("GiB estimated, an upper bound (sizes depend on the data), backward.") == 1
     assert "upper bound" not in plain
+
+
+MIB = 2**20
+
+
+def test_marks_lie_where_their_values_are() -> None:
+    chart = scatter(
+        [ChartPoint(90 * MIB, 100.0, "R"), ChartPoint(10 * MIB, 5.0, "B"), ChartPoint(10 * MIB, 5.0, "o")],
+        100 * MIB,
+        "samples",
+    )
+    lines = chart.split("\n")
+    assert lines[0] == "samples/s"
+    area = lines[1 : HEIGHT + 1]
+    ((top, right),) = [(n, line.index("R")) for n, line in enumerate(area) if "R" in line]
+    ((bottom, left),) = [(n, line.index("B")) for n, line in enumerate(area) if "B" in line]  # over the plan below it
+    assert top < 2 < HEIGHT - 2 < bottom
+    assert left < right < len(area[0]) - 1
+    assert area[bottom].rindex("|") > right  # the budget
+    assert not any("o" in line for line in area)
+    assert max(map(len, lines)) <= WIDTH + 40
+    assert "budget 100 MiB, shown as |" in lines[-1]
+    assert chart.isascii()
+
+
+def test_a_budget_far_away_does_not_press_the_points_together() -> None:
+    chart = scatter([ChartPoint(MIB, 1.0, "R")], 80 * 1024 * MIB, "tokens")
+    assert "budget 80 GiB, outside the chart" in chart
+    assert "1.05 MiB" in chart
+
+
+@pytest.mark.parametrize("points", [[], [ChartPoint(1, 0.001, "o")] * 600])
+def test_no_points_and_many_equal_ones(points: list[ChartPoint]) -> None:
+    assert scatter(points, 100, "samples").count("o other plans") == (1 if points else 0)

@@ -21,7 +21,6 @@ WITHOUT_TWIN = {
     "autofit/identity/reached_facts.py": "the result of `reach`: tests/identity/test_reachable_code.py",
     "autofit/probing/child_request.py": "the request that a child is opened with: tests/probing/remote/test_bench.py",
     "autofit/probing/supervisor.py": "a process of its own: tests/faults/test_processes.py",
-    "autofit/reports/svg/chart.py": RECORD,
     "autofit/search/bench.py": RECORD,
     "autofit/search/event.py": RECORD,
     "autofit/search/phases.py": RECORD,

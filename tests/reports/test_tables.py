@@ -2,7 +2,7 @@
 
 import pytest
 
-from autofit.reports.columns import Column, table
+from autofit.reports.tables import Column, table
 from autofit.terminal import cells
 
 PLANS = Column("Tried", ["micro batch 8, precision=bf16", "micro batch 16"])

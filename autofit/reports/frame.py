@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from autofit.reports.html.parts import bullets
-from autofit.reports.markup import Markup, element
+from autofit.reports.markup import Markup, bullets, element
 from autofit.reports.svg.drawing import style_sheet
 
 _ICON = (
@@ -81,7 +80,7 @@ def script(*more: str) -> str:
 
 @cache
 def _text(name: str) -> str:
-    return files("autofit.reports.html").joinpath(name).read_text(encoding="utf-8")
+    return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _head(frame: Frame) -> Markup:
