@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
-from autofit.reports.markup import Markup, bullets, element
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
+from autofit.reports.markup import CODE, LABEL, REASON, Markup, breakable, data_table, escaped, printed, shortened, tile
+from autofit.reports.report import UPPER_BOUND
+from autofit.reports.sentences import RATIOS, counted, verdict
 from autofit.reports.svg.drawing import style_sheet
 
 _ICON = (
@@ -52,21 +58,30 @@ def page(frame: Frame, answer: Section, sections: Sequence[Section]) -> str:
         answer: the first section; the link for keyboard users skips to it.
         sections: the other sections.
     """
-    anchor, heading, first = answer
-    main = element("main", first, *(body for _, _, body in sections), id="main")
-    links = [(anchor, heading), *((anchor, heading) for anchor, heading, _ in sections)]
-    body = element("div", _contents(links), main, class_="columns")
-    skip = element("a", f"Skip to {heading[:1].lower()}{heading[1:]}", href="#main", class_="skip")
-    tip = element("div", id="tip", role="tooltip", hidden=True)
-    script = element("script", Markup(frame.script))
-    footer = element("footer", element("p", frame.footer))
-    inside = element("body", skip, _header(frame), body, footer, tip, script)
-    return f"<!DOCTYPE html>\n{element('html', _head(frame), inside, lang='en')}\n"
+    shown = [answer, *sections]
+    policy = (
+        f"default-src 'none'; style-src '{_digest(frame.style)}'; script-src '{_digest(frame.script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return (
+        _templates()
+        .get_template("frame.jinja")
+        .render(
+            frame=frame,
+            policy=Markup(policy),
+            icon=Markup(_ICON),
+            skip=f"{answer[1][:1].lower()}{answer[1][1:]}",
+            links=[(anchor, heading) for anchor, heading, _ in shown],
+            sections=[body for _, _, body in shown],
+            style=Markup(frame.style),
+            script=Markup(frame.script),
+        )
+    )
 
 
 def style(*more: str) -> str:
     """Returns the style sheet of every page and of its charts, with what a page adds to it."""
-    return "".join((_text("page.css"), style_sheet(), *more))
+    return "".join((asset("page.css"), style_sheet(), *more))
 
 
 def script(*more: str) -> str:
@@ -74,50 +89,42 @@ def script(*more: str) -> str:
 
     All parts are in one function, so that they share their names and leave none behind.
     """
-    parts = (_text("theme.js"), _text("points.js"), _text("copy.js"), *more)
+    parts = (asset("theme.js"), asset("points.js"), asset("copy.js"), *more)
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 @cache
-def _text(name: str) -> str:
+def asset(name: str) -> str:
+    """Returns a style sheet, script or template of this package."""
     return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _head(frame: Frame) -> Markup:
-    policy = (
-        f"default-src 'none'; style-src '{_digest(frame.style)}'; script-src '{_digest(frame.script)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+def filled(template: str, macro: str, *values: Any) -> Markup:
+    """Returns what a macro of a template in `assets` makes of values. Text that is not `Markup` is escaped."""
+    return Markup(getattr(_templates().get_template(template).module, macro)(*values))
+
+
+@cache
+def _templates() -> Environment:
+    """Returns the templates of all pages. Their lines are joined without the line breaks and indentation."""
+    found = Environment(
+        autoescape=True,
+        finalize=lambda value: value if hasattr(value, "__html__") else printed(value),
+        loader=FunctionLoader(lambda name: "".join(line.strip() for line in asset(name).splitlines())),
+        undefined=StrictUndefined,
     )
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", frame.window),
-        element("link", rel="icon", href=_ICON),
-        element("style", Markup(frame.style)),
-    )
+    found.filters |= {
+        "breakable": breakable, "bytes": lambda count: "–" if count is None else format_bytes(count),
+        "counted": counted, "cut": shortened, "duration": format_duration, "rate": short_number, "ratio": format_ratio,
+        "text": escaped, "verdict": verdict,
+    }  # fmt: skip
+    found.globals |= {
+        "CODE": CODE, "LABEL": LABEL, "RATIOS": RATIOS, "REASON": REASON, "UPPER_BOUND": UPPER_BOUND,
+        "data_table": data_table, "tile": tile,
+    }  # fmt: skip
+    return found
 
 
 def _digest(text: str) -> str:
     """Returns the source expression of an inline style or script (Content Security Policy Level 3, 2.3.1)."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _header(frame: Frame) -> Markup:
-    toggle = element(
-        "button", "Dark", type="button", id="theme", hidden=True, aria_label="Dark theme", aria_pressed="false"
-    )
-    return element(
-        "header",
-        element("p", frame.kind, class_="eyebrow"),
-        element("h1", frame.title),
-        element("p", " · ".join(text for text in frame.about if text), class_="meta"),
-        toggle,
-    )
-
-
-def _contents(links: Sequence[tuple[str, str]]) -> Markup:
-    items = [element("a", heading, href=f"#{anchor}") for anchor, heading in links]
-    return element("nav", element("p", "Contents", class_="eyebrow"), bullets(items), aria_label="Contents")

@@ -20,6 +20,10 @@ class Markup(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """Returns the text as it is, for the templates."""
+        return self
+
 
 Child = Markup | str | None
 Value = str | int | float | bool | None
@@ -29,7 +33,12 @@ def escaped(text: str) -> Markup:
     """Returns `text` as it stands between two tags, without control characters."""
     if isinstance(text, Markup):
         return text
-    return Markup(_NOT_XML.sub("\ufffd", printable(text)).translate(_SPECIAL))
+    return Markup(printed(text).translate(_SPECIAL))
+
+
+def printed(value: object) -> str:
+    """Returns a value as text without control characters and without those that XML has not."""
+    return _NOT_XML.sub("\ufffd", printable(str(value)))
 
 
 def element(name: str, /, *children: Child, **attributes: Value) -> Markup:
@@ -71,7 +80,7 @@ def _attribute(key: str, value: Value) -> str:
     name = key.removesuffix("_").replace("_", "-")
     if value is True:
         return f" {name}"
-    text = number(value) if isinstance(value, float) else _NOT_XML.sub("\ufffd", printable(str(value)))
+    text = number(value) if isinstance(value, float) else printed(value)
     return f' {name}="{text.translate(_QUOTES)}"'
 
 
