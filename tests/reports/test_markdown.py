@@ -13,7 +13,7 @@ from autofit.reports import sources
 from autofit.reports.assemble import assembled
 from autofit.reports.markdown import HEIGHT, MARK, WIDTH, ChartPoint, scatter, text, to_markdown
 from autofit.reports.report import LeftOut, Report
-from autofit.reports.sentences import RATIOS, answer_times
+from autofit.reports.sentences import RATIOS, answer_worth
 from tests.recorded import recorded_search
 from tests.reports.samples import bounded, typical
 
@@ -30,8 +30,9 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
     assert document.startswith(f"{MARK}\n# autofit: train.py:make_unet\n\n**1.")
     assert re.findall(r"^## (.*)$", document, re.MULTILINE) == [
         "Why it is faster",
-        "Throughput against peak memory", "Plans", "What to know", "Speed by micro batch size", "The race",
-        "Estimated and measured memory", "Memory", "Numerical checks", "Combinations that were not measured",
+        "Throughput against peak memory", "Plans", "What to know", "Speed by micro batch size",
+        "What the memory holds", "Memory during one optimizer step", "When each answer came", "The race",
+        "Estimated and measured memory", "Numerical checks", "Combinations that were not measured",
         "Techniques that were not searched",
         "Apply the plan", "Repeat the search", "Environment",
     ]  # fmt: skip
@@ -41,11 +42,12 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
     assert "```sh\nautofit tune train.py:make_unet\n```" in document
 
 
-def test_when_each_answer_came_is_one_line_below_the_headline() -> None:
+def test_when_each_answer_came_is_a_table() -> None:
     report = typical()
-    document = to_markdown(report)
-    assert f"\n\nAnswers: {answer_times(report)}\n\n## Why" in document
-    assert "Answers:" not in to_markdown(report.model_copy(update={"answers": report.answers[:1]}))
+    (rows,) = re.findall(r"## When each answer came\n\n((?:\|.*\n)+)", to_markdown(report))
+    assert rows.count("\n") == 2 + len(report.answers)
+    assert re.findall(r"\| ([0-9.]+x) \|$", rows, re.MULTILINE)[-1] == answer_worth(report, report.answers[-1])
+    assert "each answer" not in to_markdown(report.model_copy(update={"answers": report.answers[:1]}))
 
 
 def test_each_technique_of_the_plan_is_explained(found: Report) -> None:
@@ -151,9 +153,9 @@ def test_checks_that_could_not_be_run_and_times_are_as_in_html(found: Report) ->
 
 def test_upper_bounds_are_labelled_and_left_out_of_the_error() -> None:
     found, plain = to_markdown(bounded()), to_markdown(typical())
-    assert "12 plans: the median error" in found
+    assert "measured peaks of 12 plans. The median error is" in found
     assert "1 plan is left out: the estimate is an upper bound (sizes depend on the data)." in found
-    assert found.count("GiB estimated, an upper bound (sizes depend on the data), backward.") == 1
+    assert "| recommended plan | baseline: upper bound (sizes depend on the data) |" in found
     assert "upper bound" not in plain
 
 

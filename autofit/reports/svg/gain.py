@@ -395,7 +395,7 @@ def _race_table(report: Report) -> DataTable:
         )
         for racer in report.race
     ]
-    return DataTable(("plan", "ratio", "95 % interval", "pairs", "note"), tuple(rows))
+    return DataTable(("plan", f"over the {_reference(report)}", "95 % interval", "pairs", "note"), tuple(rows))
 
 
 RACE: Chart = Chart(
