@@ -1,16 +1,55 @@
-"""What a function names: globals of its own module, and of the user's modules that it names or imports."""
+"""What the walk follows: whose code an object is, and the globals that a function uses."""
 
+import collections
 import math
 import sys
 import types
 from collections.abc import Callable
 from types import FunctionType
 
+import numpy as np
 import pytest
 import torch
 
-from autofit.guard.code_origin import Origin
-from autofit.guard.used_globals import code_origin, names_in, namespaces
+from autofit.core.plan import Plan
+from autofit.guard.walk_rules import Origin, class_origin, code_origin, names_in, namespaces, origin_of
+
+
+class Own:
+    """A class of the user's."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "origin"),
+    [
+        (Own, Origin.USER),
+        (torch.nn.Linear, Origin.TORCH),
+        (collections.Counter, Origin.STANDARD),
+        (np.ndarray, Origin.LIBRARY),
+        (Plan, Origin.AUTOFIT),
+    ],
+)
+def test_a_class_belongs_to_whoever_defined_it(kind: type, origin: Origin) -> None:
+    assert class_origin(kind) is origin
+
+
+def test_a_script_is_the_users_though_python_has_a_module_of_its_name() -> None:
+    assert origin_of("__main__") is Origin.USER
+
+
+def test_what_is_not_known_is_the_users() -> None:
+    assert origin_of(None) is Origin.USER
+    assert origin_of("no_such_module_here") is Origin.USER
+
+
+def test_a_module_is_a_librarys_where_it_was_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, place in (("installed_one", "/lib/site-packages/one.py"), ("own_one", "/home/me/site/one.py")):
+        module = types.ModuleType(name)
+        module.__file__ = place
+        monkeypatch.setitem(sys.modules, name, module)
+    assert origin_of("installed_one") is Origin.LIBRARY
+    assert origin_of("own_one") is Origin.USER
+
 
 COUNT = 3
 
