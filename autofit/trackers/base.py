@@ -110,7 +110,7 @@ class Tracker(ABC):
         """Logs one step.
 
         Args:
-            step: number of the trial, or of the round for the metrics of the race.
+            step: number of the trial.
             metrics: figures by name; all are finite.
             texts: texts by name.
         """

@@ -9,11 +9,6 @@ One step for each trial and proof that ran, numbered from 1:
     `trial/duration_s`; texts `trial/plan`, `trial/status`, `trial/reason`. A proof has `proof/` instead of `trial/`,
     and no gain: a proof and a probe are different runs.
 
-One step for each round of the race, numbered from 1:
-    metrics `race/PLAN/gain`, `race/PLAN/gain_low`, `race/PLAN/gain_high`: gain over the baseline with its 95 %
-    interval, from the round on in which there are enough pairs of blocks. PLAN lists the knobs that differ from the
-    baseline.
-
 At the end:
     metrics `result/gain`, `result/gain_low`, `result/gain_high`, `result/throughput_per_s`,
     `result/peak_memory_bytes`, `result/memory_budget_bytes`, `result/duration_s`, `result/trials` and
@@ -24,10 +19,8 @@ At the end:
 import csv
 import io
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
 
 from autofit import planfile
 from autofit.core.objective import Objective
@@ -43,9 +36,8 @@ from autofit.trackers.base import Conclusion, Ending, Tracker, Value
 Attach = Callable[[SearchResult], Mapping[str, str]]
 """Returns further text files to log with a result, by file name."""
 _Row = dict[str, Value | None]
-MAX_TEXT, MAX_LABEL = 2000, 100
-"""Maximum number of characters in a text and in the name of a plan. Texts come from the user's code and may be of any
-length; MLflow accepts 250 characters in the name of a metric."""
+MAX_TEXT = 2000
+"""Maximum number of characters in a text. Texts come from the user's code and may be of any length."""
 
 
 class RunLog:
@@ -61,7 +53,7 @@ class RunLog:
         self._objective = Objective()
         self._baseline: Plan | None = None
         self._baseline_rate: float | None = None
-        self._steps = self._rounds = 0
+        self._steps = 0
         self._opened, self._ending = False, Ending.INTERRUPTED
 
     def __call__(self, event: Event) -> None:
@@ -70,8 +62,6 @@ class RunLog:
             self._open(event.asked)
         elif event.kind in ("trial", "proof") and event.trial is not None:
             self._log_trial(event.kind, event.trial)
-        elif event.standings:
-            self._log_round(event)
         elif event.result is not None:
             self._conclude(event.result)
 
@@ -97,15 +87,6 @@ class RunLog:
             _finite({f"{kind}/{name}": figure for name, figure in figures.items()}),
             _texts({f"{kind}/{name}": text for name, text in texts.items()}),
         )
-
-    def _log_round(self, event: Event) -> None:
-        self._rounds += 1
-        found: dict[str, float | None] = {}
-        for placing in event.standings:
-            if placing.gain is not None and placing.gain.pairs:
-                found |= _interval(f"race/{self._label(placing.plan)}/", placing.gain)
-        if metrics := _finite(found):
-            self._tracker.log(self._rounds, metrics, {})
 
     def _conclude(self, result: SearchResult) -> None:
         r, evidence = result.recommendation, result.evidence
@@ -138,15 +119,6 @@ class RunLog:
 
     def _named(self, plan: Plan) -> str:
         return describe_plan(plan, self._baseline or plan)
-
-    def _label(self, plan: Plan) -> str:
-        """Returns a name for a plan that every tracker accepts in the name of a metric."""
-        changes = plan.changes_from(self._baseline or plan)
-        label = " ".join(f"{knob}.{value}" for knob, value in changes.items()) or "baseline"
-        safe = re.sub(r"[^A-Za-z0-9_. -]", "_", label)
-        return (
-            safe if len(safe) <= MAX_LABEL else f"{safe[: MAX_LABEL - 9]} {sha256(plan.key.encode()).hexdigest()[:8]}"
-        )
 
 
 def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
