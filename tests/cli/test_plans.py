@@ -253,7 +253,7 @@ def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote:
     Path("train.py").write_text("import torch\n")
     code, out, err = run("export", "-o", "train.py")
     assert (code, out) == (2, "")
-    assert "found a file there that autofit did not export; expected" in err
+    assert "found a file there that is not an autofit export; expected" in err
     assert "--force" in err
     assert Path("train.py").read_text() == "import torch\n"
     assert run("export", "-o", "train.py", "--force")[0] == 0
