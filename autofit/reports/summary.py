@@ -16,7 +16,7 @@ from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
-from autofit.reports.sentences import contradicting_rate, kept_because, unknown_gain
+from autofit.reports.sentences import batch_change, contradicting_rate, kept_because, unknown_gain
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
@@ -86,13 +86,14 @@ def _titled(lines: Sequence[str]) -> list[Line]:
 
 def _headline(r: Recommendation, width: int) -> list[Line]:
     plan = describe_plan(r.plan, r.baseline.plan)
+    change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
     if r.plan == r.baseline.plan:
         text, colour = f"Keep the baseline: {plan}. {kept_because(r)}.", "title"
     elif r.gain is None:
         unknown = unknown_gain(r)
-        text, colour = f"Use {plan}{_batch_change(r)}. {unknown[0].upper()}{unknown[1:]}.", "title"
+        text, colour = f"Use {plan}{change}. {unknown[0].upper()}{unknown[1:]}.", "title"
     else:
-        text = f"Use {plan}: {r.gain} the throughput of the baseline{_batch_change(r)}."
+        text = f"Use {plan}: {r.gain} the throughput of the baseline{change}."
         colour = "good" if r.gain.low > 1 else "title"
     return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(_proven(r), width))]
 
@@ -102,14 +103,6 @@ def _proven(r: Recommendation) -> str:
     steps, proven = r.proof.worst_steps, contradicting_rate(r)
     speed = "" if proven is None else f", at {short_number(proven)} {r.objective.unit}/s"
     return f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget{speed}."
-
-
-def _batch_change(r: Recommendation) -> str:
-    """Returns in words how the samples of an optimizer step change; "" if they do not."""
-    before, after = (plan.global_batch_size for plan in (r.baseline.plan, r.plan))
-    if before == after:
-        return ""
-    return f"; the batch {'grows' if after > before else 'shrinks'} from {before:,} to {after:,}"
 
 
 def _brings(r: Recommendation, width: int) -> list[str]:

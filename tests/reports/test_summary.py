@@ -120,7 +120,7 @@ def test_what_changes_is_named_with_its_old_and_new_value() -> None:
     ]
     grown = sections(summarize(record(plan=BEST.replace(micro_batch_size=64))))
     assert "  samples per step          32           64" in grown["What it changes"]
-    assert "; the batch grows from 32 to 64." in " ".join(grown[next(iter(grown))])
+    assert "; the global batch grows from 32 to 64." in " ".join(grown[next(iter(grown))])
 
 
 PRECISION = StrategyRecord(
