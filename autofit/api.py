@@ -23,8 +23,8 @@ from autofit.in_process import search_with_evaluation
 from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
-from autofit.reports.attached import attached
-from autofit.reports.repeating import tuning_call
+from autofit.reports.applying import tuning_call
+from autofit.reports.writing import attached
 from autofit.search.request import Listen, Request
 from autofit.search.search import SearchInterrupted
 from autofit.trackers.following import following
@@ -124,7 +124,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         progress: True shows finished trials above a live line on a terminal, and as plain lines elsewhere. False shows
             nothing. A callable receives each event, and an exception that it raises ends the search. If a run makes no
             progress for long, an event of kind "waiting" comes from another thread.
-        listeners: callables that receive each event (`autofit.trackers.listener.Listener`), and experiment trackers to
+        listeners: callables that receive each event (`autofit.trackers.following.Listener`), and experiment trackers to
             log to: "tensorboard:DIR", "mlflow:URI", "wandb:PROJECT", or a plugin's; ":PLACE" may be left out. A
             listener or tracker that fails never ends the search: you get one warning.
 

@@ -4,8 +4,11 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from autofit.core.errors import UsageError
 
 NEW_MODE = 0o644
 """Permissions of a new file, less the umask: plans and exports are made to be shared and versioned."""
@@ -21,6 +24,36 @@ def followed(path: Path) -> Path:
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return target
+
+
+def replaceable(
+    path: str | Path,
+    what: str,
+    is_earlier: Callable[[Path], bool],
+    *,
+    force: bool,
+    error: type[UsageError] = UsageError,
+) -> Path:
+    """Returns where a file is written, with links followed. Without `force`, only an earlier file is replaced.
+
+    Raises:
+        UsageError: something else than `what` is there, such as "an autofit plan".
+        OSError: what is there cannot be read, or the links form a loop.
+    """
+    target = followed(Path(path))
+    if target.exists() and not (target.is_file() and (force or is_earlier(target))):
+        instead = ", move that file away, or replace it with --force" if target.is_file() else ""
+        raise error(
+            f"{path} was not written: found {'a file' if instead else 'something'} there that is not {what}; expected "
+            f"nothing, or an earlier one. Choose another path{instead}."
+        )
+    return target
+
+
+def unwritable(path: str | Path, error: OSError, kind: type[UsageError] = UsageError) -> UsageError:
+    """Returns the error of a file that cannot be written."""
+    found = error.strerror or error
+    return kind(f"{path} was not written: {found}; expected a directory that has space. Choose another path.")
 
 
 def head_of(path: Path, most_bytes: int) -> bytes:

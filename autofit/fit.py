@@ -24,10 +24,10 @@ from autofit.prepare import batches_of, prepare
 from autofit.reports import sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
-from autofit.reports.html.card import card
-from autofit.reports.plots import Plot, plot
+from autofit.reports.page import card
 from autofit.reports.report import Report
 from autofit.reports.summary import brief, summarize
+from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource

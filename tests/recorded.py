@@ -17,14 +17,14 @@ from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Kind, Trace
-from autofit.replay import TableBench, limited, peaks_of
-from autofit.replay.table import Table, read_table
 from autofit.search import race_and_proof
 from autofit.search import search as one_search
 from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
+from scripts.bench.search.replay import TableBench, limited, peaks_of
+from scripts.bench.search.replay.table import Table, read_table
 from tests.memory.traces import Script
 
 TABLES = Path(__file__).parent / "data" / "tables"

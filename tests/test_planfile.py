@@ -179,7 +179,7 @@ def test_saving_replaces_an_earlier_plan_and_leaves_nothing_beside_it(tmp_path: 
 
 def test_a_loop_of_links_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").symlink_to("plan.yaml")
-    with pytest.raises(PlanFileError, match="could not be written: Too many levels of symbolic links"):
+    with pytest.raises(PlanFileError, match="was not written: Too many levels of symbolic links"):
         planfile.save(RECORD, tmp_path / "plan.yaml", force=True)
     assert (tmp_path / "plan.yaml").is_symlink()
 
@@ -209,7 +209,7 @@ def test_saving_refuses_to_overwrite_other_files(tmp_path: Path, text: str) -> N
 
 def test_saving_where_nothing_can_be_written(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "plan.yaml"):
-        with pytest.raises(PlanFileError, match=r"could not be written: .*; expected|found .*; expected"):
+        with pytest.raises(PlanFileError, match=r"was not written: .*; expected|found .*; expected"):
             planfile.save(RECORD, path)
 
 

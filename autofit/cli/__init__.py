@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
@@ -17,10 +17,9 @@ from typing import NoReturn
 
 from autofit.cli import arguments as _arguments
 from autofit.cli import nightly_arguments as _nightly
-from autofit.cli.examples import EXAMPLES, TOUR, shown
 from autofit.core.printable import printable
 
-_COMMANDS = {
+COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
     "run": ("run a script, and tune what it trains where its training starts", _arguments.run),
     "estimate": ("estimate the memory that a workload needs on a device, without running it", _arguments.estimate),
@@ -34,6 +33,8 @@ _COMMANDS = {
     "nightly revert": ("go back to the previous plan of a job", _nightly.revert),
     "completion": ("print a shell completion script", _arguments.completion),
 }
+_SHARED = {"show": "plans", "diff": "plans", "report": "plans", "export": "plans", "completion": "about"}
+"""Commands whose module has several."""
 _EXIT_CODES = """\
 exit codes:
   0    success
@@ -70,13 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reader.error("--verbose goes with --version alone: autofit --version --verbose")
     outcome = import_module("autofit.cli.outcome")
     # The command is loaded inside `run`, so that a Ctrl-C during loading is handled like any other.
-    code: int = outcome.run(lambda given: import_module(_home(given.command)).execute(given), given)
+    code: int = outcome.run(lambda given: _command(given.command)(given), given)
     return code
 
 
-def _home(command: str) -> str:
-    """Returns the name of the module that runs a command."""
-    return f"autofit.cli.{command.replace(' ', '_')}"
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
+    """Returns the function that runs a command: that of its name in a module of several, or `execute` in its own."""
+    shared = _SHARED.get(name)
+    module = import_module(f"autofit.cli.{shared or name.replace(' ', '_')}")
+    found: Callable[[argparse.Namespace], int] = getattr(module, name if shared else "execute")
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,30 +88,39 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="autofit",
         description="Find, by short measured runs, the fastest way to train your PyTorch model within a memory budget.",
-        epilog="\n\n".join((_EXIT_CODES, _ENVIRONMENT, shown(TOUR))),
+        epilog="\n\n".join((_EXIT_CODES, _ENVIRONMENT, _shown(_arguments.TOUR))),
         formatter_class=_Formatter,
     )
     top.add_argument("--version", action=_Version)
     top.add_argument("--verbose", action="store_true", help="with --version: the environment that a bug report needs")
     commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for name, (about, add) in _COMMANDS.items():
+    for name, (about, _) in COMMANDS.items():
         sub = commands.add_parser(
             name,
             help=about,
             description=about[0].upper() + about[1:] + ".",
-            epilog=shown(EXAMPLES[name]),
+            epilog=_shown(_arguments.EXAMPLES[name]),
             formatter_class=_Formatter,
         )
-        add(sub)
-        if name == "completion":
-            sub.set_defaults(json=False, quiet=False)
-            continue
-        if name == "run":  # stdout is the script's
-            sub.set_defaults(json=False)
-        else:
-            sub.add_argument("--json", action="store_true", help="print one JSON document on stdout, also on failure")
-        sub.add_argument("-q", "--quiet", action="store_true", help="print only the result and errors")
+        fill(sub, name)
     return top
+
+
+def fill(sub: argparse.ArgumentParser, name: str) -> None:
+    """Adds the arguments of a command to its parser."""
+    COMMANDS[name][1](sub)
+    if name == "completion":
+        sub.set_defaults(json=False, quiet=False)
+        return
+    if name == "run":  # stdout is the script's
+        sub.set_defaults(json=False)
+    else:
+        sub.add_argument("--json", action="store_true", help="print one JSON document on stdout, also on failure")
+    sub.add_argument("-q", "--quiet", action="store_true", help="print only the result and errors")
+
+
+def _shown(examples: Sequence[str]) -> str:
+    return "\n  ".join(["examples:", *examples])
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -125,7 +138,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # overloaded in typeshed
         """Parses the words; those of a command of two words are one, so that `nightly FILE` is another command."""
         words = list(sys.argv[1:] if args is None else args)
-        if (command := " ".join(words[:2])) in _COMMANDS and len(words) > 1:
+        if (command := " ".join(words[:2])) in COMMANDS and len(words) > 1:
             words[:2] = [command]
         if words[:1] != ["run"] or "--" not in words:
             return super().parse_known_args(words, namespace)
@@ -158,6 +171,6 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        found = import_module("autofit.cli.version")
+        found = import_module("autofit.cli.about")
         print(found.environment() if self.verbose else f"torch-autofit {found.installed()}")
         sys.exit(0)

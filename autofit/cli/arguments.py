@@ -15,6 +15,42 @@ KNOBS = (
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 
+_TARGET = "train.py:make_workload"
+EXAMPLES = {
+    "tune": (
+        f"autofit tune {_TARGET} --memory 20GiB --time 5min",
+        f"autofit tune {_TARGET} --global-batch 64 --numerics exact",
+        f"autofit tune {_TARGET} --arg depth=12 --without checkpointing",
+        f"autofit tune {_TARGET} --set precision=bf16",
+        f"autofit tune {_TARGET} --study bert.journal --track tensorboard",
+    ),
+    "run": ("autofit run train.py", "autofit run train.py --time 2min -- --epochs 3"),
+    "estimate": (
+        f"autofit estimate {_TARGET} --device H200",
+        f"autofit estimate {_TARGET} --memory 24GiB --html estimate.html",
+    ),
+    "show": ("autofit show", "autofit show bert.yaml --json"),
+    "diff": ("autofit diff autofit.previous.yaml autofit.yaml", "autofit diff a.yaml b.yaml -o diff.html"),
+    "report": ("autofit report", "autofit report bert.yaml -o -", "autofit report .autofit/study.journal"),
+    "export": ("autofit export", "autofit export bert.yaml --to python -o loop.py"),
+    "nightly": (
+        f"autofit nightly init {_TARGET}",
+        "autofit nightly jobs.yaml --time 4h --html nightly.html",
+        "autofit nightly jobs.yaml --job gpt",
+        "autofit nightly accept gpt",
+    ),
+    "nightly init": (f"autofit nightly init {_TARGET} --device cuda --time 10min",),
+    "nightly accept": ("autofit nightly accept gpt", "autofit nightly accept gpt --level"),
+    "nightly revert": ("autofit nightly revert gpt",),
+    "completion": (
+        'eval "$(autofit completion bash)"',
+        "autofit completion fish > ~/.config/fish/completions/autofit.fish",
+    ),
+}
+"""Examples of each command, for the end of its `--help`."""
+TOUR = (f"autofit tune {_TARGET} --memory 20GiB", "autofit show autofit.yaml", "autofit export autofit.yaml")
+"""Examples of `autofit --help`."""
+
 
 def count(text: str) -> int:
     """Returns a number of things, of which there is at least one."""

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from autofit.cli.interrupting import terminable
 from autofit.cli.nightly_files import NightlyFiles
+from autofit.cli.outcome import terminable
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError
 from autofit.core.printable import ascii_json, one_line, printable

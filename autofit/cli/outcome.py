@@ -1,19 +1,25 @@
-"""Runs a command, prints its error, returns its exit code."""
+"""Runs a command, prints its error, returns its exit code. Turns signals into a KeyboardInterrupt."""
 
 import argparse
 import errno
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 from autofit.core.errors import AutofitError, UsageError, UserCodeError
 from autofit.core.printable import ascii_json, printable
+from autofit.failures.ignored_exceptions import ignores_exceptions
 from autofit.terminal import columns, is_terminal, wrapped
 
 INTERRUPTED = 130
+AGAIN_S = 0.05
+"""Time after which a signal is sent again that came where Python ignores exceptions."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk, or of a stream that is redirected to one, that has no space left."""
 
@@ -66,3 +72,29 @@ def failure(code: int, kind: str, message: str, trace: str = "") -> str:
     """Returns the JSON document that `--json` prints when a command fails."""
     error = {"type": kind, "message": message, "traceback": trace, "exit_code": code}
     return ascii_json(json.dumps({"error": error}, indent=2))
+
+
+@contextmanager
+def terminable(next_step: str) -> Iterator[None]:
+    """Turns SIGINT, unless it is ignored, and SIGTERM into a KeyboardInterrupt while the context is open.
+
+    Args:
+        next_step: what the user can do then, for the message.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if ignores_exceptions(frame):
+            again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
+        raise KeyboardInterrupt(*([f"terminated; {next_step}"] if number == signal.SIGTERM else []))
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, or the caller handles it
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,13 +2,14 @@
 
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from autofit import planfile
-from autofit.core.errors import PlanFileError, UsageError
+from autofit.core.errors import PlanFileError
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
-from autofit.files import followed, head_of, write_atomically
+from autofit.files import head_of, replaceable, unwritable, write_atomically
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -44,21 +45,11 @@ def save_export(export: Export, output: str, *, force: bool) -> None:
     Raises:
         UsageError: `output` is a file that autofit did not export, or cannot be written.
     """
-    path = Path(output)
     try:
-        target = followed(path)
-        if target.exists() and not (target.is_file() and (force or _is_earlier(target, export))):
-            force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
-            raise UsageError(
-                f"{output} was not written: found {'a file' if force_it else 'something'} there that autofit did "
-                f"not export; expected no file, or an earlier export. Choose another path{force_it}."
-            )
-        write_atomically(target, export.text.encode())
+        earlier = partial(_is_earlier, export=export)
+        write_atomically(replaceable(output, "an autofit export", earlier, force=force), export.text.encode())
     except OSError as error:
-        raise UsageError(
-            f"{output} was not written: {error.strerror or error}; expected a directory that exists and has "
-            "space. Choose another path."
-        ) from None
+        raise unwritable(output, error) from None
 
 
 def _is_earlier(path: Path, export: Export) -> bool:

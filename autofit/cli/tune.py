@@ -9,8 +9,7 @@ from pathlib import Path
 
 from autofit import locks
 from autofit.cli import values
-from autofit.cli.interrupting import terminable
-from autofit.cli.outcome import INTERRUPTED
+from autofit.cli.outcome import INTERRUPTED, terminable
 from autofit.cli.saving import check_output, save_plan
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
@@ -22,19 +21,18 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_time
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
-from autofit.reports.attached import attached
+from autofit.reports.applying import command_line
 from autofit.reports.canvas import Canvas
-from autofit.reports.repeating import command_line
 from autofit.reports.summary import brief
+from autofit.reports.writing import attached
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import SearchInterrupted, search
 from autofit.study.location import dereferenced
 from autofit.trackers.following import following
-from autofit.trackers.heartbeat import heartbeat, waiting
-from autofit.trackers.progress import Progress
-from autofit.trackers.yardstick import Yardstick
+from autofit.trackers.progress import Progress, heartbeat, waiting
+from autofit.trackers.search_state import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:

@@ -9,11 +9,9 @@ from autofit.core.units import format_bytes
 from autofit.estimation.records import EstimationRecord, Row
 from autofit.estimation.what_if import PeakLaw
 from autofit.memory.headroom import default_budget
-from autofit.reports.counting import moment
-from autofit.reports.html.frame import Frame, page, script, style
-from autofit.reports.html.parts import LABEL, bullets, data_table, section
-from autofit.reports.markup import Markup, element, joined, shortened
-from autofit.reports.svg.chart import DataTable
+from autofit.reports.frame import Frame, page, script, style
+from autofit.reports.markup import LABEL, DataTable, Markup, bullets, data_table, element, joined, section, shortened
+from autofit.reports.sentences import moment
 
 LENGTHS = (
     "Sequence lengths are those of the loader: memory grows faster than they do, so it is not carried over to others."

@@ -17,19 +17,19 @@ from torch import nn
 from autofit.core.errors import DevicePoisoned, RestoreError
 from autofit.core.uninterrupted import uninterrupted
 from autofit.core.units import format_names
-from autofit.guard.bindings import BindingPiece, NamesPiece
 from autofit.guard.digest import feed
 from autofit.guard.object_state import (
+    BindingPiece,
     ClassPiece,
     MappingPiece,
+    NamesPiece,
     Piece,
     SequencePiece,
     SetPiece,
     TensorPiece,
     ValuePiece,
 )
-from autofit.guard.process_state import ProcessState
-from autofit.guard.random_state import global_rngs
+from autofit.guard.process_state import ProcessState, global_rngs
 from autofit.guard.state_walk import Optimizers, Walk
 from autofit.guard.tensor_state import OpaqueTensor, StorageBytes, keep
 from autofit.guard.value_state import ArrayPiece, SamplesPiece

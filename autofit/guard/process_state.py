@@ -1,15 +1,30 @@
-"""Process-wide state that a probe may touch: precision and backend flags, random generators, environment.
+"""The state of the process: flags of torch and Python, random generators, and restoring them."""
 
-Each flag has one name, one way to read it and one way to write it. A flag is written only if it differs, so that
-restoring an unchanged process does nothing.
-"""
-
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from autofit.guard.process_flags import Flag, process_flags
-from autofit.guard.random_state import global_rngs
+import torch
+
+from autofit.guard.object_state import ValuePiece
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One process-wide setting. A value that is a dictionary is compared key by key."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
 
 
 class ProcessState:
@@ -49,3 +64,256 @@ def _put_back(flag: Flag, kept: Any) -> None:
     """Writes a flag if it differs."""
     if flag.read() != kept:
         flag.write(kept)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# General before specific: a specific setting of "none" inherits from the general one.
+_PRECISION_KEYS = (
+    *(("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
+)
+
+
+def process_flags() -> list[Flag]:
+    """Returns every flag that can be read in this process, signal handlers last."""
+    return [
+        Flag("flags.fp32_precision", read_precision, write_precision),
+        *_backend_flags(),
+        *_torch_flags(),
+        *_autocast_flags(),
+        *(flag for name in ("torch._dynamo.config", "torch._inductor.config") for flag in _config_flag(name)),
+        *_device_flags(),
+        *_python_flags(),
+        *_signal_flags(),
+    ]
+
+
+def read_precision() -> dict[str, object]:
+    """Returns the float32 precision settings, each as it was set and not as inherited.
+
+    torch's older and newer interfaces conflict. After the newer one is used, reading through the older one may raise,
+    and an inherited setting reads like an explicit one. The newer settings are therefore read from general to specific
+    and cleared, then the older ones are read, then all are restored.
+    """
+    explicit: dict[tuple[str, str], str] = {}
+    try:
+        for key in _PRECISION_KEYS:
+            explicit[key] = torch._C._get_fp32_precision_getter(*key)
+            torch._C._set_fp32_precision_setter(*key, "none")
+        matmul = torch.get_float32_matmul_precision()
+        try:
+            cudnn_tf32 = torch._C._get_cudnn_allow_tf32()
+        except RuntimeError:  # raised if it is on while the newer settings, cleared above, are off
+            cudnn_tf32 = True
+    finally:
+        for key, value in explicit.items():
+            torch._C._set_fp32_precision_setter(*key, value)
+    return {"matmul": matmul, "cudnn_tf32": cudnn_tf32} | {".".join(key): explicit[key] for key in explicit}
+
+
+def write_precision(kept: dict[str, Any]) -> None:
+    """Writes what `read_precision` returned. The older interface comes first, since it changes the newer settings."""
+    torch.set_float32_matmul_precision(kept["matmul"])
+    torch._C._set_cudnn_allow_tf32(kept["cudnn_tf32"])
+    for key in _PRECISION_KEYS:
+        torch._C._set_fp32_precision_setter(*key, kept[".".join(key)])
+
+
+def _backend_flags() -> Iterator[Flag]:
+    """Yields the flags of cuDNN, oneDNN, cuBLAS and scaled dot product attention."""
+    backends = torch.backends
+    for attribute in ("enabled", "benchmark", "benchmark_limit", "deterministic"):
+        yield _attribute(f"flags.cudnn.{attribute}", backends.cudnn, attribute)
+    for attribute in ("enabled", "deterministic"):
+        yield _attribute(f"flags.mkldnn.{attribute}", backends.mkldnn, attribute)
+    matmul = backends.cuda.matmul
+    yield _attribute("flags.cuda.matmul.allow_fp16_accumulation", matmul, "allow_fp16_accumulation")
+    for dtype in ("fp16", "bf16"):
+        yield _reduction_flag(f"allow_{dtype}_reduced_precision_reduction")
+    cuda = backends.cuda
+    yield Flag("flags.sdp.flash", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
+    yield Flag("flags.sdp.mem_efficient", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp)
+    yield Flag("flags.sdp.math", cuda.math_sdp_enabled, cuda.enable_math_sdp)
+    yield Flag("flags.sdp.cudnn", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp)
+    allowed, allow = cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp
+    yield Flag("flags.sdp.reduced_math", allowed, allow)
+
+
+def _reduction_flag(attribute: str) -> Flag:
+    """Returns the flag of a reduced-precision reduction, with its split-k part if torch has one."""
+    matmul: Any = torch.backends.cuda.matmul
+
+    def read() -> tuple[bool, bool]:
+        return getattr(matmul, attribute), getattr(matmul, f"{attribute}_split_k", True)
+
+    def write(kept: tuple[bool, bool]) -> None:
+        setattr(matmul, attribute, kept[0] if kept[1] else kept)
+
+    return Flag(f"flags.cuda.matmul.{attribute}", read, write)
+
+
+def _torch_flags() -> Iterator[Flag]:
+    """Yields the flags of torch itself."""
+
+    def read_deterministic() -> tuple[bool, bool]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    def write_deterministic(kept: tuple[bool, bool]) -> None:
+        torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])
+
+    def write_device(kept: torch.device) -> None:
+        # Without a default device this reads as "cpu". Setting "cpu" would slow down every later call.
+        torch.set_default_device(None if kept.type == "cpu" else kept)
+
+    def read_anomaly() -> tuple[bool, bool]:
+        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+    yield Flag("flags.deterministic_algorithms", read_deterministic, write_deterministic)
+    fill = torch.utils.deterministic
+    yield _attribute("flags.fill_uninitialized_memory", fill, "fill_uninitialized_memory")
+    yield Flag("flags.default_dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield Flag("flags.default_device", torch.get_default_device, write_device)
+    yield Flag("flags.grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield Flag("flags.anomaly", read_anomaly, lambda kept: torch.autograd.set_detect_anomaly(*kept))
+    yield Flag("flags.num_threads", torch.get_num_threads, torch.set_num_threads)
+
+
+def _autocast_flags() -> Iterator[Flag]:
+    """Yields autocast's state for each kind of device, and whether casts are cached."""
+    for kind in ("cpu", *accelerator_kinds()):
+
+        def read(kind: str = kind) -> tuple[bool, torch.dtype]:
+            return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+        def write(kept: tuple[bool, torch.dtype], kind: str = kind) -> None:
+            torch.set_autocast_enabled(kind, kept[0])
+            torch.set_autocast_dtype(kind, kept[1])
+
+        yield Flag(f"flags.autocast.{kind}", read, write)
+    yield Flag("flags.autocast.cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
+
+
+def _config_flag(module_name: str) -> Iterator[Flag]:
+    """Yields a compiler's configuration as one flag, if that compiler is imported."""
+    config: Any = sys.modules.get(module_name)
+    if config is None:
+        return
+
+    def write(kept: dict[str, object]) -> None:
+        now = config.get_config_copy()
+        config.load_config({key: value for key, value in kept.items() if now.get(key) != value})
+
+    yield Flag(f"flags.{module_name.removeprefix('torch.')}", config.get_config_copy, write)
+
+
+def _device_flags() -> Iterator[Flag]:
+    """Yields the current device and each device's memory fraction, if an accelerator is running."""
+    accelerator = running_accelerator()
+    if accelerator is None:
+        return
+    if hasattr(accelerator, "set_device"):
+        yield Flag("flags.current_device", accelerator.current_device, accelerator.set_device)
+    memory: Any = getattr(accelerator, "memory", None)
+    if not hasattr(memory, "get_per_process_memory_fraction"):
+        return
+    for device in range(accelerator.device_count()):
+
+        def read(device: int = device) -> float:
+            # The allocator stores bytes, so a restored fraction may differ in the last digits when it is read again.
+            # Without a limit, cudaMallocAsync reports a number far above 1, which cannot be written.
+            return round(min(float(memory.get_per_process_memory_fraction(device)), 1.0), 9)
+
+        def write(kept: float, device: int = device) -> None:
+            memory.set_per_process_memory_fraction(kept, device)
+
+        yield Flag(f"flags.memory_fraction[{device}]", read, write)
+
+
+def _python_flags() -> Iterator[Flag]:
+    """Yields the environment, working directory, logging, warnings and garbage collection."""
+    root = logging.getLogger()
+
+    def write_environment(kept: dict[str, str]) -> None:
+        for key in [key for key in os.environ if key not in kept]:
+            del os.environ[key]
+        os.environ.update({key: value for key, value in kept.items() if os.environ.get(key) != value})
+
+    def write_filters(kept: tuple[Any, ...]) -> None:
+        warnings.filters[:] = kept  # type: ignore[index]  # typed as a Sequence, is a list
+        # Leaving this block is the public way to notify the warnings module that its filters changed.
+        with warnings.catch_warnings():
+            pass
+
+    yield Flag("environ", lambda: dict(os.environ), write_environment)
+    yield Flag("cwd", _working_directory, lambda kept: None if kept is None else os.chdir(kept))
+    yield Flag("logging.root.level", lambda: root.level, root.setLevel)
+    yield Flag("logging.disable", lambda: root.manager.disable, logging.disable)
+    yield Flag("warnings.filters", lambda: tuple(warnings.filters), write_filters)
+    yield Flag("gc.enabled", gc.isenabled, lambda kept: gc.enable() if kept else gc.disable())
+
+
+def _working_directory() -> str | None:
+    """Returns the working directory, or None if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _signal_flags() -> Iterator[Flag]:
+    """Yields the signal handlers. Only the main thread can set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in _SIGNALS:
+
+        def read(number: signal.Signals = number) -> object:
+            return signal.getsignal(number)
+
+        def write(kept: Any, number: signal.Signals = number) -> None:
+            # A handler that was not installed from Python reads as None and cannot be written.
+            if kept is not None:
+                signal.signal(number, kept)
+
+        yield Flag(f"signal.{number.name}", read, write)
+
+
+def _attribute(name: str, owner: Any, attribute: str) -> Flag:
+    """Returns the flag that is an attribute of a module or object."""
+    return Flag(name, lambda: getattr(owner, attribute), lambda kept: setattr(owner, attribute, kept))
+
+
+def global_rngs() -> list[ValuePiece]:
+    """Returns the global random generators of Python, numpy, torch and each running device."""
+    rngs = [
+        ValuePiece("rng.python", random.getstate, random.setstate),
+        ValuePiece("rng.torch", torch.get_rng_state, torch.set_rng_state),
+    ]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        generator = numpy.random
+        rngs.append(ValuePiece("rng.numpy", lambda: generator.get_state(legacy=False), generator.set_state))
+    if (accelerator := running_accelerator()) is not None:
+        if hasattr(accelerator, "get_rng_state_all"):
+            read, write = accelerator.get_rng_state_all, accelerator.set_rng_state_all
+        else:
+            read, write = accelerator.get_rng_state, accelerator.set_rng_state
+        rngs.append(ValuePiece(f"rng.{accelerator_kinds()[0]}", read, write))
+    return rngs
+
+
+def running_accelerator() -> Any:
+    """Returns torch's module of the accelerator if this process has initialised it, else None."""
+    for kind in accelerator_kinds():
+        module = torch.get_device_module(kind)
+        # A back end without `is_initialized` (Metal) has nothing to initialise.
+        if module.is_available() and getattr(module, "is_initialized", module.is_available)():
+            return module
+    return None
+
+
+def accelerator_kinds() -> list[str]:
+    """Returns the accelerator type that this torch was built for, if any."""
+    device = torch.accelerator.current_accelerator()
+    return [] if device is None else [device.type]

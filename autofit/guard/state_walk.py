@@ -1,7 +1,7 @@
 """Finds every piece of mutable state that the user's objects reach, once each, with a readable name.
 
 The walk follows attributes, slots, containers and arrays of the user's and libraries' objects; closures, defaults,
-bound arguments and bound objects of functions; globals that the user's code names (used_globals.py); and attributes of
+bound arguments and bound objects of functions; globals that the user's code names (walk_rules.py); and attributes of
 the user's classes. It does not follow modules and classes of libraries, or internal state of torch and Python.
 
 A data set can be of any size. Tensors and arrays below it are copied up to `DATA_BYTES` in total, and `DATA_OBJECTS` of
@@ -10,8 +10,8 @@ its objects are followed. State beyond these limits, or that cannot be followed,
 
 import copy
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -21,25 +21,63 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.guard import walk_rules
-from autofit.guard.bindings import UNBOUND, NamesPiece, cell, data_attributes, methods, slots
-from autofit.guard.code_origin import Origin, class_origin
 from autofit.guard.digest import SIMPLE
-from autofit.guard.loader_state import loader_pieces, progress_piece
-from autofit.guard.object_paths import Labels, Whereabouts
 from autofit.guard.object_state import (
+    UNBOUND,
     ClassPiece,
     MappingPiece,
+    NamesPiece,
     Piece,
     SequencePiece,
     SetPiece,
     TensorPiece,
     ValuePiece,
+    cell,
+    data_attributes,
+    methods,
+    slots,
 )
 from autofit.guard.unguarded import Unguarded, many_samples
-from autofit.guard.used_globals import namespaces
 from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
+from autofit.guard.walk_rules import Origin, class_origin, namespaces
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where an object was found.
+
+    Attributes:
+        of_user: whether it is held by the user's code or object. Only then is it named if it cannot be followed.
+        data: whether it is below a data set, where size limits apply.
+        held: whether it was reached through a function or a plain object, and is not part of the model, optimizer or
+            loader.
+    """
+
+    of_user: bool = True
+    data: bool = False
+    held: bool = False
+
+
+class Labels:
+    """Names the entries of objects and containers so that the user can find them."""
+
+    def __init__(self) -> None:
+        self._position: dict[int, int] = {}
+
+    def number(self, optimizer: torch.optim.Optimizer) -> None:
+        """Numbers the parameters as the optimizer's `state_dict` does, to name its state entries."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._position.update({id(p): index for index, p in enumerate(parameters)})
+
+    def of(self, name: str, key: object) -> str:
+        """Names an entry: by attribute, by index, or by a parameter's number in its optimizer."""
+        if isinstance(key, str):
+            return f"{name}.{key}"
+        if isinstance(key, torch.Tensor):
+            return f"{name}[{self._position.get(id(key), '?')}]"
+        return f"{name}[{key!r}]" if isinstance(key, SIMPLE) else f"{name}[{type(key).__qualname__}]"
 
 
 class Walk:
@@ -298,3 +336,24 @@ class Walk:
         self.pieces.append(piece)
         if place.held:
             self.held.append(piece)
+
+
+def loader_pieces(loader: Any) -> Iterator[ValuePiece]:
+    """Yields the pieces that watch a loader's position.
+
+    A loader's `load_state_dict` discards its running iterator, so it cannot restore one. Without a running iterator,
+    some loaders start one in `state_dict`, which draws from the random generators.
+    """
+    if hasattr(loader, "_num_yielded"):
+        yield progress_piece("loader", loader)
+    if hasattr(loader, "state_dict"):
+        yield ValuePiece(
+            "loader.state_dict()",
+            lambda: None if getattr(loader, "_iterator", loader) is None else loader.state_dict(),
+            None,
+        )
+
+
+def progress_piece(name: str, iterator: Any) -> ValuePiece:
+    """Returns the piece that watches the position of a loader's running iterator, which cannot be rewound."""
+    return ValuePiece(name, lambda: getattr(iterator, "_num_yielded", None), None)

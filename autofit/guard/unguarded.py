@@ -3,18 +3,19 @@
 Such state is named before the search. Detected changes are named after it.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import sys
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
-from types import MemberDescriptorType
+from types import FunctionType, MemberDescriptorType
 from typing import Any, TypeVar
 
 import torch
 
 from autofit.core.units import format_bytes, format_names
 from autofit.guard import walk_rules
-from autofit.guard.bindings import slot_value
-from autofit.guard.library_state import shown_state
-from autofit.guard.object_state import Piece
+from autofit.guard.object_state import Piece, slot_value
 from autofit.guard.value_state import (
     WatchPiece,
     is_mapped,
@@ -22,6 +23,7 @@ from autofit.guard.value_state import (
     watched_object,
     watched_tensors,
 )
+from autofit.guard.walk_rules import Origin, code_origin
 
 AnyPiece = TypeVar("AnyPiece", bound=Piece)
 
@@ -186,3 +188,43 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     if tensor.requires_grad or not tensor.is_leaf or tensor.is_inference() or tensor.is_nested:
         return False
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and not vars(tensor)
+
+
+_CELLS = 100_000
+"""Maximum number of table cells read, in evenly spaced rows: about 0.1 s."""
+_MEMO = type(lru_cache(len))
+
+
+def shown_state(found: Any) -> Callable[[], object] | None:
+    """Returns a function that reads the state of a library's object. None for other objects."""
+    if isinstance(found, _MEMO):
+        return _memo_reader(found)
+    for library, classes, reader in (
+        ("numpy.random", ("SeedSequence",), _seed_reader),
+        ("pandas", ("DataFrame", "Series"), _table_reader),
+        ("PIL.Image", ("Image",), _image_reader),
+    ):
+        module = sys.modules.get(library)
+        if module is not None and isinstance(found, tuple(getattr(module, name, ()) for name in classes)):
+            return reader(found)
+    return None
+
+
+def _memo_reader(memo: Any) -> Callable[[], object] | None:
+    """Returns a function that counts the cached results of a user's function. None for functions of libraries."""
+    function = getattr(memo, "__wrapped__", None)
+    users = isinstance(function, FunctionType) and code_origin(function) is Origin.USER
+    return (lambda: memo.cache_info().currsize) if users else None
+
+
+def _seed_reader(seed: Any) -> Callable[[], object]:
+    return lambda: seed.n_children_spawned
+
+
+def _table_reader(table: Any) -> Callable[[], object]:
+    return lambda: [table.shape, table.iloc[:: table.size // _CELLS + 1].to_csv()]
+
+
+def _image_reader(image: Any) -> Callable[[], object] | None:
+    """Returns a function that reads the pixels. None if the image is not loaded, since reading would load it."""
+    return None if getattr(image, "im", None) is None else lambda: zlib.crc32(image.tobytes())

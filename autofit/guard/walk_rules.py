@@ -1,4 +1,4 @@
-"""How the walk treats an object by its class: it is followed, ignored, or named because it cannot be followed."""
+"""What the walk follows: whose code an object is, the globals that a function uses, and the rules of the walk."""
 
 import io
 import sys
@@ -8,8 +8,10 @@ import weakref
 from argparse import Namespace
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Collection, Iterator
+from enum import Enum
 from functools import lru_cache, partial, partialmethod
-from types import MethodType, SimpleNamespace
+from pathlib import PurePath
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,9 +21,92 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from autofit.guard.code_origin import Origin, class_origin
 from autofit.guard.digest import SIMPLE
-from autofit.guard.used_globals import code_origin
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of the folders in which libraries are installed."""
+
+
+class Origin(Enum):
+    """Whose code it is. This decides how far the walk follows it."""
+
+    USER = "user"
+    LIBRARY = "library"
+    TORCH = "torch"
+    STANDARD = "standard"
+    AUTOFIT = "autofit"
+
+
+def origin_of(module_name: object) -> Origin:
+    """Returns whose code a module is, by its name. All code that was not installed is the user's."""
+    return _origin(module_name) if isinstance(module_name, str) else Origin.USER
+
+
+def class_origin(kind: type) -> Origin:
+    """Returns whose code a class is."""
+    return origin_of(getattr(kind, "__module__", None))
+
+
+@lru_cache(maxsize=4096)
+def _origin(module_name: str) -> Origin:
+    package = module_name.partition(".")[0]
+    if package == "__main__":  # a script or a notebook, although Python itself has a module of this name
+        return Origin.USER
+    if package in sys.stdlib_module_names:
+        return Origin.STANDARD
+    if package in ("torch", "autofit"):
+        return Origin(package)
+    place = getattr(sys.modules.get(module_name), "__file__", None)
+    installed = place is not None and any(folder in PurePath(place).parts for folder in INSTALLED)
+    return Origin.LIBRARY if installed else Origin.USER
+
+
+@lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> tuple[str, ...]:
+    """Returns the names that code looks up, other than local variables.
+
+    These are globals and attributes. A name is a global if the module has one of that name.
+    """
+    inner = [name for value in code.co_consts if isinstance(value, CodeType) for name in names_in(value)]
+    return tuple(dict.fromkeys([*code.co_names, *inner]))
+
+
+def code_origin(function: FunctionType) -> Origin:
+    """Returns whose code a function is. A wrapper belongs to the module that defines it."""
+    return origin_of(function.__globals__.get("__name__"))
+
+
+def namespaces(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    """Yields the user's namespaces that a function reads or writes, each as name, namespace and names used."""
+    if code_origin(function) is not Origin.USER:
+        return
+    module_globals, names = function.__globals__, names_in(function.__code__)
+    yield str(module_globals.get("__name__", "globals")), module_globals, names
+    todo = [
+        module
+        for name in names
+        for module in ([module_globals[name]] if name in module_globals else _imported(name, module_globals))
+    ]
+    seen = {id(module_globals)}
+    while todo:
+        module = todo.pop(0)
+        if (
+            isinstance(module, ModuleType)
+            and origin_of(module.__name__) is Origin.USER
+            and id(vars(module)) not in seen
+        ):
+            seen.add(id(vars(module)))
+            inside = tuple(name for name in names if name in vars(module))
+            yield module.__name__, vars(module), inside
+            todo += [vars(module)[name] for name in inside]
+
+
+def _imported(name: str, module_globals: dict[str, Any]) -> list[ModuleType]:
+    """Returns the already imported modules that an `import` of this name inside a function may find."""
+    package = str(module_globals.get("__package__") or "").split(".")
+    places = (".".join([*package[:depth], name]) for depth in range(len(package) + 1))
+    return [sys.modules[place] for place in places if place in sys.modules]
+
 
 FAMILIES = (
     *(nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler),

@@ -1,6 +1,7 @@
 """Identity: digests of a workload's structure, code, options and flags. Equal ones make measurements comparable."""
 
 import hashlib
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -10,12 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from autofit.core.environment import UPDATE, UPDATE_FN
-from autofit.identity.reachable_code import reach
-from autofit.identity.reached_facts import ReachedFacts
+from autofit.core.environment import UPDATE, UPDATE_FN, Environment
+from autofit.devices.base import Device
+from autofit.identity.reachable_code import ReachedFacts, reach
 from autofit.identity.stable_text import plain
 from autofit.workloads.batch_algebra import describe
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES
 from autofit.workloads.workload import Workload, names_of
 
@@ -157,3 +159,36 @@ def _flags(device_type: str) -> list[str]:
         f"autocast={torch.is_autocast_enabled(device_type)},{torch.get_autocast_dtype(device_type)}",
         f"dtype={torch.get_default_dtype()}",
     ]
+
+
+def environment_of(
+    workload: Workload,
+    device: Device,
+    source: BatchSource,
+    loss: LossRule,
+    optimizer: torch.optim.Optimizer | None,
+    looks: Sequence[Reached] = (),
+    *,
+    present: bool = True,
+) -> Environment:
+    """Returns the environment, which decides whether measurements may be compared.
+
+    Args:
+        workload: the workload. Its model structure, code and options are included; its weights are not.
+        device: the device on which it runs.
+        source: its batches.
+        loss: the rule that computes its loss.
+        optimizer: the optimizer of a step.
+        looks: the facts reached from the workload before any step and after some steps.
+        present: whether the device is on this machine. Threads and driver versions are then included.
+    """
+    found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}
+    return Environment(
+        workload=signature(workload.model, source.structure(), loss.name),
+        device_type=device.type,
+        device_name=device.name(),
+        capacity_bytes=device.capacity_bytes(),
+        threads=torch.get_num_threads() if present else None,
+        versions=found | device.versions() if present else found,
+        settings=settings(workload, optimizer, device.type, source, looks),
+    )

@@ -18,30 +18,189 @@ The result does not depend on addresses, the order of sets, hashes of texts, or 
 
 import functools
 import re
+import sys
+import sysconfig
+from argparse import Namespace
 from collections.abc import Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from autofit.identity.object_parts import (
-    DEFINED,
-    INSIDE,
-    attributes_of,
-    cell_content,
-    codes_of,
-    is_configuration,
-    is_drawn_positions,
-    is_hash,
-    is_part_of_class,
-    wrapped_function,
+from autofit.identity.stable_text import DEEPEST, MOST_ITEMS, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
+
+_INSTALLED = tuple(
+    {str(Path(path)) + "/" for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+    | {f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"}
 )
-from autofit.identity.packages import installed, named, of_package
-from autofit.identity.reached_facts import Changing, Fact, Name, ReachedFacts
-from autofit.identity.stable_text import DEEPEST, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
+
+
+@functools.lru_cache(4096)
+def installed(filename: str) -> bool:
+    """Returns whether a source file belongs to Python, torch, this package or another installed one."""
+    return filename.startswith((*_INSTALLED, "<frozen")) or "site-packages/" in filename or "dist-packages/" in filename
+
+
+def of_package(module_name: str | None) -> bool:
+    """Returns whether a module belongs to an installed package or is not loaded."""
+    if module_name == "__main__" or module_name not in sys.modules:
+        return False
+    found = getattr(sys.modules[module_name], "__file__", None)
+    return found is None or installed(found)
+
+
+def named(module_name: str | None, name: str = "") -> str:
+    """Returns the name of an object of an installed package, with the package's version if it has one."""
+    version = getattr(sys.modules.get((module_name or "").partition(".")[0]), "__version__", "")
+    return f"{module_name}.{name} {version if isinstance(version, str) else ''}"
+
+
+_OF_A_CLASS = frozenset({
+    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate_func__",
+    "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__",
+    "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__abstractmethods__", "_abc_impl", "__slots__",
+})  # fmt: skip
+INSIDE = ("__func__", "func", "fget", "fset")
+"""Attributes in which Python's method decorators hold the function."""
+DEFINED = (FunctionType, MethodType, type, staticmethod, classmethod, property)
+
+
+def attributes_of(value: object) -> dict[str, object]:
+    """Returns the attributes of an object without calling its `__getattribute__`."""
+    try:
+        found = dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        found = {}
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            private = name.startswith("__") and not name.endswith("__")
+            mangled = f"_{kind.__name__.lstrip('_')}{name}" if private else name
+            if hasattr(kind, mangled) and name not in ("__dict__", "__weakref__"):
+                found[name] = getattr(value, mangled, None)
+    return found
+
+
+def is_part_of_class(name: str, value: object) -> bool:
+    """Returns whether an attribute of a class is included. Special attributes are only if they are functions."""
+    special = name.startswith("__") and name.endswith("__")
+    return name not in _OF_A_CLASS and (not special or isinstance(value, DEFINED))
+
+
+def codes_of(value: object) -> list[CodeType]:
+    """Returns the code of a method, plain or with one of Python's decorators."""
+    inner = [getattr(value, name, None) for name in INSIDE]
+    return [each.__code__ for each in (value, *inner) if isinstance(each, FunctionType)]
+
+
+def is_drawn_positions(value: object) -> bool:
+    """Returns whether a value is a list of positions in a data set, which may differ in another run."""
+    return isinstance(value, (list, tuple, range)) and all(isinstance(each, int) for each in value[:MOST_ITEMS])
+
+
+def is_hash(name: str, value: object) -> bool:
+    """Returns whether an attribute holds what `hash` returned, which differs between processes.
+
+    transformers keeps such a hash of a model's generation config.
+    """
+    return type(value) is int and name.rstrip("_").endswith("hash")
+
+
+def is_configuration(value: object) -> bool:
+    """Returns whether an object is a record of plain settings, of any class."""
+    kind = type(value)
+    by_name = kind.__name__.endswith("Config") and hasattr(kind, "to_dict")
+    return isinstance(value, (SimpleNamespace, Namespace, dict)) or is_dataclass(kind) or by_name
+
+
+def wrapped_function(value: object) -> object:
+    """Returns the function inside a library object that is known to hold one, else None."""
+    module = type(value).__module__
+    if module in ("functools", "builtins"):
+        return getattr(value, "__wrapped__", None)
+    if isinstance(value, np.vectorize):
+        return value.pyfunc
+    return getattr(value, "_init_fn", None) if module.startswith("torch._library") else None
+
+
+def cell_content(cell: Any) -> object:
+    """Returns the content of a closure cell, or None if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # the cell is empty
+        return None
+
+
+class Name(NamedTuple):
+    """The name of an attribute or a global.
+
+    Attributes:
+        owner: the class of the object that has the attribute. None for a global or an attribute of a module.
+        name: the name.
+    """
+
+    owner: type | None
+    name: str
+
+
+class Fact(NamedTuple):
+    """One recorded fact.
+
+    Attributes:
+        kind: "code" or "attributes".
+        text: the text that is compared.
+        through: the attributes and globals on the path to it.
+    """
+
+    kind: str
+    text: str
+    through: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changing:
+    """The names that the code of a step assigns.
+
+    Attributes:
+        anywhere: globals, and attributes that functions assign, of any object.
+        owned: attributes that methods assign, with the classes of the methods.
+    """
+
+    anywhere: frozenset[str]
+    owned: Mapping[str, tuple[type, ...]]
+
+    def covers(self, through: tuple[Name, ...]) -> bool:
+        """Returns whether one of these names is assigned."""
+        return any(self._assigned(each) for each in through)
+
+    def _assigned(self, each: Name) -> bool:
+        if each.name in self.anywhere:
+            return True
+        classes, owner = self.owned.get(each.name, ()), each.owner
+        if owner is None:
+            return bool(classes)
+        return any(issubclass(owner, kind) or issubclass(kind, owner) for kind in classes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedFacts:
+    """The recorded facts, by path from the objects passed in."""
+
+    found: Mapping[str, Fact]
+
+    def stable(self, before: "ReachedFacts") -> "ReachedFacts":
+        """Returns the facts that are equal in `before`."""
+        return ReachedFacts({path: fact for path, fact in self.found.items() if before.found.get(path) == fact})
+
+    def lines(self, kind: str) -> list[str]:
+        """Returns the facts of a kind, one per line."""
+        return [f"{path}={fact.text}" for path, fact in sorted(self.found.items()) if fact.kind == kind]
+
 
 MOST_OBJECTS = 50_000
 """Maximum number of objects followed. Unlike a time limit, a count gives the same result in every process."""

@@ -28,7 +28,7 @@ from autofit.core.errors import UsageError, WorkloadError
 from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.guard.object_state import ValuePiece
-from autofit.guard.random_state import global_rngs
+from autofit.guard.process_state import global_rngs
 from autofit.integrations.trainer_fit import with_kept_batch
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.loss import resolve_loss, whole_call

@@ -18,7 +18,7 @@ from autofit.nightly.record_text import from_text
 from autofit.nightly.records import NightRecord
 from autofit.nightly.set_aside import SetAside
 from autofit.nightly.stored_nights import StoredNights
-from autofit.reports.counting import counted
+from autofit.reports.sentences import counted
 from autofit.study import permissions
 from autofit.study.location import Place
 

@@ -7,7 +7,7 @@ from typing import Any
 from autofit.core.printable import one_line
 from autofit.nightly import proposals
 from autofit.nightly.schedule import Scheduled, age
-from autofit.reports.columns import Column, table
+from autofit.reports.tables import Column, table
 
 
 def jobs_table(order: Sequence[Scheduled], now: datetime, width: int) -> str:

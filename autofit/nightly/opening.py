@@ -10,7 +10,7 @@ from autofit.nightly.job import Job
 from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.watchdog import Watchdog
 from autofit.search.bench import Bench
-from autofit.trackers.heartbeat import waiting
+from autofit.trackers.progress import waiting
 
 Say = Callable[[str], None]
 """Receives one line for people."""

@@ -14,7 +14,7 @@ from autofit.core.printable import printable
 from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.units import format_bytes, short_number
 from autofit.files import write_atomically
-from autofit.reports.columns import Column, table
+from autofit.reports.tables import Column, table
 
 _MARK = b"Proposed instead of"
 """Beginning of the file with the difference."""

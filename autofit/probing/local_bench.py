@@ -31,8 +31,7 @@ from autofit.gates.check import GradientCheck
 from autofit.gates.gradients import Steps
 from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.guard import Backstop, Guard, leave_surely
-from autofit.identity.environment import environment_of
-from autofit.identity.identity import Reached
+from autofit.identity.identity import Reached, environment_of
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation

@@ -11,7 +11,7 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.reports.columns import Column, table
+from autofit.reports.tables import Column, table
 from autofit.search.choice import lighter
 from autofit.terminal import wrapped
 

@@ -8,12 +8,10 @@ from autofit.core.objective import Objective
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports.canvas import Canvas
-from autofit.reports.columns import Column, table
-from autofit.reports.counting import moment
-from autofit.reports.html.frame import Frame, page, script, style
-from autofit.reports.html.parts import LABEL, data_table, section
-from autofit.reports.markup import element, shortened
-from autofit.reports.svg.chart import DataTable
+from autofit.reports.frame import Frame, page, script, style
+from autofit.reports.markup import LABEL, DataTable, data_table, element, section, shortened
+from autofit.reports.sentences import moment
+from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
 _NONE = "–"

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import median
+from typing import NamedTuple
 
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
-from autofit.reports.counting import RATIOS, answer_times, counted, moment, runs, verdict
-from autofit.reports.evaluation import EVALUATION
-from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES, PlanMemory, PlanRow, Report
-from autofit.reports.svg.estimates import omitted
-from autofit.reports.svg.why import WHY, changes
-from autofit.reports.text_chart import ChartPoint, scatter
+from autofit.reports.report import WHAT_EACH_DOES, PlanRow, Report
+from autofit.reports.sentences import RATIOS, moment, runs, verdict
+from autofit.reports.summary import EVALUATION
+from autofit.reports.svg import CHARTS
+from autofit.reports.svg.drawing import WIDE, Chart
+from autofit.reports.svg.gain import WHY
+from autofit.reports.svg.speed import FRONT
 
 MARK = "<!-- autofit report -->"
 """First line of every Markdown report, by which an earlier one is recognised."""
@@ -24,20 +25,18 @@ MOST_FAILURE = 4000
 """Maximum length of the message of a failed search."""
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _AT_START = re.compile(r"^([#+=>-]|[0-9]+(?=[.)](?:\s|$)))")
-_STEP = re.compile(r"^step [0-9]+ ")
 _LINKS = re.compile(r"(@|#|://|\bwww\.)")
 
 
 def to_markdown(report: Report) -> str:
     """Returns a report as Markdown that GitHub shows."""
     sections = (
-        _why(report), _chart(report), _plans(report), _notes(report), _curves(report), _race(report),
-        _estimates(report), _memory(report), _gates(report), _left_out(report), _use(report), _environment(report),
+        _charts(report, CHARTS[:2]), _plans(report), _notes(report), _charts(report, CHARTS[2:]), _gates(report),
+        _left_out(report), _use(report), _environment(report),
     )  # fmt: skip
     head = [MARK, f"# autofit: {text(report.title)}", "", f"**{text(report.headline, 600)}**", ""]
     head += [text(report.chosen, 600), ""] if report.chosen else []
     head += [text(report.failure, MOST_FAILURE), ""] if report.failure else []
-    head += [f"Answers: {times}", ""] if (times := answer_times(report)) else []
     return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
 
 
@@ -50,22 +49,33 @@ def text(given: str, most: int = MOST_CELL) -> str:
     return _LINKS.sub(lambda found: f"{found[0][:1]}<!-- -->{found[0][1:]}", flat)
 
 
-def _why(report: Report) -> Iterator[str]:
-    if WHY.available(report):
-        found = changes(report)
-        yield from (f"## {WHY.heading}", "", WHY.aid, "")
-        rows = [(text(each.name), _rate(each.row), each.effect) for each in found]
-        yield from table(("change", f"{report.unit}/s with it", "over the plan before"), rows, "changes")
+def _charts(report: Report, charts: Sequence[Chart]) -> Iterator[str]:
+    """Yields the values of each chart as a table; as points of text, or a sentence, where the plans have them all."""
+    for chart in charts:
+        if not chart.available(report):
+            continue
+        yield from (f"## {chart.heading}", "")
+        values, drawn = chart.table(report), _scatter(report) if chart is FRONT else ""
+        if values is not None:
+            yield from (chart.aid, "") if chart is WHY else ()
+            rows = [[text(cell) for cell in row] for row in values.rows]
+            yield from table([text(name) for name in values.head], rows, "rows")
+        elif drawn:
+            yield from block(drawn, "text")
+        else:
+            yield from (chart.draw(report, WIDE).about, "")
 
 
-def _chart(report: Report) -> Iterator[str]:
-    points = [
-        ChartPoint(row.peak_bytes, row.rate_per_s, _mark(row))
-        for row in report.rows
-        if row.peak_bytes and row.rate_per_s is not None
-    ]
-    if drawn := scatter(points, report.budget_bytes, report.unit):
-        yield from ("## Throughput against peak memory", "", *block(drawn, "text"))
+def _scatter(report: Report) -> str:
+    return scatter(
+        [
+            ChartPoint(row.peak_bytes, row.rate_per_s, _mark(row))
+            for row in report.rows
+            if row.peak_bytes and row.rate_per_s is not None
+        ],
+        report.budget_bytes,
+        report.unit,
+    )
 
 
 def _mark(row: PlanRow) -> str:
@@ -97,67 +107,6 @@ def _notes(report: Report) -> Iterator[str]:
     yield from _list(WHAT_EACH_DOES, [str(each) for each in report.strategies])
     yield from _list("What to know", report.caveats)
     yield from _list("Not in this report", report.missing)
-
-
-def _curves(report: Report) -> Iterator[str]:
-    if not report.curves:
-        return
-    yield from ("## Speed by micro batch size", "")
-    rows = []
-    for curve in report.curves:
-        members = [report.row(rank) for rank in curve.ranks]
-        points = ", ".join(f"{row.micro_batch_size}: {_rate(row)}" for row in members)
-        refused = ", ".join(map(str, curve.refused_sizes))
-        rows.append((text(curve.combination), points, refused))
-    yield from table(("combination", f"micro batch: {report.unit}/s", "does not fit"), rows, "combinations")
-
-
-def _race(report: Report) -> Iterator[str]:
-    if not report.race:
-        return
-    against = "baseline" if report.race_reference == "baseline" else "recommended plan"
-    yield from ("## The race", "", f"Paired blocks, each plan against the {against}, with 95 % intervals.", "")
-    rows = [
-        (text(report.row(each.rank).label), str(each.ratio), str(each.ratio.pairs), text(each.note))
-        for each in report.race
-    ]
-    yield from table(("plan", "ratio", "pairs", ""), rows, "plans")
-
-
-def _estimates(report: Report) -> Iterator[str]:
-    both = [(row.expected_bytes, row.peak_bytes) for row in report.rows]
-    errors = [abs(expected / peak - 1) for expected, peak in both if expected is not None and peak]
-    if not errors:
-        return
-    yield from ("## Estimated and measured memory", "")
-    count = counted(len(errors), "plan")
-    found = f"{count}: the median error is {median(errors):.1%}, the largest {max(errors):.1%}."
-    yield from (f"{found} {omitted(report)}".rstrip(), "")
-
-
-def _memory(report: Report) -> Iterator[str]:
-    if not report.memory:
-        return
-    yield from ("## Memory", "")
-    for each in report.memory:
-        yield from _memory_of(each, report.is_upper_bound(each))
-
-
-def _memory_of(plan: PlanMemory, is_bound: bool) -> Iterator[str]:
-    parts, bound = plan.profile.breakdown, f", an {UPPER_BOUND}" if is_bound else ""
-    peak = f"{format_bytes(plan.profile.peak_bytes)} estimated{bound}, {_STEP.sub('in the ', parts.moment)}"
-    yield from (f"{_named(plan.role)}, {text(plan.label)}: {text(peak)}.", "")
-    shares = [(text(part.name), format_bytes(part.size_bytes)) for part in parts.kinds]
-    yield from table(("kind", "at the peak"), shares, "kinds")
-    modules = [
-        (text(part.name) + (f" ({part.count} modules)" if part.count > 1 else ""), format_bytes(part.size_bytes))
-        for part in parts.modules[:MOST_ITEMS]
-    ]
-    if modules:
-        yield from table(("module", "activations and temporaries"), modules, "modules")
-    live = plan.profile.live_bytes
-    phases = [(text(phase.name), format_bytes(max(live[phase.start : phase.end]))) for phase in plan.profile.phases]
-    yield from table(("phase", "largest live tensors"), phases, "phases")
 
 
 def _gates(report: Report) -> Iterator[str]:
@@ -230,10 +179,6 @@ def block(code: str, language: str) -> list[str]:
     return [f"{fence}{language}", code, fence, ""]
 
 
-def _named(role: str) -> str:
-    return "Recommended plan" if role == "recommended" else "Baseline"
-
-
 def _role(row: PlanRow) -> str:
     also = ", baseline" if row.is_baseline and row.role == "recommended" else ""
     return f"**{row.role}{also}**" if row.role else ""
@@ -249,3 +194,63 @@ def _gain(row: PlanRow) -> str:
 
 def _bytes(count: int | None) -> str:
     return "" if count is None else format_bytes(count)
+
+
+WIDTH, HEIGHT = 64, 16
+"""Characters and lines of the area with the points."""
+_FAR_RATIO = 3
+"""A budget above this multiple of the largest peak is named, not drawn: the points would crowd at the left edge."""
+_MARGIN = 1.05
+_LABEL = 10
+
+
+class ChartPoint(NamedTuple):
+    """A point of a chart.
+
+    Attributes:
+        memory_bytes: horizontal position.
+        rate_per_s: vertical position.
+        mark: one character. Of points in one place, the mark that comes first in `ORDER` is shown.
+    """
+
+    memory_bytes: int
+    rate_per_s: float
+    mark: str
+
+
+ORDER = "RB*o"
+"""Marks: the recommended plan, the baseline, other plans on the Pareto front, other plans."""
+
+
+def scatter(points: Sequence[ChartPoint], budget_bytes: int, unit: str) -> str:
+    """Returns a chart of throughput against peak memory, with the budget as a vertical line; "" without points.
+
+    Args:
+        points: what is drawn.
+        budget_bytes: memory budget.
+        unit: what throughputs count.
+    """
+    if not points:
+        return ""
+    most_bytes, most_rate = max(p.memory_bytes for p in points), max(p.rate_per_s for p in points)
+    far = budget_bytes > _FAR_RATIO * most_bytes
+    width_bytes = _MARGIN * (most_bytes if far else max(most_bytes, budget_bytes))
+    cells = [[" "] * WIDTH for _ in range(HEIGHT)]
+    if not far:
+        for line in cells:
+            line[_place(budget_bytes / width_bytes, WIDTH)] = "|"
+    for point in sorted(points, key=lambda each: -ORDER.index(each.mark)):
+        row = HEIGHT - 1 - _place(point.rate_per_s / (_MARGIN * most_rate), HEIGHT)
+        cells[row][_place(point.memory_bytes / width_bytes, WIDTH)] = point.mark
+    labels = {0: short_number(_MARGIN * most_rate), HEIGHT - 1: "0"}
+    drawn = [f"{labels.get(number, ''):>{_LABEL}} |{''.join(line)}".rstrip() for number, line in enumerate(cells)]
+    right = format_bytes(round(width_bytes))
+    axis = f"{'':{_LABEL}} +{'-' * WIDTH}"
+    under = f"{'':{_LABEL}}  0{'peak memory':^{WIDTH - len(right) - 1}}{right}"
+    budget = f"budget {format_bytes(budget_bytes)}, {'outside the chart' if far else 'shown as |'}"
+    legend = f"R recommended  B baseline  * Pareto front  o other plans; {budget}"
+    return "\n".join([f"{unit}/s", *drawn, axis, under, "", legend])
+
+
+def _place(share: float, cells: int) -> int:
+    return min(max(int(share * cells), 0), cells - 1)

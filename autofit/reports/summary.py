@@ -15,10 +15,9 @@ from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
-from autofit.reports.columns import Column, table
-from autofit.reports.evaluation import evaluation_code, evaluation_lines
-from autofit.reports.headline import contradicting_rate, kept_because, unknown_gain
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
+from autofit.reports.sentences import batch_change, contradicting_rate, kept_because, unknown_gain
+from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
 _FEW, _CAVEATS, _REFUSED = 3, 5, 3
@@ -87,13 +86,14 @@ def _titled(lines: Sequence[str]) -> list[Line]:
 
 def _headline(r: Recommendation, width: int) -> list[Line]:
     plan = describe_plan(r.plan, r.baseline.plan)
+    change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
     if r.plan == r.baseline.plan:
         text, colour = f"Keep the baseline: {plan}. {kept_because(r)}.", "title"
     elif r.gain is None:
         unknown = unknown_gain(r)
-        text, colour = f"Use {plan}{_batch_change(r)}. {unknown[0].upper()}{unknown[1:]}.", "title"
+        text, colour = f"Use {plan}{change}. {unknown[0].upper()}{unknown[1:]}.", "title"
     else:
-        text = f"Use {plan}: {r.gain} the throughput of the baseline{_batch_change(r)}."
+        text = f"Use {plan}: {r.gain} the throughput of the baseline{change}."
         colour = "good" if r.gain.low > 1 else "title"
     return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(_proven(r), width))]
 
@@ -103,14 +103,6 @@ def _proven(r: Recommendation) -> str:
     steps, proven = r.proof.worst_steps, contradicting_rate(r)
     speed = "" if proven is None else f", at {short_number(proven)} {r.objective.unit}/s"
     return f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget{speed}."
-
-
-def _batch_change(r: Recommendation) -> str:
-    """Returns in words how the samples of an optimizer step change; "" if they do not."""
-    before, after = (plan.global_batch_size for plan in (r.baseline.plan, r.plan))
-    if before == after:
-        return ""
-    return f"; the batch {'grows' if after > before else 'shrinks'} from {before:,} to {after:,}"
 
 
 def _brings(r: Recommendation, width: int) -> list[str]:
@@ -186,7 +178,11 @@ def _caveats(r: Recommendation, width: int, plan_file: str | None, most: int) ->
     lines = [line for caveat in shown for line in wrapped(caveat, width, "  - ", "    ")]
     more = len(r.caveats) - len(shown)
     where = "fit.caveats" if plan_file is None else plan_file
-    return ["What to know", *lines, *(wrapped(f"and {more} more in {where}", width, _INDENT, _INDENT) if more else [])]
+    return [
+        "What to know",
+        *lines,
+        *(wrapped(f"and {more} more in {where}", width, _INDENT, _INDENT) if more else []),
+    ]
 
 
 def _facts(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
@@ -232,3 +228,40 @@ def _usage(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     lines = fitted(applying_lines(r, from_file=plan_file is not None), width - len(_INDENT))
     code = [*load, *lines, *evaluation]
     return ["How to use it", *(_INDENT + line for line in code)]
+
+
+EVALUATION = "Evaluation"
+"""Title of the section."""
+
+
+def evaluation_sentences(r: Recommendation) -> tuple[str, ...]:
+    """Returns what evaluation uses and brings, and its budget; () if the training has no plan for it."""
+    found = r.evaluation
+    if found is None:
+        return ()
+    plan, unit = describe_plan(found.plan, found.baseline.plan), found.objective.unit
+    speed = short_number(rate_per_s(found, found.proof, found.rate_per_s, found.gain))
+    if found.plan == found.baseline.plan:
+        text = f"Keep the batch of eval_loader: {plan}, {speed} {unit}/s"
+    else:
+        gain = "" if found.gain is None else f", {found.gain} the throughput of eval_loader's batch"
+        text = f"Use {plan}: {speed} {unit}/s{gain}"
+    if peak := found.proof.memory.judged_bytes:
+        text += f". Peak {format_bytes(peak)}, beside what the training keeps"
+    return f"{text}.", f"Budget {found.budget.memory_note or format_bytes(found.budget.memory_bytes)}."
+
+
+def evaluation_lines(r: Recommendation, width: int) -> list[str]:
+    """Returns what evaluation uses and brings, after a title; [] if the training has no plan for it."""
+    lines = [line for each in evaluation_sentences(r) for line in wrapped(each, width, _INDENT, _INDENT)]
+    return [EVALUATION, *lines] if lines else []
+
+
+def evaluation_code(r: Recommendation, width: int) -> list[str]:
+    """Returns the code that applies the plan for evaluation; [] if there is none, or nothing to apply."""
+    if r.evaluation is None or r.evaluation.plan == r.evaluation.baseline.plan:
+        return []
+    first = ["with fit.evaluation.prepare(model, eval_loader) as step:"]
+    if len(first[0]) + len(_INDENT) > width:
+        first = ["with fit.evaluation.prepare(", "    model, eval_loader", ") as step:"]
+    return [*first, "    for batch in step.loader:", "        output = step(batch)"]

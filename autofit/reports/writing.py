@@ -1,13 +1,16 @@
-"""A report as a file: which format, and which files may be replaced."""
+"""A report as a file: which format, which files may be replaced, and the files that trackers log."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from autofit.core.errors import UsageError
-from autofit.files import followed, head_of, write_atomically
-from autofit.reports.html.page import render
+from autofit.files import head_of, replaceable, unwritable, write_atomically
+from autofit.reports.assemble import assembled
 from autofit.reports.markdown import MARK, to_markdown
+from autofit.reports.page import render
 from autofit.reports.report import Report, to_json
+from autofit.reports.sources import of_result
+from autofit.search.evidence import SearchResult
 
 SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md", ".json": "json"}
 FORMATS = ("html", "md", "json")
@@ -56,7 +59,7 @@ def write(text: str, output: str | Path, *, force: bool = False) -> None:
     try:
         write_atomically(check_replaceable(output, force=force), text.encode())
     except OSError as error:
-        raise _unwritable(output, error) from None
+        raise unwritable(output, error) from None
 
 
 def check_replaceable(output: str | Path, *, force: bool = False) -> Path:
@@ -66,16 +69,9 @@ def check_replaceable(output: str | Path, *, force: bool = False) -> Path:
         UsageError: something else than an earlier report is there, or it cannot be read.
     """
     try:
-        target = followed(Path(output))
-        if target.exists() and not (target.is_file() and (force or _is_earlier(target))):
-            force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
-            raise UsageError(
-                f"{output} was not written: found {'a file' if force_it else 'something'} there that is not an "
-                f"autofit report; expected nothing, or an earlier report. Choose another path{force_it}."
-            )
+        return replaceable(output, "an autofit report", _is_earlier, force=force)
     except OSError as error:
-        raise _unwritable(output, error) from None
-    return target
+        raise unwritable(output, error) from None
 
 
 def marked(page: str) -> str:
@@ -90,8 +86,7 @@ def _is_earlier(path: Path) -> bool:
     return not head or any(mark in head for mark in _MARKS)
 
 
-def _unwritable(output: str | Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"{output} was not written: {error.strerror or error}; expected a directory that exists and has "
-        "space. Choose another path."
-    )
+def attached(found: SearchResult) -> dict[str, str]:
+    """Returns the report of a search as text files, by file name."""
+    report = assembled(of_result(found))
+    return {f"autofit-report.{kind}": rendered(report, kind) for kind in FORMATS}

@@ -15,8 +15,8 @@ from autofit.memory.trace import Trace
 class Bench(Protocol):
     """A workload on a device, ready to run plans.
 
-    `autofit.probing` has two implementations, one in this process and one in a child process; `autofit.replay` has one
-    from a recorded table.
+    `autofit.probing` has two implementations, one in this process and one in a child process. Benchmarks of the search
+    use a third one, which reads a recorded table.
     """
 
     @property

@@ -1,7 +1,7 @@
 """Tracker: sends a search to an experiment tracker, as one run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -12,8 +12,6 @@ from autofit.core.wording import install_command
 
 Value = str | int | float
 """A value that every experiment tracker can store."""
-Row = Mapping[str, Value | None]
-"""One row of a table, by column; None for an empty cell."""
 
 
 class Ending(StrEnum):
@@ -31,13 +29,11 @@ class Conclusion:
     Attributes:
         metrics: final figures by name; all are finite.
         texts: final texts by name.
-        trials: one row for each trial. All rows have the same columns.
-        documents: content of text files by file name.
+        documents: content of text files by file name, such as the table `trials.csv`.
     """
 
     metrics: Mapping[str, float]
     texts: Mapping[str, str]
-    trials: Sequence[Row]
     documents: Mapping[str, str]
 
 
@@ -49,7 +45,7 @@ class Tracker(ABC):
     called if the search fails before its first event, and then nothing else is called. `conclude` is not called if the
     user interrupts the search. A method may raise any exception: the user gets one warning, `close` is tried, and
     nothing else is called. A method that blocks delays the search for a bounded time; see
-    `autofit.trackers.background`.
+    `autofit.trackers.following`.
 
     A tracker uses clients of its own: it must not change what the user has configured for the same tracker in this
     process, such as the active run. It must not use the network unless the user asked for it.
@@ -114,7 +110,7 @@ class Tracker(ABC):
         """Logs one step.
 
         Args:
-            step: number of the trial, or of the round for the metrics of the race.
+            step: number of the trial.
             metrics: figures by name; all are finite.
             texts: texts by name.
         """

@@ -1,15 +1,178 @@
-"""Following: opens the listeners of a search before it begins, and ends them after it."""
+"""Following: opens the listeners of a search before it begins, and ends them after it. None of them can end the search.
 
+def listen(event):
+if event.kind == "trial":
+print(event.done, event.trial.plan, event.trial.outcome.status)
+
+fit = autofit.tune(model, loader, listeners=[listen])
+"""
+
+import queue
+import sys
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Protocol
 
 from autofit import trackers
 from autofit.core.errors import UsageError
+from autofit.core.printable import one_line
+from autofit.core.redaction import redacted
+from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen
-from autofit.trackers.background import PATIENCE_RATIO, PATIENCE_S, Background
 from autofit.trackers.base import Tracker
-from autofit.trackers.listener import FailSoft, Listener, Warn, warn_user
+from autofit.trackers.run_log import Attach, RunLog
+
+Warn = Callable[[str], None]
+"""Shows one line of text to the user."""
+
+
+class Listener(Protocol):
+    """A callable that receives each event of a search.
+
+    **Order.** A search begins with "start", which carries the request and its environment; only "stage" may come
+    earlier, while the search waits for its study. Then come "stage", "trial", "skipped", "race" (after each round, with
+    the standings) and "proof". The last event is "result", with everything that the search found. It also comes if the
+    search ends with an error, but not if the user interrupts it.
+
+    **Where.** A listener is called in the thread that called `tune`, or, for `autofit tune`, in the process that does
+    not load the user's code. It is called between two runs and never while a plan is timed. Calls do not overlap.
+
+    **What it must not do.** It must not change the model, the optimizer or the data, use the device, or draw random
+    numbers. It should return quickly: its time counts against the time budget. Work that it leaves to another thread
+    runs while plans are timed and disturbs the measurements. Events and their records are immutable.
+
+    **Errors.** A search never ends because a listener fails. After its first exception a listener gets no further
+    events, and the user gets one warning. `KeyboardInterrupt` and other exceptions that do not derive from `Exception`
+    end the search. (The `progress` argument of `tune` is different: its exceptions end the search.)
+    """
+
+    def __call__(self, event: Event, /) -> None:
+        """Receives one event."""
+        ...
+
+
+class FailSoft:
+    """Calls a listener until it raises its first exception, which becomes a warning.
+
+    Args:
+        listener: the listener.
+        warn: shows the warning.
+    """
+
+    def __init__(self, listener: Listener, warn: Warn) -> None:
+        self._listener, self._warn = listener, warn
+        self._failed = False
+
+    def __call__(self, event: Event) -> None:
+        """Passes on one event."""
+        if self._failed:
+            return
+        try:
+            self._listener(event)
+        except Exception as error:  # noqa: BLE001  # a listener may raise any exception
+            self._failed = True
+            name = getattr(self._listener, "__qualname__", type(self._listener).__qualname__)
+            self._warn(f"the listener {name} failed and gets no further events: {_said(error)}")
+
+    def close(self) -> None:
+        """Does nothing. A listener has no end of its own."""
+
+
+def warn_user(text: str) -> None:
+    """Issues a RuntimeWarning. Where warnings are errors, writes it to stderr, because a search must not stop."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:
+        with suppress(Exception):
+            sys.stderr.write(f"autofit: {text}\n")
+
+
+PATIENCE_S, PATIENCE_RATIO = 10.0, 0.05
+"""Maximum time that a search waits for one tracker, all waits together: this many seconds, or this share of the time
+budget if that is less; and this share of the time since the search began."""
+FLUSH_S = 5.0
+"""Maximum time after the search until the last events of a tracker are logged."""
+MAX_REASON = 300
+"""Maximum number of characters of an error that is shown."""
+
+
+class Background:
+    """A tracker in a thread of its own, so that a server that does not answer cannot stop a search.
+
+    A search waits until an event is logged, so that logging does not run while a plan is timed. All waits of one search
+    together are limited. The events of a slow tracker then queue up.
+
+    Args:
+        tracker: receives the events.
+        warn: shows a failure. Called at most once, in the thread of the search.
+        attach: makes further documents from the result.
+        patience_s: time in seconds that the search waits for this tracker, beside a share of the time since it began.
+    """
+
+    def __init__(self, tracker: Tracker, warn: Warn, attach: Attach, patience_s: float = PATIENCE_S) -> None:
+        self._tracker, self._warn, self._log = tracker, warn, RunLog(tracker, attach)
+        self._queue: queue.Queue[tuple[Event | None, threading.Event]] = queue.Queue()
+        self._patience_s, self._waited_s, self._began_s = patience_s, 0.0, time.monotonic()
+        self._failure, self._warned = "", False
+        self._thread = threading.Thread(target=self._work, name=f"autofit {tracker.name}", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        """Has one event logged."""
+        if not self._failure:
+            began_s = time.monotonic()
+            left_s = self._patience_s + PATIENCE_RATIO * (began_s - self._began_s) - self._waited_s
+            self._put(event).wait(max(left_s, 0.0))
+            self._waited_s += time.monotonic() - began_s
+        self._warn_once(self._failure)
+
+    def close(self) -> None:
+        """Ends the run. What is not logged within `FLUSH_S` may be lost."""
+        late = f"did not finish within {FLUSH_S:g} s after the search; what it logged may be incomplete"
+        if self._put(None).wait(FLUSH_S):
+            self._thread.join()
+            late = ""
+        self._warn_once(self._failure or late)
+
+    def _put(self, event: Event | None) -> threading.Event:
+        done = threading.Event()
+        self._queue.put((event, done))
+        return done
+
+    def _warn_once(self, what: str) -> None:
+        if what and not self._warned:
+            self._warned = True
+            self._warn(f"the tracker {self._tracker.name} {what}. The search is not affected.")
+
+    def _work(self) -> None:
+        self._attempt(self._tracker.connect)
+        event: Event | None
+        while True:
+            event, done = self._queue.get()
+            self._attempt(self._log.close if event is None else partial(self._log, event))
+            done.set()
+            if event is None:
+                return
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        """Calls the tracker unless it has failed."""
+        if self._failure:
+            return
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise any exception
+            self._failure = f"failed and gets no further events: {_said(error)[:MAX_REASON]}"
+            with suppress(Exception, SystemExit):  # a run that stays open looks as if it went on
+                self._log.close()
+
+
+def _said(error: BaseException) -> str:
+    return one_line(redacted(f"{type(error).__name__}: {error}"))
 
 
 def no_documents(result: SearchResult) -> Mapping[str, str]:

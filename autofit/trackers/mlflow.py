@@ -70,14 +70,14 @@ class Mlflow(Tracker):
             self._client.log_batch(self._run, params=params[at : at + BATCH])
 
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Logs the metrics of a step. The texts are in the table of trials."""
+        """Logs the metrics of a step. The texts are in `trials.csv`."""
         entities: Any = import_module("mlflow.entities")
         stamp = int(time.time() * 1000)  # MLflow counts in milliseconds
         logged = [entities.Metric(_key(name), figure, stamp, step) for name, figure in metrics.items()]
         self._client.log_batch(self._run, metrics=logged)
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Logs the final metrics and texts, and the files. The table of trials is the file `trials.csv`."""
+        """Logs the final metrics and texts, and the files."""
         self.log(0, conclusion.metrics, {})
         texts = {f"{name}.txt": text for name, text in conclusion.texts.items()}
         for name, text in (texts | dict(conclusion.documents)).items():

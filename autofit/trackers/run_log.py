@@ -9,25 +9,18 @@ One step for each trial and proof that ran, numbered from 1:
     `trial/duration_s`; texts `trial/plan`, `trial/status`, `trial/reason`. A proof has `proof/` instead of `trial/`,
     and no gain: a proof and a probe are different runs.
 
-One step for each round of the race, numbered from 1:
-    metrics `race/PLAN/gain`, `race/PLAN/gain_low`, `race/PLAN/gain_high`: gain over the baseline with its 95 %
-    interval, from the round on in which there are enough pairs of blocks. PLAN lists the knobs that differ from the
-    baseline.
-
 At the end:
     metrics `result/gain`, `result/gain_low`, `result/gain_high`, `result/throughput_per_s`,
     `result/peak_memory_bytes`, `result/memory_budget_bytes`, `result/duration_s`, `result/trials` and
-    `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the table
-    `trials` with a row for each trial; the files `autofit.yaml` (the plan) and `trials.csv`, and the report.
+    `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the files
+    `autofit.yaml` (the plan) and `trials.csv` (a row for each trial), and the report.
 """
 
 import csv
 import io
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
 
 from autofit import planfile
 from autofit.core.objective import Objective
@@ -38,13 +31,13 @@ from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
 from autofit.search.evidence import STOPPED_BY_USER, SearchEvidence, SearchResult
-from autofit.trackers.base import Conclusion, Ending, Row, Tracker, Value
+from autofit.trackers.base import Conclusion, Ending, Tracker, Value
 
 Attach = Callable[[SearchResult], Mapping[str, str]]
 """Returns further text files to log with a result, by file name."""
-MAX_TEXT, MAX_LABEL = 2000, 100
-"""Maximum number of characters in a text and in the name of a plan. Texts come from the user's code and may be of any
-length; MLflow accepts 250 characters in the name of a metric."""
+_Row = dict[str, Value | None]
+MAX_TEXT = 2000
+"""Maximum number of characters in a text. Texts come from the user's code and may be of any length."""
 
 
 class RunLog:
@@ -60,7 +53,7 @@ class RunLog:
         self._objective = Objective()
         self._baseline: Plan | None = None
         self._baseline_rate: float | None = None
-        self._steps = self._rounds = 0
+        self._steps = 0
         self._opened, self._ending = False, Ending.INTERRUPTED
 
     def __call__(self, event: Event) -> None:
@@ -69,8 +62,6 @@ class RunLog:
             self._open(event.asked)
         elif event.kind in ("trial", "proof") and event.trial is not None:
             self._log_trial(event.kind, event.trial)
-        elif event.standings:
-            self._log_round(event)
         elif event.result is not None:
             self._conclude(event.result)
 
@@ -97,15 +88,6 @@ class RunLog:
             _texts({f"{kind}/{name}": text for name, text in texts.items()}),
         )
 
-    def _log_round(self, event: Event) -> None:
-        self._rounds += 1
-        found: dict[str, float | None] = {}
-        for placing in event.standings:
-            if placing.gain is not None and placing.gain.pairs:
-                found |= _interval(f"race/{self._label(placing.plan)}/", placing.gain)
-        if metrics := _finite(found):
-            self._tracker.log(self._rounds, metrics, {})
-
     def _conclude(self, result: SearchResult) -> None:
         r, evidence = result.recommendation, result.evidence
         self._ending = _ending_of(r)
@@ -121,9 +103,9 @@ class RunLog:
         documents = {"trials.csv": _csv(rows)} if rows else {}
         documents |= {} if r is None else {"autofit.yaml": planfile.dumps(r)}
         documents |= self._attach(result)
-        self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), rows, documents))
+        self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), documents))
 
-    def _rows(self, trials: Iterable[Trial]) -> list[Row]:
+    def _rows(self, trials: Iterable[Trial]) -> list[_Row]:
         """Returns a row for each trial: its number, its figures, its reason and the values of its knobs."""
         rows: list[dict[str, Value | None]] = []
         for t in trials:
@@ -137,15 +119,6 @@ class RunLog:
 
     def _named(self, plan: Plan) -> str:
         return describe_plan(plan, self._baseline or plan)
-
-    def _label(self, plan: Plan) -> str:
-        """Returns a name for a plan that every tracker accepts in the name of a metric."""
-        changes = plan.changes_from(self._baseline or plan)
-        label = " ".join(f"{knob}.{value}" for knob, value in changes.items()) or "baseline"
-        safe = re.sub(r"[^A-Za-z0-9_. -]", "_", label)
-        return (
-            safe if len(safe) <= MAX_LABEL else f"{safe[: MAX_LABEL - 9]} {sha256(plan.key.encode()).hexdigest()[:8]}"
-        )
 
 
 def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
@@ -225,7 +198,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 2]}.."
 
 
-def _csv(rows: list[Row]) -> str:
+def _csv(rows: list[_Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

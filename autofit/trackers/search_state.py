@@ -1,21 +1,66 @@
 """Search state: how far a search is, learned from its events, as lines of a given width."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from autofit.core.briefing import Briefing
+from autofit.core.budget import Clock
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
+from autofit.core.objective import Objective
 from autofit.core.outcome import Status
-from autofit.core.plan import Plan
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.core.units import format_ratio, short_number
+from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
-from autofit.terminal import cut, wrapped
-from autofit.trackers.live_text import Forms, bar, compact, fitted, of_budget, short_time
-from autofit.trackers.trial_rows import TrialRows, short_plan
-from autofit.trackers.yardstick import Yardstick
+from autofit.search.request import Request
+from autofit.terminal import cells, cut, paint, wrapped
+
+Forms = Sequence[str]
+"""A part of the line from its longest form to its shortest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """What the progress of a search is compared with.
+
+    Attributes:
+        objective: what is maximised.
+        baseline: the user's own plan; None if it is not known, so that there is no ratio.
+        memory_bytes: the memory budget, or None.
+        time_s: the time budget, or None.
+        max_trials: maximum number of probes, or None.
+        clock: running since the call began.
+        doing: returns the name of the step that runs now, as `autofit.probing.watchdog.Watchdog.doing` has it.
+    """
+
+    objective: Objective = field(default_factory=Objective)
+    baseline: Plan | None = None
+    memory_bytes: int | None = None
+    time_s: float | None = None
+    max_trials: int | None = None
+    clock: Clock = field(default_factory=Clock)
+    doing: Callable[[], str] = field(default=lambda: "")
+
+    @classmethod
+    def of(
+        cls, briefing: Briefing | None, request: Request, clock: Clock, doing: Callable[[], str] = lambda: ""
+    ) -> "Yardstick":
+        """Returns the yardstick of a search; `briefing` is None before the workload was looked at."""
+        return cls(
+            objective=request.objective,
+            baseline=None if briefing is None else briefing.space.baseline,
+            memory_bytes=None if briefing is None else briefing.budget.memory_bytes,
+            time_s=request.time_s,
+            max_trials=request.max_trials,
+            clock=clock,
+            doing=doing,
+        )
+
 
 _DOING = {
     "import": "importing your code",
@@ -191,3 +236,160 @@ class SearchState:
         if self._against.max_trials and self._phase == "search":
             return self._trials / self._against.max_trials
         return -1.0
+
+
+_FIGURES = (("ratio", 6), ("speed", 9), ("peak", 10))
+"""Columns before the plan, and their cells."""
+_LAYOUTS = ((72, ("ratio", "speed", "peak")), (52, ("ratio", "peak")), (0, ("ratio",)))
+"""Columns shown from this width on."""
+_NAME_CELLS = 5
+_LEAST_PLAN, _INDENT = 34, 4
+"""Minimum number of cells for the further lines of a plan to stand below its first one, and their indent if there are
+fewer. The longest knob with its value has 32 letters."""
+
+Part = tuple[str, str]
+"""A text and its colour; "" for none."""
+
+
+class TrialRows:
+    """Makes the rows of a search; one object per search.
+
+    Args:
+        against: what progress is compared with.
+        colour: whether colours may be used.
+    """
+
+    def __init__(self, against: Yardstick, colour: bool = False) -> None:
+        self._against, self._colour = against, colour
+        self._shown: tuple[str, ...] = ()
+
+    def lines(self, trial: Trial, name: str, ratio: float | None, is_best: bool, width: int) -> list[str]:
+        """Returns the row of a trial, below the head of the table if that is new or has other columns now.
+
+        Args:
+            trial: a finished trial.
+            name: its number, or "proof".
+            ratio: throughput over the baseline; None if it is unknown.
+            is_best: whether it is the fastest so far.
+            width: cells of a line.
+        """
+        layout = next(columns for least, columns in _LAYOUTS if width >= least)
+        head = [] if layout == self._shown else [cut(self._head(layout), width)]
+        self._shown = layout
+        figures, plan, reason = self._row(trial, name, ratio, is_best, layout)
+        return [*head, *self._fitted(figures, plan, reason, width)]
+
+    def _head(self, layout: Sequence[str]) -> str:
+        titles = {"ratio": "ratio", "speed": f"{self._against.objective.unit}/s", "peak": "peak"}
+        figures = "".join(f"  {titles[name]:>{size}}" for name, size in _FIGURES if name in layout)
+        return f"{'':{_NAME_CELLS}}{figures}  micro batch x accumulation steps, changes"
+
+    def _row(
+        self, trial: Trial, name: str, ratio: float | None, is_best: bool, layout: Sequence[str]
+    ) -> tuple[list[Part], str, str]:
+        """Returns the figures of a row, its plan, and the reason why it has no figures."""
+        outcome, measurement = trial.outcome, trial.outcome.measurement
+        plan = short_plan(trial.plan, self._against.baseline)
+        begin = (f"{name:>{_NAME_CELLS}}", "")
+        if not outcome.measured or measurement is None:
+            room = sum(size + 2 for column, size in _FIGURES if column in layout)
+            status = f"{f'  {outcome.status.value}':>{room}}"
+            return [begin, (status, "bad")], plan, one_line(outcome.reason)
+        speed = short_number(self._against.objective.score(measurement)) if name != "proof" else ""
+        if "speed" not in layout and ratio is None:
+            shown = {"ratio": speed or "proven"}
+        else:
+            shown = {"ratio": "" if ratio is None else format_ratio(ratio), "speed": speed or "proven"}
+        shown["peak"] = format_bytes(measurement.memory.judged_bytes)
+        figures = [
+            (f"  {shown[column]:>{size}}", "good" if is_best and column == "ratio" and ratio else "")
+            for column, size in _FIGURES
+            if column in layout
+        ]
+        return [begin, *figures], plan, ""
+
+    def _fitted(self, figures: Sequence[Part], plan: str, reason: str, width: int) -> list[str]:
+        """Returns a row as lines of the width, which are coloured after they are made."""
+        begin = "".join(text for text, _ in figures)
+        column = cells(begin) + 2
+        rest = " " * (column if width - column >= _LEAST_PLAN else _INDENT)
+        lines = wrapped(plan + ":" * bool(reason), width, f"{begin}  ", rest)
+        if reason:
+            lines[-1] = f"{lines[-1]} {reason}"
+        first, *others = [cut(line, width) for line in lines]
+        found, at = "", 0
+        for text, colour in figures:
+            found += paint(first[at : at + len(text)], colour if self._colour else "")
+            at += len(text)
+        return [found + first[at:], *others]
+
+
+def short_plan(plan: Plan, baseline: Plan | None) -> str:
+    """Returns the batch of `plan` and the knobs that differ from `baseline`, in few words on one line."""
+    if plan == baseline:
+        return "baseline"
+    batch = f"{plan.micro_batch_size} x {plan.accumulation_steps}"
+    changed = {} if baseline is None else plan.changes_from(baseline)
+    changes = [f"{k}={v}" for k, v in changed.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
+    return one_line(", ".join([batch, *changes]))
+
+
+_GAPS = ("  ", " ")
+_BAR_CELLS = 10
+_SHORTER = ("bar", "now", "phase", "end", "now", "trials", "end", "now", "end", "gap", "trials")
+"""Parts in the order in which they become shorter, one form at a time, until the line fits. The gaps between them are
+one of them. If that is not enough, "now" is left out and the others are fitted anew."""
+
+
+def fitted(parts: Mapping[str, Forms], width: int) -> str:
+    """Returns the parts on one line of at most `width` cells, each as long as there is room for."""
+    forms: dict[str, Forms] = {**parts, "gap": _GAPS}
+    at = dict.fromkeys(forms, 0)
+    for name in (name for name in _SHORTER if name in forms):
+        line = _joined(forms, at)
+        if cells(line) <= width:
+            return line
+        at[name] = min(at[name] + 1, len(forms[name]) - 1)
+    line = _joined(forms, at)
+    if cells(line) > width and "now" in parts:
+        return fitted({name: texts for name, texts in parts.items() if name != "now"}, width)
+    return cut(line, width)
+
+
+def _joined(forms: Mapping[str, Forms], at: Mapping[str, int]) -> str:
+    now = {name: texts[at[name]] for name, texts in forms.items()}
+    gap = now.pop("gap")
+    return gap.join(filter(None, now.values()))
+
+
+def bar(share: float, blocks: bool) -> str:
+    """Returns a bar that is filled by `share`; "" for a negative one, which is unknown."""
+    if share < 0:
+        return ""
+    filled = round(min(share, 1.0) * _BAR_CELLS)
+    full, empty = ("█", "░") if blocks else ("#", "-")
+    return f"{full * filled}{empty * (_BAR_CELLS - filled)}"
+
+
+def of_budget(part_bytes: int, whole_bytes: int | None) -> str:
+    """Returns "53.7 of 72 MiB", with the unit once if it is the same; without a budget the part alone."""
+    if whole_bytes is None:
+        return format_bytes(part_bytes)
+    (few, unit), (many, units) = (format_bytes(count).split() for count in (part_bytes, whole_bytes))
+    few, many = (f"{float(number):.4g}" if "." not in number else f"{float(number):.3g}" for number in (few, many))
+    return f"{few} of {many} {units}" if unit == units else f"{few} {unit} of {many} {units}"
+
+
+def compact(text: str) -> str:
+    """Returns what `of_budget` gave in fewer cells: "53.7/72 MiB", or "53M/2G" for two units."""
+    few, of, many = text.partition(" of ")
+    return text.replace(" of ", "/") if not of or " " not in few else re.sub(r" ([KMGT])iB", r"\1", f"{few}/{many}")
+
+
+def short_time(seconds: float) -> str:
+    """Returns seconds as "38 s", "4:38" or "1:02:05"."""
+    whole, rest = divmod(int(max(seconds, 0.0)), 60)
+    hours, whole = divmod(whole, 60)
+    if hours:
+        return f"{hours}:{whole:02}:{rest:02}"
+    return f"{whole}:{rest:02}" if whole else f"{rest} s"

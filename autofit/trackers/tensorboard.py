@@ -1,20 +1,19 @@
 """TensorBoard: writes a search as one run in the format of TensorBoard, without torch and without TensorFlow.
 
 The run is a new folder below DIR (default: "runs"). Scalars and texts have the names of `autofit.trackers.run_log`. The
-parameters are the run's hyperparameters (tab "HParams") and the text `parameters`. The table of trials is the text
-`result/trials`. Files are written into the folder of the run.
+parameters are the run's hyperparameters (tab "HParams"). Files are written into the folder of the run.
 """
 
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autofit.trackers.base import Conclusion, Ending, Row, Tracker, Value
+from autofit.trackers.base import Conclusion, Ending, Tracker, Value
 
 DEFAULT_FOLDER = "runs"
 """Folder that `torch.utils.tensorboard.SummaryWriter` writes to by default."""
@@ -45,8 +44,6 @@ class TensorBoard(Tracker):
         self._writer = _module("tensorboard.summary.writer.record_writer").RecordWriter(file)
         self._write(file_version=FILE_VERSION)
         self._add(_module("tensorboard.plugins.hparams.summary_v2").hparams_pb(dict(parameters)), 0)
-        rows = [{"parameter": name, "value": value} for name, value in parameters.items()]
-        self._add(_summary([_text("parameters", _table(rows))]), 0)
 
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Writes scalars and texts."""
@@ -54,10 +51,9 @@ class TensorBoard(Tracker):
         self._add(_summary(values), step)
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Writes the final figures and texts, the table of trials, and the files."""
+        """Writes the final figures and texts, and the files."""
         texts = [_text(name, _escaped(text)) for name, text in conclusion.texts.items()]
-        table = [_text("result/trials", _table(conclusion.trials))] if conclusion.trials else []
-        self._add(_summary([*_scalars(conclusion.metrics), *texts, *table]), 0)
+        self._add(_summary([*_scalars(conclusion.metrics), *texts]), 0)
         for name, text in conclusion.documents.items():
             (self._folder / name).write_text(text, encoding="utf-8")
 
@@ -118,16 +114,3 @@ def _text(tag: str, markdown: str) -> Any:
 def _escaped(text: str) -> str:
     """Returns a text in which nothing is read as Markdown, with its line breaks."""
     return re.sub(r"([\\`*_{}\[\]<>()#+|!~-])", r"\\\1", text).replace("\n", "  \n")
-
-
-def _table(rows: Sequence[Row]) -> str:
-    """Returns rows as a table in Markdown."""
-    columns = list(rows[0]) if rows else []
-    lines = [columns, ["---"] * len(columns), *([_cell(row[column]) for column in columns] for row in rows)]
-    return "\n".join(f"|{'|'.join(line)}|" for line in lines)
-
-
-def _cell(value: Value | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else _escaped(str(value))

@@ -2,8 +2,8 @@
 
 PROJECT is the name of the project (default: WANDB_PROJECT, or "autofit"). An offline run is a folder below `wandb/`, or
 below WANDB_DIR; `wandb sync` uploads it. Metrics and texts have the names of `autofit.trackers.run_log`; those of a
-trial have the axis `trial/step`, those of the race `race/round`. The parameters are the config, the final figures and
-texts the summary. The table of trials is `trials`. Files are in the artifact `autofit-ID` of type "autofit".
+trial have the axis `trial/step`. The parameters are the config, the final figures and texts the summary. Files are in
+the artifact `autofit-ID` of type "autofit".
 """
 
 import os
@@ -44,22 +44,16 @@ class Wandb(Tracker):
                 silent=True, console="off", init_timeout=INIT_S, finish_timeout=FINISH_S, x_disable_stats=True
             ),
         )
-        for prefix, axis in (("trial", "trial/step"), ("proof", "trial/step"), ("race", "race/round")):
-            self._run.define_metric(f"{prefix}/*", step_metric=axis)
+        for prefix in ("trial", "proof"):
+            self._run.define_metric(f"{prefix}/*", step_metric="trial/step")
 
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Logs a step."""
-        axis = "race/round" if any(name.startswith("race/") for name in metrics) else "trial/step"
-        self._run.log({**metrics, **texts, axis: step})
+        self._run.log({**metrics, **texts, "trial/step": step})
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Logs the table of trials, the summary and the files."""
+        """Logs the summary and the files."""
         wandb: Any = import_module("wandb")
-        if conclusion.trials:
-            columns = list(conclusion.trials[0])
-            # Knobs of several types in one column are valid.
-            data = [[row[column] for column in columns] for row in conclusion.trials]
-            self._run.log({"trials": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
         self._run.summary.update({**conclusion.metrics, **conclusion.texts})
         artifact = wandb.Artifact(f"autofit-{self._run.id}", type="autofit")
         for name, text in conclusion.documents.items():

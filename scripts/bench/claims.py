@@ -18,9 +18,9 @@ from statistics import fmean, median
 from typing import Any
 
 from autofit.core.budget import Budget
-from autofit.replay import Bursts, TableBench
 from scripts.bench import report
 from scripts.bench.search.cases import Case, cases, names
+from scripts.bench.search.replay import Bursts, TableBench
 from scripts.bench.search.runs import over_tables, rehearse
 
 LEAST_HELD = 0.93

@@ -20,9 +20,9 @@ from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.nightly.job import Job
 from autofit.nightly.opening import OpenBench, Say
-from autofit.replay import TableBench
-from autofit.replay.table import Table, read_table
 from autofit.search.bench import Bench
+from scripts.bench.search.replay import TableBench
+from scripts.bench.search.replay.table import Table, read_table
 
 CALM = 0.1
 """Power of a drawn step time's ratio to the recorded one. The tables were recorded on a shared CPU, where the same plan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.reports.html.page import render
+from autofit.reports.page import render
 from tests.browser.browsing import Browser, axe_source, missing_browser, started
 from tests.reports import samples
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.reports.html.page import render
+from autofit.reports.page import render
 from autofit.reports.svg import CHARTS
 from tests.browser.browsing import Browser
 from tests.browser.page_checks import (

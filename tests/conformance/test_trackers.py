@@ -10,9 +10,8 @@ import pytest
 
 from autofit import trackers
 from autofit.core.errors import UsageError
-from autofit.trackers.background import Background
 from autofit.trackers.base import Ending, Tracker
-from autofit.trackers.following import no_documents
+from autofit.trackers.following import Background, no_documents
 from autofit.trackers.run_log import RunLog
 from tests.recorded import recorded_search
 

@@ -10,7 +10,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.traced import CORRECTED_ERROR_RATIO, ERROR_RATIO, UNSEEN_BYTES, Traced
 from autofit.memory.trace import Trace
-from autofit.replay import VirtualTime
+from scripts.bench.search.replay import VirtualTime
 from tests.estimators.tracer import ALONG, CACHING, HOST, MIB, Tracer, plan, value_mib
 
 

@@ -1,6 +1,6 @@
 """A search without torch: the simulated device of `scripts.bench.search.simulated`, and what tests need beside it."""
 
-from autofit.replay import VirtualTime
+from scripts.bench.search.replay import VirtualTime
 from scripts.bench.search.simulated import MIB, Effect, FakeBench, MemoryLog, always, during, space_of
 from tests.fakes.estimators import Estimates, Fixed
 from tests.fakes.guarding import notes, unguarded

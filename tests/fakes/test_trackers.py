@@ -13,7 +13,7 @@ def test_it_keeps_what_is_logged() -> None:
     tracker.connect()
     tracker.open("title", {"a": 1})
     tracker.log(3, {"m": 1.5}, {"t": "x"})
-    tracker.conclude(Conclusion({}, {}, (), {}))
+    tracker.conclude(Conclusion({}, {}, {}))
     tracker.close(Ending.FAILED)
     assert tracker.calls == ["connect", "open", "log", "conclude", "close"]
     assert (tracker.title, tracker.parameters, tracker.steps) == ("title", {"a": 1}, [(3, {"m": 1.5}, {"t": "x"})])

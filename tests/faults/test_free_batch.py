@@ -137,7 +137,7 @@ def test_d9_the_headline_says_how_the_batch_changes() -> None:
     plan = OWN.replace(micro_batch_size=2048)
     own = Candidate(plan=OWN, outcome=trial(128, 1000).outcome)
     text = " ".join(summarize(record(plan=plan, baseline=own)).split("\n\n")[0].split())
-    assert "the throughput of the baseline; the batch grows from 128 to 2,048." in text
+    assert "the throughput of the baseline; the global batch grows from 128 to 2,048." in text
     assert "the batch" not in summarize(record(plan=OWN.replace(precision="bf16"), baseline=own)).split("\n\n")[0]
 
 

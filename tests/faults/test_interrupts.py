@@ -19,19 +19,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import api, in_process
 from autofit.guard import (
-    bindings,
     guard,
     object_state,
-    process_flags,
     process_state,
-    random_state,
     tensor_state,
     value_state,
 )
 from autofit.guard.digest import fingerprint
 from autofit.probing import frozen_heap, local_bench
 
-PIECES = (bindings, object_state, process_flags, process_state, random_state, tensor_state, value_state)
+PIECES = (object_state, process_state, tensor_state, value_state)
 MODULES = (api, in_process, local_bench, frozen_heap, guard, *PIECES)
 IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_put_back")
 IN_API, IN_PROCESS = ("tune",), ("search_in_process", "_opened")

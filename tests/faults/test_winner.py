@@ -11,13 +11,13 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
-from autofit.replay import Bursts, TableBench
 from autofit.search.phases import run
 from autofit.search.race import MIN_ROUNDS
 from autofit.search.tuning import Evaluate, Findings
 from autofit.searchers.base import Problem, Searcher
 from scripts.bench import claims
 from scripts.bench.search import cases
+from scripts.bench.search.replay import Bursts, TableBench
 from tests.fakes import OPTIMIZER, PRECISION, FakeBench, during, small_bench, space_of, tuning_of
 
 HURRIED = (8.0, 12.0, 18.0, 30.0)

@@ -1,18 +1,24 @@
-"""Process-wide flags are named and put back, whichever interface set them (fault matrix F30)."""
+"""The state of the process: every flag and generator is read, written and restored."""
 
 import gc
 import logging
 import os
+import random
 import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch._dynamo.config as dynamo
 from torch import nn
 
-from autofit.guard import Guard
+from autofit import devices
+from autofit.guard import Guard, process_state
+from autofit.guard.process_state import global_rngs, running_accelerator
+from tests.devices.fake_torch import Card, install
 
 
 def _set_environment() -> None:
@@ -115,3 +121,111 @@ def test_each_process_wide_flag_is_named_and_put_back(name: str) -> None:
         named = guard.differences()
     assert read() == before
     assert name in named
+
+
+BACKENDS: Any = torch.backends
+"""Typed as anything: torch has no types for its precision settings."""
+
+
+def test_compiler_settings_come_back_if_the_compiler_was_imported() -> None:
+    before = dynamo.recompile_limit
+    with Guard(nn.Linear(1, 1)) as guard:
+        dynamo.recompile_limit = before + 1
+        assert guard.differences() == ["flags._dynamo.config.recompile_limit"]
+    assert dynamo.recompile_limit == before
+
+
+def _observe_precision() -> list[object]:
+    seen = []
+    reads: list[Callable[[], object]] = [
+        torch.get_float32_matmul_precision,
+        lambda: BACKENDS.cuda.matmul.allow_tf32,
+        lambda: BACKENDS.cudnn.allow_tf32,
+        lambda: BACKENDS.fp32_precision,
+        lambda: BACKENDS.cuda.matmul.fp32_precision,
+        lambda: BACKENDS.cudnn.fp32_precision,
+        lambda: BACKENDS.cudnn.conv.fp32_precision,
+        lambda: BACKENDS.mkldnn.matmul.fp32_precision,
+    ]
+    for read in reads:
+        try:
+            seen.append(read())
+        except RuntimeError:
+            seen.append("unreadable")
+    return seen
+
+
+PRECISION_CHANGES: list[Callable[[], object]] = [
+    lambda: torch.set_float32_matmul_precision("medium"),
+    lambda: torch.set_float32_matmul_precision("highest"),
+    lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "none"),
+    lambda: setattr(BACKENDS.cudnn.conv, "fp32_precision", "ieee"),
+    lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+]
+
+
+@pytest.mark.parametrize("user", range(-1, len(PRECISION_CHANGES)))
+def test_mixed_precision_interfaces_come_back_from_any_state(user: int) -> None:
+    with Guard(nn.Linear(1, 1)):  # puts the process back for the other tests
+        if user >= 0:
+            torch.set_float32_matmul_precision("high")
+            PRECISION_CHANGES[user]()
+        before = _observe_precision()
+        for change in PRECISION_CHANGES:
+            with Guard(nn.Linear(1, 1)):
+                change()
+            assert _observe_precision() == before
+        # An inherited setting is still an inherited one: it follows when the general setting changes.
+        if user == len(PRECISION_CHANGES) - 1:
+            BACKENDS.fp32_precision = "ieee"
+            assert BACKENDS.mkldnn.conv.fp32_precision == "ieee"
+
+
+def test_no_accelerator_is_started() -> None:
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types here
+    with Guard(nn.Linear(1, 1)):
+        pass
+    assert torch.cuda.is_initialized() is started  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
+@pytest.mark.parametrize("users", [None, 0.3])
+def test_a_devices_memory_limit_is_what_it_was_after_another_was_set_and_taken_back(
+    monkeypatch: pytest.MonkeyPatch, backend: str, users: float | None
+) -> None:
+    """Without a limit cudaMallocAsync says a number far above 1, which it does not take."""
+    machine = install(monkeypatch, "cuda", Card(backend=backend, total_bytes=12_345_678_901))
+    monkeypatch.setattr(process_state, "running_accelerator", lambda: torch.cuda)
+    if users is not None:
+        machine.cards[0].set_fraction(users)
+    flags = [flag for flag in process_state.process_flags() if "memory_fraction" in flag.name]
+    kept = [flag.read() for flag in flags]
+    with devices.choose("cuda").limit(2**30, lambda: 0):
+        assert [flag.read() for flag in flags] != kept
+    assert [flag.read() for flag in flags] == kept
+    machine.cards[0].set_fraction(0.1)
+    for flag, value in zip(flags, kept, strict=True):
+        flag.write(value)
+    assert [flag.read() for flag in flags] == kept
+
+
+def drawn() -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]  # as users draw
+
+
+def test_each_generator_goes_on_where_it_was_kept() -> None:
+    rngs = global_rngs()
+    for rng in rngs:
+        rng.save()
+    first = drawn()
+    assert {name for rng in rngs for name in rng.differences()} == {"rng.python", "rng.numpy", "rng.torch"}
+    for rng in rngs:
+        rng.restore()
+    assert drawn() == first
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_without_an_accelerator_none_is_running() -> None:
+    assert running_accelerator() is None

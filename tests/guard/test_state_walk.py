@@ -1,4 +1,4 @@
-"""Loaders of every form are found, and put back or watched (fault matrix F29)."""
+"""The walk names what it finds, and watches the position of a loader."""
 
 from typing import Any
 
@@ -8,10 +8,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
+from autofit.core.errors import RestoreError
 from autofit.guard import Guard
+from autofit.guard.state_walk import Labels
 
 
-def _loader(seed: int, **options: Any) -> DataLoader[Any]:
+def walk_loader(seed: int, **options: Any) -> DataLoader[Any]:
     data = TensorDataset(torch.arange(16))
     return DataLoader(data, batch_size=4, generator=torch.Generator().manual_seed(seed), **options)
 
@@ -20,7 +22,7 @@ def _loader(seed: int, **options: Any) -> DataLoader[Any]:
 def test_the_next_batches_are_those_without_a_guard(form: str) -> None:
     def build() -> DataLoader[Any]:
         if form == "shuffle":
-            return _loader(3, shuffle=True)
+            return walk_loader(3, shuffle=True)
         sampler = RandomSampler(range(16), generator=torch.Generator().manual_seed(4))
         return DataLoader(TensorDataset(torch.arange(16)), batch_size=4, sampler=sampler)
 
@@ -38,8 +40,8 @@ def test_the_next_batches_are_those_without_a_guard(form: str) -> None:
 
 
 def test_an_iterator_in_flight_is_untouched() -> None:
-    loader = _loader(3, shuffle=True)
-    flying, twin = iter(loader), iter(_loader(3, shuffle=True))
+    loader = walk_loader(3, shuffle=True)
+    flying, twin = iter(loader), iter(walk_loader(3, shuffle=True))
     next(flying), next(twin)
     with Guard(nn.Linear(1, 1), loader=loader):
         next(iter(loader))
@@ -47,7 +49,7 @@ def test_an_iterator_in_flight_is_untouched() -> None:
 
 
 def test_workers_kept_by_a_probe_are_released() -> None:
-    loader = _loader(3, num_workers=1, persistent_workers=True)
+    loader = walk_loader(3, num_workers=1, persistent_workers=True)
     with Guard(nn.Linear(1, 1), loader=loader):
         next(iter(loader))
         assert loader._iterator is not None
@@ -74,3 +76,45 @@ def test_a_random_data_set_goes_on_where_it_was() -> None:
         data.rng.random()
         assert guard.differences() == ["loader.dataset.rng"]
     assert data.rng.random() == expected
+
+
+def loader_loader(seed: int, **options: Any) -> DataLoader[Any]:
+    data = TensorDataset(torch.arange(16))
+    return DataLoader(data, batch_size=4, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def test_a_loader_iterator_that_was_advanced_is_named() -> None:
+    loader = loader_loader(3)
+    iterator = loader._iterator = iter(loader)
+    with pytest.raises(RestoreError, match=r"loader\._iterator"), Guard(nn.Linear(1, 1), loader=loader):
+        next(iterator)
+    with pytest.raises(RestoreError, match="loader"), Guard(nn.Linear(1, 1), loader=iterator):
+        next(iterator)
+
+
+class StatefulLoader:
+    """A loader with a position, whose `load_state_dict` must not be called."""
+
+    def __init__(self) -> None:
+        self.position = [0]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position[0]}
+
+
+def test_a_stateful_loader_is_compared_by_its_state() -> None:
+    loader = StatefulLoader()
+    with Guard(nn.Linear(1, 1), loader=loader) as guard:
+        loader.position[0] = 5
+        assert "loader.state_dict()" in guard.differences()
+    assert loader.position == [0]
+
+
+def test_names_are_attributes_indices_and_positions_in_the_optimizer() -> None:
+    model, labels = nn.Linear(2, 2), Labels()
+    labels.number(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert labels.of("loader", "dataset") == "loader.dataset"
+    assert labels.of("seen", 3) == "seen[3]"
+    assert labels.of("seen", (1, 2)) == "seen[tuple]"
+    assert labels.of("optimizer.state", model.bias) == "optimizer.state[1]"
+    assert labels.of("optimizer.state", torch.ones(1)) == "optimizer.state[?]"

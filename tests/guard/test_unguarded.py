@@ -5,10 +5,12 @@ import io
 import itertools
 import logging
 import socket
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -36,7 +38,7 @@ def holding(thing: Any) -> Any:
     return step
 
 
-def guard(step: Any, **more: Any) -> Guard:
+def unguarded_guard(step: Any, **more: Any) -> Guard:
     return Guard(nn.Linear(4, 2), functions={"step_fn": step}, **more)
 
 
@@ -66,7 +68,7 @@ OPAQUE: dict[str, tuple[Callable[[], Any], str]] = {
 def test_f26_what_cannot_be_followed_is_named_before_the_search(kind: str) -> None:
     make, named = OPAQUE[kind]
     thing = make()
-    (caveat,) = guard(holding(thing)).caveats
+    (caveat,) = unguarded_guard(holding(thing)).caveats
     assert caveat.startswith(f"cannot be restored if a step changes it: {named}"), caveat
     assert "extras=[...]" in caveat
     for each in (thing, *getattr(thing, "log", ())):
@@ -128,7 +130,7 @@ class Position:
 
 
 def test_what_is_handed_over_is_put_back_and_no_caveat() -> None:
-    with opened() as file, guard(holding(file), extras={"extras[0]": Position(file)}) as found:
+    with opened() as file, unguarded_guard(holding(file), extras={"extras[0]": Position(file)}) as found:
         assert found.caveats == ()
         file.seek(7)
         found.restore()
@@ -290,7 +292,7 @@ def test_a_tokenised_data_set_of_lists_of_numbers_takes_little_time_and_is_put_b
 def test_what_stands_between_plain_values_is_followed(count: int) -> None:
     inner: list[int] = []
     thing = [*range(count - 1), inner, {"a": inner}]
-    with guard(holding(thing)) as found:
+    with unguarded_guard(holding(thing)) as found:
         inner.append(1)
         assert len(found.differences()) == 1
     assert inner == []
@@ -308,7 +310,7 @@ class Odd:
 def test_what_cannot_be_looked_at_stops_no_search() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    with guard(holding([Odd(), nested, jagged])) as found:
+    with unguarded_guard(holding([Odd(), nested, jagged])) as found:
         assert "step_fn.thing[0] (an object of type Odd; inspecting it raised RuntimeError)" in found.caveats[0]
         assert "step_fn.thing[1] (a tensor without storage of its own)" in found.caveats[0]
         jagged.values().add_(1)
@@ -353,7 +355,7 @@ def test_what_raises_when_it_is_read_stops_no_search() -> None:
     kept, lost = Unsure(), Unsure()
     thing = [weakref.proxy(kept), weakref.proxy(lost), Terabyte([1, []]), Unsure(), Pipe()]
     del lost
-    with guard(holding(thing), extras={"extra": Refusing()}) as found:
+    with unguarded_guard(holding(thing), extras={"extra": Refusing()}) as found:
         (caveat,) = found.caveats
         for name in ("step_fn.thing[3] (", "step_fn.thing[4] (an open file)", "extra.state_dict() (reading it raised"):
             assert name in caveat
@@ -361,7 +363,7 @@ def test_what_raises_when_it_is_read_stops_no_search() -> None:
         list.append(thing[2], 3)
         list.__getitem__(thing[2], 1).append(4)
     assert [list.__getitem__(thing[2], index) for index in (-2, -1)] == [1, []]
-    assert guard(holding(thing)).digest
+    assert unguarded_guard(holding(thing)).digest
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -379,3 +381,84 @@ def test_models_of_other_kinds_have_no_caveats() -> None:
             for parameter in model.parameters():
                 parameter.data.add_(1)
         assert all(torch.equal(now, kept) for now, kept in zip(model.parameters(), before, strict=True))
+
+
+def library_guard(step: Any, **more: Any) -> Guard:
+    return Guard(nn.Linear(4, 2), functions={"step_fn": step}, **more)
+
+
+@lru_cache
+def mask_of(size: int) -> torch.Tensor:
+    return torch.ones(size)
+
+
+def test_f26_what_a_function_keeps_and_seeds_spawn_is_named_afterwards() -> None:
+    seed = np.random.SeedSequence(1)
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        child: Any = seed.spawn(1)[0]
+        return mask_of(int(child.entropy))
+
+    mask_of.cache_clear()
+    with library_guard(step) as found:
+        assert found.caveats == ()
+    assert list(found.changed) == []
+    with found:
+        step(nn.Linear(1, 1), None)
+    assert found.changed == ("step_fn.seed", "tests.guard.test_unguarded.mask_of")
+
+
+class Opaque:
+    """Has memory that cannot be followed."""
+
+    def __init__(self) -> None:
+        self.memory = ctypes.c_char(b"0")
+
+
+class Frame(Opaque):
+    """Like a table of pandas."""
+
+    size, shape = 1, (1, 1)
+
+    @property
+    def iloc(self) -> Any:
+        return self
+
+    def __getitem__(self, rows: slice) -> Any:
+        return self
+
+    def to_csv(self) -> str:
+        return self.memory.value.decode()
+
+
+class Picture(Opaque):
+    """Like an image of Pillow; without `im` it is not loaded yet."""
+
+    im: object = 1
+
+    def tobytes(self) -> bytes:
+        return self.memory.value
+
+
+def test_f26_tables_and_images_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame, Series=Frame))
+    monkeypatch.setitem(sys.modules, "PIL.Image", SimpleNamespace(Image=Picture))
+    table, picture, unread = Frame(), Picture(), Picture()
+    unread.im = None
+    data: Any = SimpleNamespace(table=table, picture=picture, unread=unread)
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        table.memory.value = picture.memory.value = unread.memory.value = b"1"
+    assert found.changed == ("loader.dataset.table", "loader.dataset.picture")
+
+
+def test_f26_a_table_of_pandas_is_watched() -> None:
+    pandas = pytest.importorskip("pandas")
+    table, column = pandas.DataFrame({"seen": [0, 0]}), pandas.Series([0.5])
+    data: Any = SimpleNamespace(table=table, column=column)
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        assert found.caveats == ()
+    assert list(found.changed) == []
+    with found:
+        table.loc[0, "seen"] = 1
+        column.iloc[0] = 1.5
+    assert found.changed == ("loader.dataset.table", "loader.dataset.column")

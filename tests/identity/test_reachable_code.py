@@ -1,13 +1,15 @@
 """What counts as the same workload: code and plain attributes that are reached, and nothing that training changes."""
 
 import functools
+import json
 import re
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import CellType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,22 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 
 from autofit.identity.identity import digest
-from autofit.identity.reachable_code import MOST_OBJECTS, reach
-from autofit.identity.reached_facts import ReachedFacts
+from autofit.identity.reachable_code import (
+    MOST_OBJECTS,
+    ReachedFacts,
+    attributes_of,
+    cell_content,
+    codes_of,
+    installed,
+    is_configuration,
+    is_drawn_positions,
+    is_hash,
+    is_part_of_class,
+    named,
+    of_package,
+    reach,
+    wrapped_function,
+)
 from tests.processes import printed_by_two_processes
 
 COUNT = 0
@@ -80,7 +96,7 @@ def test_what_a_method_counts_is_of_its_class_and_of_no_other() -> None:
     assert lines(model=counted) == lines(model=Solver(2))
 
 
-class Slotted:
+class ReachSlotted:
     __slots__ = ("__size",)
 
     def __init__(self, size: int) -> None:
@@ -104,7 +120,7 @@ class Tripling(nn.Module):
         (lambda: torch.ops.aten.relu.default, lambda: torch.ops.aten.sigmoid.default),
         (lambda: np.sin, lambda: np.cos),
         (lambda: np.vectorize(doubled), lambda: np.vectorize(tripled)),
-        (lambda: Slotted(1), lambda: Slotted(2)),
+        (lambda: ReachSlotted(1), lambda: ReachSlotted(2)),
         (lambda: torch.jit.script(Doubling()), lambda: torch.jit.script(Tripling())),
         (lambda: DataLoader(Rows(1)), lambda: DataLoader(Rows(500))),
         (lambda: "a" * 5000, lambda: "a" * 4999 + "b"),
@@ -119,16 +135,18 @@ def test_what_computes_something_else_is_told_apart(one: Callable[[], object], o
     assert told(one()) != told(other())
 
 
-class Settings(BaseModel):
+class ReachSettings(BaseModel):
     rate: float = 0.1
 
 
 def test_classes_of_pydantic_and_what_torch_compile_adds_are_the_same_in_every_process() -> None:
     model = torch.compile(nn.Linear(2, 2), backend="eager")
-    told = "\n".join(lines(thing=Settings(), kind=Settings, model=model, loss=torch.compile(doubled, backend="eager")))
+    told = "\n".join(
+        lines(thing=ReachSettings(), kind=ReachSettings, model=model, loss=torch.compile(doubled, backend="eager"))
+    )
     assert "__pydantic_core_schema__" not in told
     assert "_wrapper_id" not in told
-    assert lines(thing=Settings(rate=0.1)) != lines(thing=Settings(rate=0.2))
+    assert lines(thing=ReachSettings(rate=0.1)) != lines(thing=ReachSettings(rate=0.2))
     assert lines(loss=torch.compile(doubled, backend="eager")) != lines(loss=torch.compile(tripled, backend="eager"))
 
 
@@ -421,3 +439,116 @@ def test_a_model_of_the_size_of_bert_takes_milliseconds() -> None:
         best_s.append(time.perf_counter() - began)
     assert 300 < len(found) < MOST_OBJECTS
     assert min(best_s) < 0.05
+
+
+@pytest.mark.parametrize("file", [json.__file__, torch.__file__, "<frozen os>", "/x/site-packages/a/b.py"])
+def test_what_was_installed_is_known_by_its_file(file: str) -> None:
+    assert installed(file)
+
+
+@pytest.mark.parametrize("file", [__file__, "<stdin>", "/home/me/train.py"])
+def test_the_users_files_are_not(file: str) -> None:
+    assert not installed(file)
+
+
+@pytest.mark.parametrize(
+    ("module", "belongs"),
+    [
+        ("torch.nn", True),
+        ("json", True),
+        ("builtins", True),
+        (__name__, False),
+        ("__main__", False),
+        ("no_such", False),
+    ],
+)
+def test_a_module_belongs_to_a_package_or_to_the_user(module: Any, belongs: bool) -> None:
+    assert of_package(module) is belongs
+
+
+def test_a_name_has_the_version_where_the_package_says_one() -> None:
+    assert named("torch.nn", "Linear") == f"torch.nn.Linear {torch.__version__}"
+    assert named("functools", "partial") == "functools.partial "
+
+
+class PartsSlotted:
+    __slots__ = ("__private", "shown")
+
+    def __init__(self) -> None:
+        self.shown, self.__private = 1, 2
+
+
+class Refusing(PartsSlotted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = 3
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("do not ask")
+
+
+@dataclass
+class PartsSettings:
+    rate: float = 0.1
+
+
+class NetConfig:
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def test_slots_private_ones_too_and_attributes_are_read() -> None:
+    assert attributes_of(PartsSlotted()) == {"shown": 1, "__private": 2}
+    assert attributes_of(Refusing()) == {"extra": 3, "shown": 1, "__private": 2}
+
+
+def test_of_a_class_its_own_names_count_and_special_ones_only_if_they_are_code() -> None:
+    assert is_part_of_class("rate", 1)
+    assert is_part_of_class("__call__", lambda self: None)
+    assert not is_part_of_class("__doc__", "text")
+    assert not is_part_of_class("__special__", 1)
+
+
+def test_code_is_found_inside_pythons_own_decorators() -> None:
+    def plain(self: object) -> None: ...
+
+    cached: Any = functools.cached_property(plain)
+    values: list[Any] = [plain, property(plain), staticmethod(plain), classmethod(plain), cached]
+    for value in values:
+        assert codes_of(value) == [plain.__code__]
+    assert codes_of(print) == []
+
+
+@pytest.mark.parametrize("value", [PartsSettings(), SimpleNamespace(a=1), NetConfig()])
+def test_records_of_settings_are_configurations(value: object) -> None:
+    assert is_configuration(value)
+
+
+@pytest.mark.parametrize("value", [PartsSlotted(), 3, [1]])
+def test_other_objects_are_none(value: object) -> None:
+    assert not is_configuration(value)
+
+
+def test_positions_are_whole_numbers() -> None:
+    assert is_drawn_positions([3, 1, 2])
+    assert is_drawn_positions(range(4))
+    assert not is_drawn_positions([0.5])
+    assert not is_drawn_positions("abc")
+
+
+def test_a_function_is_found_in_wrappers_that_are_known() -> None:
+    assert wrapped_function(functools.lru_cache(len)) is len
+    assert wrapped_function(np.vectorize(abs)) is abs
+    assert wrapped_function(object()) is None
+
+
+def test_a_cell_may_be_empty() -> None:
+    assert cell_content(CellType(7)) == 7
+    assert cell_content(CellType()) is None
+
+
+def test_a_number_in_an_attribute_named_hash_is_taken_as_the_result_of_hash() -> None:
+    assert is_hash("_original_object_hash", hash("a"))
+    assert is_hash("hash_", 3)
+    assert not is_hash("config_hash", "5f3a")  # a digest as a text is the same in every process
+    assert not is_hash("hash_buckets", 64)

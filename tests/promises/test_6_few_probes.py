@@ -7,8 +7,8 @@ with room for one seed.
 import pytest
 
 from autofit.core.outcome import Status
-from autofit.replay import TableBench
 from scripts.bench.search import cases, runs
+from scripts.bench.search.replay import TableBench
 from tests.promises.conftest import GLOBAL_BATCH, Tuned
 
 MOST_PROBES, MOST_SHARE = 20, 0.15

@@ -11,7 +11,6 @@ from autofit.core.recommendation import Ratio
 from autofit.core.space import Refusal
 from autofit.memory.breakdown import Breakdown, Part
 from autofit.memory.profile import Profile, StepPhase
-from autofit.reports.headline import brought
 from autofit.reports.report import (
     BATCH_ONLY,
     AnswerTime,
@@ -23,6 +22,7 @@ from autofit.reports.report import (
     Role,
     SpeedCurve,
 )
+from autofit.reports.sentences import brought
 
 MIB, GIB = 2**20, 2**30
 BUDGET = 20 * GIB

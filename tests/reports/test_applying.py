@@ -1,11 +1,16 @@
-"""The code that applies a plan: complete, and quoted so that a path cannot break it."""
+"""The code that applies a plan, and the command that repeats its search, without secrets."""
 
 import ast
+import shlex
+from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import autofit
 from autofit.core.recommendation import Recommendation
-from autofit.reports.applying import apply_code, applying_lines, fitted
+from autofit.reports.applying import apply_code, applying_lines, command_line, fitted, tuning_call
 from tests.recorded import recorded_search
 
 
@@ -69,3 +74,47 @@ def test_lines_that_are_too_long_are_broken_and_stay_code(library: str) -> None:
     narrow = fitted(code, 38)
     assert max(map(len, narrow)) <= 38
     assert ast.dump(ast.parse("\n".join(narrow))) == ast.dump(ast.parse("\n".join(code)))
+
+
+def test_a_shell_reads_the_words_back() -> None:
+    words = ["tune", "train.py:make", "--arg", "name=it's big", "--memory", "20GiB", "-o", "a b.yaml"]
+    assert shlex.split(command_line(words)) == ["autofit", *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--arg", "api_key=hunter2 is long"], "autofit --arg 'api_key=***'"),
+        (["--arg", "cfg={token: hunter2, x: 1}"], "autofit --arg 'cfg=***'"),
+        (["--arg", "max_token=512"], "autofit --arg max_token=512"),
+        (["--study", "postgresql://me:hunter2@host/db"], "autofit --study 'postgresql://***@host/db'"),
+        (
+            ["--study=postgresql://me:hunter2@h/db?p=hunter2"],
+            "autofit '--study=postgresql://***@h/db?***'",
+        ),
+    ],
+)
+def test_secrets_are_hidden(words: list[str], shown: str) -> None:
+    assert command_line(words) == shown
+
+
+def step(model: object, batch: object) -> torch.Tensor:
+    raise AssertionError("it is only named")
+
+
+def test_a_call_has_the_arguments_that_differ_from_their_defaults() -> None:
+    values = {
+        "model": object(), "loader": [1], "loss_fn": F.cross_entropy, "step_fn": step, "optimizer": lambda p: None,
+        "time_budget": "6min", "seed": 0, "strategies": ("batching",), "study": Path("a.db"), "mode": "inference",
+        "worst_case": torch.zeros(3), "progress": False, "clock": 3, "max_grad_norm": None,
+        "device": torch.device("cpu"),
+    }  # fmt: skip
+    assert tuning_call(autofit.tune, values) == (
+        "autofit.tune(model, loader, loss_fn=cross_entropy, step_fn=step, optimizer=..., time_budget='6min', "
+        "strategies=['batching'], worst_case=..., mode='inference', device=..., study='a.db')"
+    )
+
+
+def test_a_call_with_defaults_alone_is_short() -> None:
+    assert tuning_call(autofit.tune, {}) == "autofit.tune(model, loader)"
+    assert "hunter2" not in tuning_call(autofit.tune, {"study": "postgresql://me:hunter2@host/db"})

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.reports.plots import KINDS, plot
+from autofit.reports.svg import KINDS, plot
 from tests.reports.samples import hostile, infeasible, typical
 from tests.reports.xml_tree import tree
 

@@ -1,4 +1,4 @@
-"""The summary says what to use, what it brings and changes, what else was tried, and how to use it."""
+"""A recommendation in words, with the plan for evaluation, for a terminal."""
 
 import re
 from typing import Any
@@ -17,8 +17,8 @@ from autofit.core.space import Refusal
 from autofit.core.strategy_record import StrategyRecord
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.reports.canvas import Canvas
-from autofit.reports.headline import headline
-from autofit.reports.summary import brief, summarize
+from autofit.reports.sentences import headline
+from autofit.reports.summary import brief, evaluation_lines, summarize
 from autofit.terminal import cells
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
@@ -120,7 +120,7 @@ def test_what_changes_is_named_with_its_old_and_new_value() -> None:
     ]
     grown = sections(summarize(record(plan=BEST.replace(micro_batch_size=64))))
     assert "  samples per step          32           64" in grown["What it changes"]
-    assert "; the batch grows from 32 to 64." in " ".join(grown[next(iter(grown))])
+    assert "; the global batch grows from 32 to 64." in " ".join(grown[next(iter(grown))])
 
 
 PRECISION = StrategyRecord(
@@ -316,3 +316,55 @@ def test_the_brief_form_has_the_answer_on_a_screen_and_says_where_the_rest_is() 
     assert [title for title in sections(text) if title.startswith(("What it", "What to", "How"))] == titles
     assert text.splitlines()[-1] == "What else was tried, and how it was found: autofit show a.yaml"
     assert brief(found).splitlines()[-1].endswith("fit.details()")
+
+
+BUDGET = Budget(memory_bytes=2**30, memory_note="2 GiB of the training - 1 GiB that it keeps beside the model = 1 GiB")
+
+
+def training(**changes: object) -> Recommendation:
+    return record(evaluation=record(budget=BUDGET, **changes))
+
+
+def test_a_training_without_evaluation_has_no_such_section() -> None:
+    assert evaluation_lines(record(), 80) == []
+    assert "evaluation" not in summarize(record())
+
+
+def test_the_plan_its_speed_and_its_budget_are_shown_with_the_code() -> None:
+    found = sections(summarize(training(), Canvas(width=120)))
+    text = " ".join(" ".join(found["Evaluation"]).split())
+    assert text == (
+        "Evaluation Use micro batch 32, precision=bf16: 1,939 samples/s, 2.04x (1.90 to 2.20) the throughput of "
+        "eval_loader's batch. Peak 3 MiB, beside what the training keeps. Budget 2 GiB of the training - 1 GiB that it "
+        "keeps beside the model = 1 GiB."
+    )
+    assert found["How to use it"][-3:] == [
+        "  with fit.evaluation.prepare(model, eval_loader) as step:",
+        "      for batch in step.loader:",
+        "          output = step(batch)",
+    ]
+
+
+def test_the_brief_form_has_it_too() -> None:
+    assert sections(brief(training()))["Evaluation"] == sections(summarize(training()))["Evaluation"]
+
+
+def test_a_batch_that_is_kept_needs_no_code() -> None:
+    text = summarize(training(plan=OWN, gain=None))
+    assert "Keep the batch of eval_loader: micro batch 8 x 4" in " ".join(text.split())
+    assert "fit.evaluation" not in text
+
+
+def test_the_baseline_of_the_training_may_be_kept_and_evaluation_changed() -> None:
+    kept = record(plan=OWN, gain=None, evaluation=record(plan=BEST))
+    lines = sections(summarize(kept, plan_file="a.yaml"))["How to use it"]
+    assert lines[1:4] == [
+        "  Nothing to apply: train as you do now.",
+        '  fit = autofit.load("a.yaml")',
+        "  with fit.evaluation.prepare(model, eval_loader) as step:",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_lines_fit_the_width(width: int) -> None:
+    assert all(cells(line) <= width for line in summarize(training(), Canvas(width=width)).splitlines())

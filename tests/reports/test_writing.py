@@ -1,5 +1,6 @@
-"""A report as a file: its format, and that nothing but an earlier report is replaced."""
+"""Formats of a report, files that may be replaced, and what trackers log."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from autofit.reports import sources
 from autofit.reports.assemble import assembled
 from autofit.reports.markdown import MARK
 from autofit.reports.report import Report
-from autofit.reports.writing import FORMATS, check_replaceable, format_of, rendered, write
+from autofit.reports.writing import FORMATS, attached, check_replaceable, format_of, rendered, write
 from tests.recorded import recorded_search
 
 
@@ -25,7 +26,7 @@ def found() -> Report:
 def page(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page in place of the real one, whose contents are tested elsewhere."""
     module = SimpleNamespace(render=lambda report: f"<!DOCTYPE html>\n<title>{len(report.rows)}</title>")
-    monkeypatch.setitem(sys.modules, "autofit.reports.html.page", module)
+    monkeypatch.setitem(sys.modules, "autofit.reports.page", module)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +77,14 @@ def test_a_path_that_cannot_be_written_is_a_usage_error(tmp_path: Path, found: R
     loop.symlink_to(loop)
     with pytest.raises(UsageError, match="was not written"):
         write("x", loop)
+
+
+def test_the_report_is_attached_in_each_format() -> None:
+    result = recorded_search()
+    files = attached(result)
+    assert list(files) == ["autofit-report.html", "autofit-report.md", "autofit-report.json"]
+    assert files["autofit-report.html"].lower().startswith("<!doctype html>")
+    assert files["autofit-report.md"].startswith(MARK)
+    report = json.loads(files["autofit-report.json"])
+    assert report["title"] == "train.py:make_resnet"
+    assert len(report["rows"]) == len({trial.plan for trial in result.trials})

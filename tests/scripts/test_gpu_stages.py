@@ -19,11 +19,11 @@ from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
-from autofit.replay.table import Table
 from scripts.bench.gpu import estimates, gain, soak, steps, strategies, traced
 from scripts.bench.gpu import stage as stage_tools
 from scripts.bench.gpu import tests as stage_of_tests
 from scripts.bench.search import record_table
+from scripts.bench.search.replay.table import Table
 from tests.fakes import briefing_of, small_bench
 from tests.memory.traces import Script
 

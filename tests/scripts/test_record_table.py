@@ -10,8 +10,8 @@ from autofit.core.errors import UsageError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.replay.table import Table, read_table
 from scripts.bench.search import record_table
+from scripts.bench.search.replay.table import Table, read_table
 from tests.fakes import FakeBench, briefing_of, small_bench
 
 pytestmark = pytest.mark.slow

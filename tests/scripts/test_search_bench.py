@@ -11,11 +11,11 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate
 from autofit.core.trial import Purpose
-from autofit.replay import TableBench, limited, peaks_of
 from autofit.search.tuning import Findings
 from autofit.study import Study
 from scripts.bench.report import percentile
 from scripts.bench.search import cases, runs, scores
+from scripts.bench.search.replay import TableBench, limited, peaks_of
 from scripts.bench.search.tables import centred, record
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 

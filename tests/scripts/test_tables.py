@@ -9,8 +9,8 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
-from autofit.replay import TableBench
-from autofit.replay.table import Entry, Table
+from scripts.bench.search.replay import TableBench
+from scripts.bench.search.replay.table import Entry, Table
 from scripts.bench.search.tables import Synthetic, synthetic
 from scripts.bench.search.traps import HALF, TRAPS
 

@@ -21,10 +21,10 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
-from autofit.replay.noise import Drift, Runs
-from autofit.replay.table import Block, Entry, Table, read_table
 from autofit.search.choice import choose, ties
 from autofit.search.race import MAX_ROUNDS, Race, run_race
+from scripts.bench.search.replay.noise import Drift, Runs
+from scripts.bench.search.replay.table import Block, Entry, Table, read_table
 
 pytestmark = pytest.mark.slow
 

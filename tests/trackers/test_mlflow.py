@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from autofit.trackers import mlflow as adapter
-from autofit.trackers.background import Background
 from autofit.trackers.base import Ending
-from autofit.trackers.following import no_documents
+from autofit.trackers.following import Background, no_documents
 from autofit.trackers.mlflow import Mlflow
 from autofit.trackers.run_log import RunLog
 from tests.recorded import recorded_search
@@ -108,7 +107,7 @@ def test_a_server_that_is_away_is_one_warning_at_once(monkeypatch: pytest.Monkey
 
 def test_a_server_that_accepts_and_does_not_answer_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "getproxies", dict)
-    monkeypatch.setattr("autofit.trackers.background.FLUSH_S", 0.3)
+    monkeypatch.setattr("autofit.trackers.following.FLUSH_S", 0.3)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -1,25 +1,120 @@
-"""Progress shows events: lines where there is no terminal, a live line on one, nothing when not wanted."""
+"""The progress of a search on a terminal and elsewhere, and its signs of life."""
 
 import io
+import os
 import re
+import threading
+import time
 
 import pytest
 
+from autofit.core.budget import Clock
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
+from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.event import Event
-from autofit.trackers.progress import Progress
+from autofit.search.request import Request
+from autofit.trackers.progress import CHOOSING, LiveLine, Progress, _drawing, heartbeat, waiting
+from autofit.trackers.search_state import Yardstick
+from tests.fakes import briefing_of, small_bench
 
-PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
-SHORT, SPEED = "micro batch 16, precision=bf16", "64 samples/s, peak 3 MiB"
-OUT_OF_MEMORY = Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")
+
+def test_before_the_workload_was_looked_at_only_the_limits_are_known() -> None:
+    bench, request, clock = small_bench(), Request(time_s=60.0, max_trials=7), Clock()
+    early = Yardstick.of(None, request, clock)
+    assert (early.baseline, early.memory_bytes, early.time_s, early.max_trials) == (None, None, 60.0, 7)
+    briefing = briefing_of(bench)
+    late = Yardstick.of(briefing, request, clock, lambda: "trace")
+    assert (late.baseline, late.memory_bytes) == (briefing.space.baseline, briefing.budget.memory_bytes)
+    assert late.doing() == "trace"
+    assert late.clock is clock
+
+
+def test_each_event_is_a_sign_of_life_and_a_wait_is_one_of_its_own() -> None:
+    watch = Watchdog(Clock())
+    listen = heartbeat(watch)
+    listen(Event("busy", "waiting for the study"))
+    assert watch.doing == WAITING
+    listen(Event("stage", "searching"))
+    assert watch.doing == CHOOSING
+
+
+def test_a_message_about_a_lock_becomes_an_event() -> None:
+    watch, events = Watchdog(Clock()), list[Event]()
+    waiting(watch, events.append)("waiting up to 5 s for the GPU")
+    assert watch.doing == WAITING
+    assert [(event.kind, event.text) for event in events] == [("busy", "waiting up to 5 s for the GPU")]
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autofit.trackers.progress.TICK_S", 0.01)
+
+
+def test_the_line_is_drawn_anew_without_events(quick: None) -> None:
+    count, stream = iter(range(10**6)), Terminal()
+    line = LiveLine(stream, lambda width: f"tick {next(count)}")
+    until = time.monotonic() + 20
+    while "tick 3" not in stream.getvalue() and time.monotonic() < until:
+        time.sleep(0.01)
+    line.close()
+    text = stream.getvalue()
+    assert "tick 3" in text
+    assert text.split("\r")[-1].replace("\x1b[K", "").strip() == ""
+    assert "autofit progress" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_it_is_as_wide_as_the_terminal_is_now(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    line = LiveLine(stream, lambda width: f"[{width}]")
+    line.scroll(lambda width: [f"row {width}"])
+    monkeypatch.setenv("COLUMNS", "100")
+    line.scroll(lambda width: [f"row {width}"])
+    line.close()
+    assert "row 59\n" in stream.getvalue()
+    assert "row 99\n" in stream.getvalue()
+    assert "[99]" in stream.getvalue()
+
+
+def test_a_line_that_a_narrower_terminal_has_wrapped_is_cleared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Terminal()
+    line = LiveLine(stream, lambda width: "x" * width)
+    line.scroll(lambda width: [])
+    before = len(stream.getvalue())
+    monkeypatch.setenv("COLUMNS", "40")  # 99 cells are 3 rows now, and the cursor is in the last
+    line.scroll(lambda width: [])
+    line.close()
+    assert stream.getvalue()[before:].startswith("\x1b[2K" + "\x1b[A\x1b[2K" * 2 + "\r")
+    assert max(map(len, re.sub(r"\x1b\[2?[AK]", "", stream.getvalue()[before:]).split("\r"))) == 39  # nothing is padded
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_while_the_line_is_drawn_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autofit.trackers.progress.TICK_S", 0.0)
+    line = LiveLine(Terminal(), lambda width: "x" * width)
+    try:
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                free = _drawing.acquire(timeout=5)
+                os._exit(0 if free else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        line.close()
+
+
+PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
+SHORT, SPEED = "micro batch 16, precision=bf16", "64 samples/s, peak 3 MiB"
+OUT_OF_MEMORY = Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")
 
 
 def trial(outcome: Outcome, purpose: Purpose = Purpose.PROBE) -> Trial:

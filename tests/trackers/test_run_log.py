@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -13,8 +12,7 @@ from autofit.core.errors import NothingFits
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Trial
 from autofit.search.event import Event
-from autofit.search.evidence import Placing, SearchEvidence, SearchResult
-from autofit.search.race import MIN_ROUNDS
+from autofit.search.evidence import SearchEvidence, SearchResult
 from autofit.trackers.base import Ending
 from autofit.trackers.following import no_documents
 from autofit.trackers.run_log import MAX_TEXT, RunLog, parameters_of
@@ -83,22 +81,6 @@ def test_each_trial_is_one_step(whole: tuple[KeptTracker, SearchResult, list[Eve
     assert any("proof/throughput_per_s" in metrics for _, metrics, _ in steps)
 
 
-def test_each_round_of_the_race_is_one_step_with_intervals(
-    whole: tuple[KeptTracker, SearchResult, list[Event]],
-) -> None:
-    tracker, result, events = whole
-    rounds = [(step, metrics) for step, metrics, texts in tracker.steps if not texts]
-    count = sum(event.kind == "race" for event in events)
-    assert [step for step, _ in rounds] == list(range(1, count + 1))
-    assert list(rounds[0][1]) == [f"race/baseline/{name}" for name in ("gain", "gain_low", "gain_high")]
-    assert count >= MIN_ROUNDS
-    last = rounds[-1][1]
-    assert last["race/baseline/gain"] == 1
-    names = {name.rpartition("/")[0] for name in last}
-    assert len(names) == len(result.evidence.race)
-    assert all(last[f"{name}/gain_low"] <= last[f"{name}/gain"] <= last[f"{name}/gain_high"] for name in names)
-
-
 def test_the_result_has_the_gain_with_its_interval_and_the_files(
     whole: tuple[KeptTracker, SearchResult, list[Event]],
 ) -> None:
@@ -157,7 +139,6 @@ def test_hostile_texts_are_printable_and_cut() -> None:
     trial = Trial(number=0, plan=plan, outcome=Outcome(status=Status.USER_ERROR, reason=HOSTILE))
     log(Event("start", "", asked=evidence))
     log(Event("trial", "", trial, 1))
-    log(Event("race", "", standings=(Placing(plan=plan), Placing(plan=evidence.baseline))))
     log(Event("result", "", result=SearchResult(None, evidence.model_copy(update={"failure": HOSTILE}), (trial,))))
     assert tracker.conclusion is not None
     texts = [*tracker.steps[0][2].values(), *tracker.conclusion.texts.values(), str(tracker.parameters["title"])]
@@ -166,33 +147,19 @@ def test_hostile_texts_are_printable_and_cut() -> None:
     assert "\x1b" not in tracker.conclusion.documents["trials.csv"]
 
 
-def test_the_name_of_a_plan_in_a_metric_is_short_safe_and_unique() -> None:
-    evidence = asked()
-    tracker = KeptTracker()
-    log = RunLog(tracker, no_documents)
-    log(Event("start", "", asked=evidence))
-    ratio = recorded_search().recommendation
-    assert ratio is not None
-    plans = [evidence.baseline.replace(mark="/=" + 300 * "x" + end) for end in "ab"]
-    assert ratio.gain is not None
-    assert ratio.gain.pairs
-    log(Event("race", "", standings=tuple(Placing(plan=plan, gain=ratio.gain) for plan in plans)))
-    names = list(tracker.steps[0][1])
-    assert len(names) == 6
-    assert all(re.fullmatch(r"race/[A-Za-z0-9_. -]{1,100}/gain(_low|_high)?", name) for name in names)
-
-
 def test_figures_that_are_not_finite_are_left_out() -> None:
-    evidence = asked()
+    result = recorded_search()
+    r = result.recommendation
+    assert r is not None
+    assert r.gain is not None
+    endless = r.model_copy(update={"gain": r.gain.model_copy(update={"high": math.inf})})
     tracker = KeptTracker()
     log = RunLog(tracker, no_documents)
-    ratio = recorded_search().recommendation
-    assert ratio is not None
-    assert ratio.gain is not None
-    gain = ratio.gain.model_copy(update={"high": math.inf})
-    log(Event("start", "", asked=evidence))
-    log(Event("race", "", standings=(Placing(plan=evidence.baseline, gain=gain),)))
-    assert list(tracker.steps[0][1]) == ["race/baseline/gain", "race/baseline/gain_low"]
+    log(Event("start", "", asked=result.evidence))
+    log(Event("result", "", result=replace(result, recommendation=endless)))
+    assert tracker.conclusion is not None
+    assert {"result/gain", "result/gain_low"} <= tracker.conclusion.metrics.keys()
+    assert "result/gain_high" not in tracker.conclusion.metrics
 
 
 def test_parameters_have_one_line_each() -> None:

@@ -1,4 +1,4 @@
-"""B18: what a person sees of a search fits the terminal: phase, trials, memory, the answer so far and the time left."""
+"""The lines of a search: the live line, its parts, and the rows of finished trials."""
 
 import re
 
@@ -16,8 +16,17 @@ from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.search.evidence import Placing
 from autofit.terminal import cells
-from autofit.trackers.search_state import SearchState
-from autofit.trackers.yardstick import Yardstick
+from autofit.trackers.search_state import (
+    SearchState,
+    TrialRows,
+    Yardstick,
+    bar,
+    compact,
+    fitted,
+    of_budget,
+    short_plan,
+    short_time,
+)
 
 BASELINE = Plan(values={"micro_batch_size": 4, "accumulation_steps": 8, "precision": "fp32", "checkpointed_blocks": 0})
 BEST = BASELINE.replace(micro_batch_size=8, accumulation_steps=4, precision="bf16", checkpointed_blocks=2)
@@ -308,3 +317,105 @@ def test_the_bar_has_blocks_where_the_terminal_can_show_them() -> None:
     time.seconds = 60.0
     assert re.search("█{5}░{5}", SearchState(against, blocks=True).live(80))
     assert "#####-----" in SearchState(against).live(80)
+
+
+AGAINST = Yardstick(baseline=BASELINE)
+
+
+@pytest.mark.parametrize(
+    ("width", "head", "row"),
+    [
+        (79, "        ratio  samples/s        peak  micro batch", "    2   1.32x        132      54 MiB  8 x 4, pre"),
+        (59, "        ratio        peak  micro batch x", "    2   1.32x      54 MiB  8 x 4, precision=bf16"),
+        (39, "        ratio  micro batch x..", "    2   1.32x  8 x 4, precision=bf16,"),
+    ],
+)  # fmt: skip
+def test_columns_drop_out_on_a_narrow_terminal(width: int, head: str, row: str) -> None:
+    lines = TrialRows(AGAINST).lines(trial(BEST, 132.0, 54), "2", 1.32, True, width)
+    assert [line[: len(text)] for line, text in zip(lines, (head, row), strict=False)] == [head, row]
+    assert lines[-1].endswith("checkpointed_blocks=2")
+    assert all(cells(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("width", [39, 59, 79])
+def test_rows_of_different_plans_differ_at_any_width(width: int) -> None:
+    """They differ in the last knob only, which a cut would hide."""
+    plans = [BEST.replace(optimizer_implementation=value, checkpointed_blocks=2) for value in ("fused", "foreach")]
+    for status, reason in ((Status.MEASURED, ""), (Status.OUT_OF_MEMORY, "tried to allocate " + "much " * 40)):
+        rows = TrialRows(AGAINST)
+        rows.lines(trial(BEST), "1", None, False, width)  # the head
+        first, second = (rows.lines(trial(p, status=status, reason=reason), "2", None, False, width) for p in plans)
+        assert first != second
+        assert all(cells(line) <= width for line in (*first, *second))
+
+
+def test_the_head_comes_again_when_the_columns_change() -> None:
+    rows = TrialRows(AGAINST)
+    counts = [len(rows.lines(trial(BEST), "1", 1.0, False, width)) for width in (99, 99, 39, 39, 99)]
+    assert counts == [2, 1, 3, 2, 2]
+
+
+def test_without_the_baseline_a_narrow_row_has_the_throughput() -> None:
+    assert "    1     132  8 x 4" in TrialRows(AGAINST).lines(trial(BEST, 132.0), "1", None, True, 39)[1]
+
+
+def test_colour_is_added_after_the_row_is_cut() -> None:
+    rows = TrialRows(AGAINST, colour=True)
+    best = rows.lines(trial(BEST, 132.0, 54), "2", 1.32, True, 39)[1]
+    assert best == "    2\x1b[32m   1.32x\x1b[0m  8 x 4, precision=bf16,"
+    failed = rows.lines(trial(BEST, status=Status.OUT_OF_MEMORY), "3", None, False, 39)[0]
+    assert failed == "    3\x1b[31m  out of memory\x1b[0m  8 x 4,"
+
+
+def test_wide_letters_count_twice() -> None:
+    wide = trial(BASELINE, status=Status.OUT_OF_MEMORY, reason="内存不足" * 30)
+    assert all(cells(line) <= 80 for line in TrialRows(AGAINST).lines(wide, "1", None, False, 80))
+
+
+def test_a_plan_is_its_batch_and_what_it_changes() -> None:
+    assert short_plan(BASELINE, BASELINE) == "baseline"
+    assert short_plan(BEST, BASELINE) == "8 x 4, precision=bf16, checkpointed_blocks=2"
+    assert short_plan(BEST, None) == "8 x 4"
+
+
+PARTS = {
+    "phase": ("race: round 3", "race"),
+    "trials": ("7 trials", "7", ""),
+    "now": ("now a plan: 5 of 7 MiB", "now 5 of 7 MiB", "5 of 7 MiB", "5/7 MiB"),
+    "bar": ("#####-----", ""),
+    "end": ("1.3x so far, up to about 47 s left", "1.3x so far, ~47 s left", "1.3x, ~47 s left"),
+}
+
+
+def test_the_bar_goes_first_and_phase_answer_and_time_stay() -> None:
+    lines = list(dict.fromkeys(fitted(PARTS, width) for width in range(120, 25, -1)))
+    assert "#" in lines[0]
+    assert all("#" not in line for line in lines[1:])
+    assert lines[-3:] == [
+        "race 7 5/7 MiB 1.3x, ~47 s left",
+        "race 5/7 MiB 1.3x, ~47 s left",
+        "race  7  1.3x, ~47 s left",
+    ]
+
+
+@pytest.mark.parametrize("width", range(0, 120, 7))
+def test_it_fits(width: int) -> None:
+    assert cells(fitted(PARTS, width)) <= width
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(-1.0, ""), (0.0, "----------"), (0.46, "#####-----"), (1.0, "#" * 10), (3.0, "#" * 10)]
+)
+def test_a_bar_is_filled_by_its_share(share: float, drawn: str) -> None:
+    assert bar(share, blocks=False) == drawn
+
+
+def test_figures_are_short() -> None:
+    assert [short_time(each) for each in (-5.0, 59.9, 61.0, 3725.0)] == ["0 s", "59 s", "1:01", "1:02:05"]
+    assert of_budget(2**20, None) == "1 MiB"
+    assert of_budget(3 * 2**20, 2**30) == "3 MiB of 1 GiB"
+    assert (compact("53.7 of 72 MiB"), compact("53 MiB of 2 GiB"), compact("3 MiB")) == (
+        "53.7/72 MiB",
+        "53M/2G",
+        "3 MiB",
+    )

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from autofit.trackers.background import Background
 from autofit.trackers.base import Ending
-from autofit.trackers.following import no_documents
+from autofit.trackers.following import Background, no_documents
 from autofit.trackers.run_log import RunLog
 from autofit.trackers.tensorboard import TensorBoard
 from tests.recorded import recorded_search
@@ -44,11 +43,8 @@ def test_a_search_is_read_back(tmp_path: Path) -> None:
     assert rates == pytest.approx([r.objective.score(t.outcome.measurement) for t in probes if t.outcome.measurement])
     assert [event.step for event in found.Scalars("trial/gain")] == list(range(1, len(rates) + 1))
     assert found.Scalars("result/gain")[0].value == pytest.approx(r.gain.value)
-    assert len(found.Scalars("race/baseline/gain")) >= 4
     assert text_of(found, "trial/status") == "measured"
-    assert text_of(found, "result/trials").count("\n") == len(result.trials) + 1
     assert text_of(found, "result/ending") == Ending.FINISHED
-    assert "|memory\\_budget\\_bytes|" in text_of(found, "parameters")
     assert b"memory_budget_bytes" in found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert {path.name for path in folder.iterdir() if "tfevents" not in path.name} == {
         "autofit.yaml", "notes.txt", "trials.csv"
@@ -62,7 +58,6 @@ def test_texts_are_not_read_as_markdown(tmp_path: Path) -> None:
     tracker.close(Ending.FAILED)
     found = read(next(tmp_path.iterdir()))
     assert text_of(found, "trial/reason") == "\\<img src=x\\> \\[a\\]\\(b\\)  \nnext"
-    assert text_of(found, "parameters").endswith("|a\\|b|\\<b\\>\\*x\\*|")
 
 
 def test_a_search_in_the_same_second_has_its_own_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from autofit.core.wording import describe_plan
 from autofit.nightly.instants import instant
 from autofit.nightly.records import Figures, NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
-from autofit.reports.counting import counted, difference
+from autofit.reports.sentences import counted, difference
 
 History = Mapping[str, Sequence[NightRecord]]
 """All records of each job, oldest first."""

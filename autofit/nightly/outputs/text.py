@@ -22,8 +22,8 @@ from autofit.nightly.outputs.facts import (
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.reports.canvas import Canvas
-from autofit.reports.columns import Column, table
 from autofit.reports.markup import shortened
+from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
 _COLOURS = dict.fromkeys(ATTENTION, "bad") | {VerdictKind.FASTER: "good"}

@@ -1,13 +1,71 @@
-"""The pictures of a report as SVG text, drawn without a plotting library."""
+"""The pictures of a report as SVG text, drawn without a plotting library. A notebook shows one, and it can be saved."""
 
-from autofit.reports.svg.answers import ANSWERS
-from autofit.reports.svg.breakdown import BREAKDOWN
-from autofit.reports.svg.curves import CURVES
-from autofit.reports.svg.estimates import ESTIMATES
-from autofit.reports.svg.front import FRONT
-from autofit.reports.svg.race import RACE
-from autofit.reports.svg.timeline import TIMELINE
-from autofit.reports.svg.why import WHY
+from dataclasses import dataclass
+from pathlib import Path
+
+from autofit.core.errors import UsageError
+from autofit.reports.report import Report
+from autofit.reports.svg.drawing import Format
+from autofit.reports.svg.gain import ANSWERS, RACE, WHY
+from autofit.reports.svg.memory import BREAKDOWN, ESTIMATES, TIMELINE
+from autofit.reports.svg.speed import CURVES, FRONT
 
 CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE, ESTIMATES)
 """All charts, in the order of a report."""
+KINDS = tuple(chart.kind for chart in CHARTS)
+"""Names of the charts that can be plotted."""
+_WIDTH = 860.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A chart as SVG. A notebook shows it without a further package.
+
+    Attributes:
+        kind: which chart it is, one of `KINDS`.
+        svg: the picture, with its style.
+    """
+
+    kind: str
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Plot {self.kind}, {len(self.svg) / 1000:.0f} kB of SVG>"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the picture to a file, whose name must end in ".svg".
+
+        Raises:
+            UsageError: the name ends otherwise, or the file cannot be written.
+        """
+        target = Path(path)
+        if target.suffix.lower() != ".svg":
+            raise UsageError(f'a plot is saved as SVG, found {str(path)!r}. Give a name such as "{target.stem}.svg".')
+        try:
+            target.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{self.svg}\n', encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {str(path)!r}: {error.strerror}. Give a writable path.") from None
+
+
+def plot(report: Report, kind: str, width: float = _WIDTH) -> Plot:
+    """Returns one chart of a report.
+
+    Args:
+        report: the report to draw.
+        kind: one of `KINDS`.
+        width: width of the picture in pixels, at least 320. Below 560, labels are placed under the chart.
+
+    Raises:
+        UsageError: no chart has this name, the report has no values for it, or the width is too small.
+    """
+    chart = next((chart for chart in CHARTS if chart.kind == kind), None)
+    if chart is None:
+        raise UsageError(f"there is no plot {kind!r}; the plots are {', '.join(KINDS)}. Choose one of these.")
+    if not chart.available(report):
+        raise UsageError(f"there is nothing to plot as {kind!r}: {chart.missing}. Choose another plot.")
+    if not width >= 320:
+        raise UsageError(f"a plot is at least 320 pixels wide, found {width!r}. Give a larger width.")
+    return Plot(kind, chart.draw(report, Format(float(width), titles=True)).svg(alone=True))

@@ -23,11 +23,11 @@ from autofit.core.outcome import Status
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
 from autofit.probing.remote.bench import RemoteBench
-from autofit.replay.table import Entry, Table, read_table
 from scripts.bench import files, report
 from scripts.bench.gpu import stage
 from scripts.bench.gpu.models import MODELS
 from scripts.bench.gpu.traced import score as score_traced
+from scripts.bench.search.replay.table import Entry, Table, read_table
 
 
 def score(estimator: Estimator, trials: Sequence[Trial], table: Table) -> dict[str, Any]:

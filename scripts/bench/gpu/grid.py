@@ -18,7 +18,6 @@ from autofit.core.space import SpaceFacts
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.probing.remote.bench import RemoteBench
-from autofit.replay.table import Table
 from autofit.search.event import Event
 from autofit.search.race import pair
 from autofit.search.request import Request
@@ -27,6 +26,7 @@ from scripts.bench.gpu import stage
 from scripts.bench.gpu.blocks import interleaved
 from scripts.bench.gpu.models import MODELS
 from scripts.bench.search.record_table import Recording, open_recording, restricted
+from scripts.bench.search.replay.table import Table
 
 SMALLEST = 64
 """Micro batches smaller than the global batch divided by this are left out of the grid: their steps take too long."""

@@ -12,7 +12,7 @@ from autofit.core.account import Account
 from autofit.core.estimate import Estimate
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators import Traced, Tracer
-from autofit.replay.table import Entry, Table
+from scripts.bench.search.replay.table import Entry, Table
 
 REQUIRED = {"before": 0.03, "after": 0.015}
 """Largest allowed error of an estimated footprint, before and after one probe has corrected the estimate."""

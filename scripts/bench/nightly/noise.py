@@ -10,8 +10,8 @@ from statistics import median
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.nightly.rule import MAD_SCALE
-from autofit.replay import TableBench
-from autofit.replay.table import Table, read_table
+from scripts.bench.search.replay import TableBench
+from scripts.bench.search.replay.table import Table, read_table
 
 RECORDED = Path(__file__).resolve().parents[3] / "tests" / "data" / "tables"
 OUTLIERS = 0.03

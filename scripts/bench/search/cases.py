@@ -6,11 +6,11 @@ from pathlib import Path
 
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
-from autofit.replay import TableBench, limited, peaks_of
-from autofit.replay.table import Table, read_table
 from scripts.bench.search import large
 from scripts.bench.search.large import LargeBench
 from scripts.bench.search.large_spaces import LARGE, large_space
+from scripts.bench.search.replay import TableBench, limited, peaks_of
+from scripts.bench.search.replay.table import Table, read_table
 from scripts.bench.search.tables import synthetic
 from scripts.bench.search.traps import TRAPS
 

@@ -22,8 +22,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.feasibility.plan_features import Array, PlanList
-from autofit.replay import Bursts
-from autofit.replay.table import Table
+from scripts.bench.search.replay import Bursts
+from scripts.bench.search.replay.table import Table
 from scripts.bench.search.simulated import MIB, Effect, FakeBench
 
 STEPS = 10

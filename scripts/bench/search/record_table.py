@@ -35,10 +35,10 @@ from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.probing.remote.bench import RemoteBench, Target
-from autofit.replay import TableBench, peaks_of
-from autofit.replay.table import Block, Entry, Table, read_table
 from autofit.search.trial_runner import doubted
 from scripts.bench import report
+from scripts.bench.search.replay import TableBench, peaks_of
+from scripts.bench.search.replay.table import Block, Entry, Table, read_table
 
 SAVE_EVERY_S = 2.0
 CLOSE_RATIO = 0.2

@@ -17,13 +17,13 @@ from autofit.core.run_terms import RunTerms
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.replay import TableBench, TableEstimator
 from autofit.search.event import Event
 from autofit.search.phases import run
 from autofit.search.tuning import Findings, Tuning
 from autofit.searchers.base import Searcher
 from scripts.bench.search.cases import Case
 from scripts.bench.search.large import LargeBench
+from scripts.bench.search.replay import TableBench, TableEstimator
 from scripts.bench.search.simulated import MemoryLog
 
 Answer = TypeVar("Answer")

@@ -1,8 +1,8 @@
 """Scores searchers on tables, without a device: every searcher on every table with every kind of memory estimate.
 
-Each run is a whole search, with screening, race and proof, on a recorded table (`autofit.replay`). The tables are those
-in `tests/data/tables`, the synthetic ones in `traps.py` and, with `--all` or `--large`, spaces of 2,000 to 200,000
-plans (`large_spaces.py`). A searcher is developed on devices from 101 on (`--device`), and scored on device 0.
+Each run is a whole search, with screening, race and proof, on a recorded table (the package `replay`). The tables are
+those in `tests/data/tables`, the synthetic ones in `traps.py` and, with `--all` or `--large`, spaces of 2,000 to
+200,000 plans (`large_spaces.py`). A searcher is developed on devices from 101 on (`--device`), and scored on device 0.
 
 The scores of a searcher are:
 
@@ -33,13 +33,13 @@ from typing import Any
 
 from autofit.core.budget import Budget
 from autofit.core.plan import Plan
-from autofit.replay import TableBench
 from autofit.study import Study
 from scripts.bench import report
 from scripts.bench.report import percentile
 from scripts.bench.search.cases import Case, cases, names
 from scripts.bench.search.large import LargeBench
 from scripts.bench.search.large_spaces import LARGE
+from scripts.bench.search.replay import TableBench
 from scripts.bench.search.runs import (
     ESTIMATORS,
     SEARCHERS,

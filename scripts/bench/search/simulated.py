@@ -17,7 +17,7 @@ from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
-from autofit.replay import VirtualTime, gone_on
+from scripts.bench.search.replay import VirtualTime, gone_on
 
 MIB = 2**20
 

@@ -13,8 +13,8 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.replay import TableBench, limited
-from autofit.replay.table import Block, Entry, Table
+from scripts.bench.search.replay import TableBench, limited
+from scripts.bench.search.replay.table import Block, Entry, Table
 from scripts.bench.search.simulated import FakeBench
 from scripts.bench.search.traps import HOST_PRECISION, TRAPS
 

@@ -14,9 +14,9 @@ from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose
 from autofit.gates.verdict import Checked, GateVerdict, values_to_check
-from autofit.replay import TableEstimator, VirtualTime
 from scripts.bench.search import large, timelines
 from scripts.bench.search.large_spaces import large_space
+from scripts.bench.search.replay import TableEstimator, VirtualTime
 from scripts.bench.search.timelines import Costs, Figures, Timeline
 
 COMPILE = "compile"

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 from xml.dom.minidom import Element
 
+from autofit.reports.markup import DataTable
 from autofit.reports.report import Report
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import Format
-from autofit.reports.svg.lettering import Box, text_width
+from autofit.reports.svg.drawing import Box, Chart, Format, text_width
 from tests.reports.xml_tree import tree
 
 SIZES = {"af-note": 12.0, "af-bad": 12.0, "af-label": 13.0, "af-strong": 13.0}
@@ -54,3 +54,10 @@ def picture(kind: str, report: Report, width: float = 860.0) -> Picture:
     chart = next(chart for chart in CHARTS if chart.kind == kind)
     assert chart.available(report)
     return Picture(tree(chart.draw(report, Format(width)).svg(alone=True)))
+
+
+def values(chart: Chart, report: Report) -> DataTable:
+    """Returns the values of a chart that has a table of its own."""
+    found = chart.table(report)
+    assert found is not None
+    return found

@@ -5,8 +5,7 @@ from itertools import combinations
 import pytest
 
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.chart import Chart
-from autofit.reports.svg.drawing import NARROW, WIDE, Format
+from autofit.reports.svg.drawing import NARROW, WIDE, Chart, Format
 from tests.reports import samples
 from tests.reports.svg.reading import picture
 from tests.reports.xml_tree import tree

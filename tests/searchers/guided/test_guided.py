@@ -20,11 +20,11 @@ from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.feasibility import Feasibility
 from autofit.feasibility.surrogate import Belief
-from autofit.replay import TableBench, TableEstimator
 from autofit.search.phases import run
 from autofit.searchers.base import Searcher
 from autofit.searchers.guided.guided import Guided
 from autofit.searchers.guided.throughput import Throughput
+from scripts.bench.search.replay import TableBench, TableEstimator
 from scripts.bench.search.tables import synthetic
 from tests.fakes import (
     MIB,

@@ -10,7 +10,6 @@ from autofit import estimators
 from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility import Feasibility
-from autofit.replay import TableEstimator
 from autofit.search.phases import run
 from autofit.searchers.guided.stopping import MIN_GAIN
 from autofit.searchers.guided.worth import (
@@ -22,6 +21,7 @@ from autofit.searchers.guided.worth import (
     Proposal,
     expected_gains,
 )
+from scripts.bench.search.replay import TableEstimator
 from tests.fakes import FakeBench, random_bench, small_bench, tuning_of
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from autofit.nightly.outputs.trend.entries import TrendEntry
 from autofit.nightly.outputs.trend.time_scale import TimeScale
 from autofit.reports.markup import number
-from autofit.reports.svg.scales import AxisScale
+from autofit.reports.svg.axes import AxisScale
 
 _NEAR = 0.6
 """Distance in the picture below which two edges are drawn as one."""

@@ -7,10 +7,8 @@ from autofit.nightly.outputs.trend.jobs import Trend
 from autofit.nightly.outputs.trend.panel import STRIP, Panel, dates, segments
 from autofit.nightly.outputs.trend.time_scale import time_scale
 from autofit.reports.markup import number, shortened
-from autofit.reports.svg.drawing import Drawing, Format
-from autofit.reports.svg.lettering import Box
-from autofit.reports.svg.marks import margin
-from autofit.reports.svg.scales import AxisScale
+from autofit.reports.svg.axes import AxisScale, margin
+from autofit.reports.svg.drawing import Box, Drawing, Format
 
 _RATES, _MEMORY, _BETWEEN = 180.0, 84.0, 40.0
 """Heights of the two panels, and of the room between them."""

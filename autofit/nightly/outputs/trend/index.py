@@ -8,10 +8,22 @@ from autofit.nightly.outputs.trend.jobs import Trend
 from autofit.nightly.outputs.trend.nights import STYLES, mark
 from autofit.nightly.records import VerdictKind
 from autofit.nightly.result import NightResult
-from autofit.reports.counting import counted
-from autofit.reports.html.parts import LABEL, REASON, breakable, bullets, scrolled, tile
-from autofit.reports.markup import Child, Markup, element, joined, number, shortened
-from autofit.reports.svg.scales import AxisScale
+from autofit.reports.markup import (
+    LABEL,
+    REASON,
+    Child,
+    Markup,
+    breakable,
+    bullets,
+    element,
+    joined,
+    number,
+    scrolled,
+    shortened,
+    tile,
+)
+from autofit.reports.sentences import counted
+from autofit.reports.svg.axes import AxisScale
 
 NAME = 120
 """Number of characters after which the name of a job is cut."""

@@ -8,9 +8,8 @@ from autofit.nightly.outputs.trend.jobs import Trend
 from autofit.nightly.outputs.trend.nights import STYLES, mark
 from autofit.nightly.outputs.trend.panel import Panel
 from autofit.nightly.records import VerdictKind
+from autofit.reports.svg.axes import Ticks, byte_ticks, span
 from autofit.reports.svg.drawing import Drawing
-from autofit.reports.svg.marks import Ticks
-from autofit.reports.svg.scales import byte_ticks, span
 
 _FAR = 1.6
 """A budget above this multiple of the largest peak is named, not drawn: the peaks would be a flat line."""

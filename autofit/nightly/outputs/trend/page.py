@@ -8,9 +8,9 @@ from autofit.nightly.outputs.trend.index import NAME, index
 from autofit.nightly.outputs.trend.jobs import trends
 from autofit.nightly.outputs.trend.section import job_section
 from autofit.nightly.result import NightResult
-from autofit.reports.counting import counted
-from autofit.reports.html.frame import Frame, page, script, style
+from autofit.reports.frame import Frame, page, script, style
 from autofit.reports.markup import shortened
+from autofit.reports.sentences import counted
 
 _DOCTYPE = "<!DOCTYPE html>"
 

@@ -7,10 +7,8 @@ from itertools import pairwise
 from autofit.nightly.outputs.trend.entries import TrendEntry
 from autofit.nightly.outputs.trend.time_scale import TimeScale
 from autofit.reports.markup import number, shortened
-from autofit.reports.svg.drawing import SMALL, Drawing
-from autofit.reports.svg.lettering import Box, fitted, text_width
-from autofit.reports.svg.marks import Ticks
-from autofit.reports.svg.scales import AxisScale
+from autofit.reports.svg.axes import AxisScale, Ticks
+from autofit.reports.svg.drawing import SMALL, Box, Drawing, fitted, text_width
 
 STRIP = 22.0
 """Height of the names of segments above the first panel."""

@@ -21,10 +21,23 @@ from autofit.nightly.outputs.trend.index import NAME
 from autofit.nightly.outputs.trend.jobs import Trend
 from autofit.nightly.outputs.trend.nights import STYLES
 from autofit.nightly.records import VerdictKind
-from autofit.reports.html.parts import LABEL, REASON, breakable, bullets, code_block, facts, scrolled
-from autofit.reports.markup import Child, Markup, element, escaped, joined, shortened
+from autofit.reports.markup import (
+    LABEL,
+    REASON,
+    Child,
+    Markup,
+    breakable,
+    bullets,
+    code_block,
+    element,
+    escaped,
+    facts,
+    joined,
+    scrolled,
+    shortened,
+)
+from autofit.reports.svg.axes import NOT_FROM_ZERO
 from autofit.reports.svg.drawing import NARROW, WIDE
-from autofit.reports.svg.marks import NOT_FROM_ZERO
 
 _MOST_CHANGES, _MOST_SEGMENTS, _NOTE = 12, 8, 160
 _HEAD = ("Night", "Verdict", "Rate", "Change", "Peak", "Gain", "Note")

@@ -8,9 +8,8 @@ from autofit.nightly.outputs.trend.nights import STYLES, mark
 from autofit.nightly.outputs.trend.panel import Panel, borders
 from autofit.nightly.records import VerdictKind
 from autofit.reports.markup import element, joined, number
+from autofit.reports.svg.axes import Ticks, rate_ticks, span
 from autofit.reports.svg.drawing import Drawing
-from autofit.reports.svg.marks import Ticks
-from autofit.reports.svg.scales import rate_ticks, span
 
 LANE = 20.0
 """Height of the row below the panel for nights in which the plan did not run."""

@@ -8,7 +8,7 @@ import pytest
 from autofit.nightly.outputs.trend.bands import Point, band_paths, limit_path, lines, path, simpler
 from autofit.nightly.outputs.trend.entries import entries_of
 from autofit.nightly.outputs.trend.time_scale import time_scale
-from autofit.reports.svg.scales import AxisScale
+from autofit.reports.svg.axes import AxisScale
 from tests.nightly import samples
 
 HISTORY = samples.year()

@@ -15,9 +15,9 @@ from autofit.nightly.outputs.trend.nights import STYLES
 from autofit.nightly.outputs.trend.page import rendered
 from autofit.nightly.records import NightRecord
 from autofit.nightly.result import NightResult
-from autofit.reports.html.frame import style
+from autofit.reports.frame import style
 from tests.nightly import samples
-from tests.reports.html.page_checks import (
+from tests.reports.page_checks import (
     Reader,
     check_asks_for_nothing,
     check_policy,

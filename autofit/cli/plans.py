@@ -1,0 +1,88 @@
+"""Commands that read plans and studies: `show`, `diff`, `report`, `export`. None of them loads torch or Optuna."""
+
+import argparse
+import json
+import sys
+
+from autofit import exporters, planfile
+from autofit.cli.saving import save_export
+from autofit.core.printable import ascii_json, printable
+from autofit.exporters.base import Export
+from autofit.reports import differences, sources, writing
+from autofit.reports.assemble import assembled
+from autofit.reports.canvas import Canvas
+from autofit.reports.report import to_json
+from autofit.reports.summary import summarize
+from autofit.study.location import dereferenced
+
+
+def show(given: argparse.Namespace) -> int:
+    """Prints the plan file's recommendation."""
+    recommendation = planfile.load(given.plan)
+    if given.json:
+        print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
+    else:
+        print(summarize(recommendation, Canvas.of(sys.stdout), given.plan))
+    return 0
+
+
+def diff(given: argparse.Namespace) -> int:
+    """Prints the differences, or writes them as a page."""
+    names = given.before, given.after
+    plans = planfile.load(given.before), planfile.load(given.after)
+    if given.output is not None:
+        writing.write(writing.marked(differences.to_html(*plans, names)), given.output, force=given.force)
+    if given.json:
+        print(ascii_json(json.dumps(differences.to_dict(*plans), indent=2)))
+    elif given.output is None:
+        print(printable(differences.to_text(*plans, names, Canvas.of(sys.stdout))))
+    elif not given.quiet:
+        print(f"autofit: differences written to {printable(given.output)}", file=sys.stderr)
+    return 0
+
+
+def report(given: argparse.Namespace) -> int:
+    """Writes the report to a file, or to stdout for "-"."""
+    to_stdout = given.output == "-"
+    kind = writing.format_of(given.output, given.format)
+    if not to_stdout:
+        writing.check_replaceable(given.output, force=given.force)
+    report = assembled(sources.of_name(str(dereferenced(given.source)), given.name))
+    if to_stdout:
+        text = to_json(report) if given.json else writing.rendered(report, kind)
+        print(ascii_json(text) if given.json or kind == "json" else text, end="")
+        return 0
+    writing.write(writing.rendered(report, kind), given.output, force=given.force)
+    if given.json:
+        done = {"output": given.output, "format": kind, "headline": report.headline, "missing": report.missing}
+        print(ascii_json(json.dumps(done, indent=2)))
+    elif not given.quiet:
+        print(f"autofit: report written to {printable(given.output)}", file=sys.stderr)
+        for part in report.missing:
+            print(f"autofit: not in the report: {part}", file=sys.stderr)
+    return 0
+
+
+def export(given: argparse.Namespace) -> int:
+    """Writes the export, and names the knobs that it cannot express."""
+    export = exporters.by_name(given.to).export(planfile.load(given.plan), given.target_version)
+    if given.output is not None:
+        save_export(export, given.output, force=given.force)
+    if given.json:
+        document = {
+            "text": export.text, "filename": export.filename, "target_version": export.target_version,
+            "unmapped": export.unmapped, "by_hand": dict(export.by_hand), "warnings": export.warnings,
+        }  # fmt: skip
+        print(ascii_json(json.dumps(document, indent=2)))
+    elif given.output is None:
+        print(printable(export.text), end="")
+    if not given.quiet:
+        for text in _remarks(export, given.to):
+            print(f"autofit: {printable(text)}", file=sys.stderr)
+    return 0
+
+
+def _remarks(export: Export, target: str) -> list[str]:
+    """Returns what a person has to know beside the file."""
+    found = [*export.warnings, *(f"to do in your code: {line}" for line in export.by_hand.values())]
+    return [*found, f"{target} cannot express {', '.join(export.unmapped)}"] if export.unmapped else found

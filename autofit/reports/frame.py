@@ -1,0 +1,130 @@
+"""The frame of a page: its head with the content security policy, the theme, the contents and the tooltip."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
+from autofit.reports.markup import CODE, LABEL, REASON, Markup, breakable, data_table, escaped, printed, shortened, tile
+from autofit.reports.report import UPPER_BOUND
+from autofit.reports.sentences import RATIOS, counted, verdict
+from autofit.reports.svg.drawing import style_sheet
+
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
+    "%3Cpath d='M8 1l7 7-7 7-7-7z' fill='%230072b2'/%3E%3C/svg%3E"
+)
+
+Section = tuple[str, str, Markup]
+"""A section of a page: its anchor, its heading and the section itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The texts around the sections of a page, already limited in length.
+
+    Attributes:
+        window: title of the window.
+        kind: what the page is.
+        title: the heading of the page.
+        about: facts below the heading; empty ones are left out.
+        footer: the last line.
+        style: style sheet of the page.
+        script: script of the page.
+    """
+
+    window: str
+    kind: str
+    title: str
+    about: Sequence[str]
+    footer: str
+    style: str
+    script: str
+
+
+def page(frame: Frame, answer: Section, sections: Sequence[Section]) -> str:
+    """Returns a page, complete and the same for the same arguments.
+
+    The content security policy admits only the page's own style and script, by their digests.
+
+    Args:
+        frame: what the page says around its sections.
+        answer: the first section; the link for keyboard users skips to it.
+        sections: the other sections.
+    """
+    shown = [answer, *sections]
+    policy = (
+        f"default-src 'none'; style-src '{_digest(frame.style)}'; script-src '{_digest(frame.script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return (
+        _templates()
+        .get_template("frame.jinja")
+        .render(
+            frame=frame,
+            policy=Markup(policy),
+            icon=Markup(_ICON),
+            skip=f"{answer[1][:1].lower()}{answer[1][1:]}",
+            links=[(anchor, heading) for anchor, heading, _ in shown],
+            sections=[body for _, _, body in shown],
+            style=Markup(frame.style),
+            script=Markup(frame.script),
+        )
+    )
+
+
+def style(*more: str) -> str:
+    """Returns the style sheet of every page and of its charts, with what a page adds to it."""
+    return "".join((asset("page.css"), style_sheet(), *more))
+
+
+def script(*more: str) -> str:
+    """Returns the script of every page (theme, points of charts, copying), with what a page adds to it.
+
+    All parts are in one function, so that they share their names and leave none behind.
+    """
+    parts = (asset("theme.js"), asset("points.js"), asset("copy.js"), *more)
+    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+
+
+@cache
+def asset(name: str) -> str:
+    """Returns a style sheet, script or template of this package."""
+    return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def filled(template: str, macro: str, *values: Any) -> Markup:
+    """Returns what a macro of a template in `assets` makes of values. Text that is not `Markup` is escaped."""
+    return Markup(getattr(_templates().get_template(template).module, macro)(*values))
+
+
+@cache
+def _templates() -> Environment:
+    """Returns the templates of all pages. Their lines are joined without the line breaks and indentation."""
+    found = Environment(
+        autoescape=True,
+        finalize=lambda value: value if hasattr(value, "__html__") else printed(value),
+        loader=FunctionLoader(lambda name: "".join(line.strip() for line in asset(name).splitlines())),
+        undefined=StrictUndefined,
+    )
+    found.filters |= {
+        "breakable": breakable, "bytes": lambda count: "–" if count is None else format_bytes(count),
+        "counted": counted, "cut": shortened, "duration": format_duration, "rate": short_number, "ratio": format_ratio,
+        "text": escaped, "verdict": verdict,
+    }  # fmt: skip
+    found.globals |= {
+        "CODE": CODE, "LABEL": LABEL, "RATIOS": RATIOS, "REASON": REASON, "UPPER_BOUND": UPPER_BOUND,
+        "data_table": data_table, "tile": tile,
+    }  # fmt: skip
+    return found
+
+
+def _digest(text: str) -> str:
+    """Returns the source expression of an inline style or script (Content Security Policy Level 3, 2.3.1)."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,1 +1,0 @@
-"""The report as one HTML page that needs no network."""

@@ -1,0 +1,291 @@
+"""Axes and marks: scales with round ticks, keys, and the points of plans, the same in all charts."""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autofit.core.units import format_bytes, short_number
+from autofit.reports.markup import element, number, shortened
+from autofit.reports.report import BATCH_ONLY, UPPER_BOUND, PlanRow, Report
+from autofit.reports.svg.drawing import FONT, SMALL, Box, Drawing, Format, text_width
+
+_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_DURATIONS = (("h", 3600), ("min", 60), ("s", 1))
+_LEAST_TICKED = 5
+"""An axis of time is in the largest unit that it holds this many times."""
+_STEPS = (1, 2, 2.5, 5, 10)
+_FROM_ZERO = 0.4
+"""An axis starts at zero if its smallest value is below this share of the largest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisScale:
+    """A mapping from values to coordinates.
+
+    Attributes:
+        low: smallest value.
+        high: largest value.
+        start: coordinate of `low`.
+        end: coordinate of `high`.
+        log2: whether equal ratios, not equal differences, are equally long.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log2: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Returns the coordinate of a value. Values outside the scale are drawn at its ends."""
+        value = min(max(value, self.low), self.high)
+        if self.log2:
+            share = math.log2(value / self.low) / math.log2(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+
+def span(values: Iterable[float], margin: float = 0.06) -> tuple[float, float]:
+    """Returns the lowest and highest value of an axis that shows all `values`; from zero unless that wastes space."""
+    found = list(values)
+    low, high = min(found), max(found)
+    if low <= _FROM_ZERO * high:
+        return 0.0, high * (1 + margin) or 1.0
+    room = max(high - low, 0.04 * abs(high)) * max(margin, 0.12)
+    return low - room, high + room
+
+
+def nice_step(low: float, high: float, count: int) -> float:
+    """Returns the round step that divides a span into about `count` parts, and at most `count` + 1."""
+    rough = (high - low) / max(count, 1)
+    size = 10.0 ** math.floor(math.log10(rough))
+    return next(size * factor for factor in _STEPS if size * factor >= rough * 0.999)
+
+
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """Returns the multiples of a round step that lie between `low` and `high`."""
+    step = nice_step(low, high, count)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def byte_unit(high: float) -> tuple[str, int]:
+    """Returns the largest binary unit that `high` holds at least once."""
+    return next(((name, size) for name, size in _UNITS if high >= size), _UNITS[-1])
+
+
+def byte_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
+    """Returns ticks at round numbers of one binary unit, as value and label."""
+    unit, size = byte_unit(high)
+    return [
+        (tick * size, f"{tick:,.4g} {unit}" if tick else "0") for tick in nice_ticks(low / size, high / size, count)
+    ]
+
+
+def duration_ticks(high_s: float, count: int) -> list[tuple[float, str]]:
+    """Returns ticks from 0 to `high_s` seconds in seconds, minutes or hours, as value and label."""
+    unit, size = next((name, size) for name, size in _DURATIONS if high_s >= _LEAST_TICKED * size or size == 1)
+    return [(tick * size, f"{tick:,.4g} {unit}" if tick else "0") for tick in nice_ticks(0, high_s / size, count)]
+
+
+def rate_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
+    """Returns ticks of a throughput, as value and label."""
+    return [(tick, short_number(tick)) for tick in nice_ticks(low, high, count)]
+
+
+def power_ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
+    """Returns the powers of two between `low` and `high`, or each second or third one if there are more than `most`.
+
+    If there is none, the middle of the span is the only tick.
+    """
+    first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
+    step = max(math.ceil((last - first + 1) / max(most, 1)), 1)
+    if last < first:
+        middle = round(math.sqrt(low * high))
+        return [(float(middle), f"{middle:,}")]
+    return [(float(2**power), f"{2**power:,}") for power in range(first, last + 1, step)]
+
+
+def size_ticks(sizes: Collection[int], x: AxisScale, font: float, most: int) -> list[tuple[float, str]]:
+    """Returns a tick at each size if their labels fit beside each other; else as `power_ticks`.
+
+    Args:
+        sizes: values on the scale; one may occur several times.
+        x: the scale.
+        font: size of the labels.
+        most: see `power_ticks`.
+    """
+    ticks = [(float(size), f"{size:,}") for size in sorted(set(sizes))]
+    ends = [(x(size) - half, x(size) + half) for size, label in ticks for half in [text_width(label, font) / 2]]
+    fits = all(left - right >= font / 2 for (_, right), (left, _) in pairwise(ends))
+    return ticks if fits else power_ticks(x.low, x.high, most)
+
+
+LINE = 17.0
+"""Distance of two lines of text."""
+
+NOT_FROM_ZERO = "The vertical axis does not start at zero."
+"""Note on a chart whose vertical axis starts elsewhere, so that differences look larger than they are."""
+
+MOST_POINTS, APART = 150, 5.0
+"""Up to this many points, all are drawn. Otherwise one is drawn in each square of this size."""
+
+_LABEL = 200
+"""Number of characters after which a plan in words is cut."""
+
+Ticks = Sequence[tuple[float, str]]
+
+
+def point(drawing: Drawing, x: float, y: float, row: PlanRow, kind: str = "") -> None:
+    """Draws the point of a plan: a diamond if it is recommended, a square for the baseline, otherwise a circle.
+
+    Args:
+        drawing: to draw on.
+        x: of the centre.
+        y: of the centre.
+        row: the plan; the page shows it when its point is pointed at.
+        kind: class of a circle; "af-x" draws a cross.
+    """
+    style, path = kind, ""
+    if kind == "af-x":
+        path = _path(x, y, "cross")
+    elif row.role == "recommended":
+        style, path = "af-rec", _path(x, y, "diamond")
+    elif row.is_baseline:
+        style, path = "af-base", _path(x, y, "square")
+    title = element("title", tip(row)) if drawing.format.titles else None
+    classes = f"af-pt {style}".rstrip()
+    if path:
+        drawing.add("path", title, class_=classes, data_r=row.rank, d=path)
+    else:
+        drawing.add("circle", title, class_=classes, data_r=row.rank, cx=x, cy=y, r=4)
+
+
+def short_label(row: PlanRow) -> str:
+    """Returns a plan in fewer words than its label: the batch as a product, and what it changes."""
+    batch = f"micro batch {row.micro_batch_size:,}"
+    batch += f" × {row.accumulation_steps:,}" if row.accumulation_steps > 1 else ""
+    return batch if row.combination == BATCH_ONLY else f"{batch}: {shortened(row.combination, _LABEL)}"
+
+
+def thinned(placed: Sequence[tuple[PlanRow, float, float]]) -> list[tuple[PlanRow, float, float]]:
+    """Returns the points to draw, each with its plan: of many points in nearly one place, one is drawn.
+
+    The recommended plan, the baseline and the Pareto front are always drawn. Up to `MOST_POINTS` points, all are.
+    """
+    if len(placed) <= MOST_POINTS:
+        return list(placed)
+    seen, kept = set[tuple[int, int]](), list[tuple[PlanRow, float, float]]()
+    for row, x, y in placed:
+        place = int(x / APART), int(y / APART)
+        if place not in seen or row.role or row.is_baseline or row.on_front:
+            kept.append((row, x, y))
+        seen.add(place)
+    return kept
+
+
+def tip(row: PlanRow) -> str:
+    """Returns the tooltip of a plan's point, which is shown where no script can show more."""
+    rate = "" if row.rate_per_s is None else f" · {short_number(row.rate_per_s)}/s"
+    peak = "" if row.peak_bytes is None else f" · peak {format_bytes(row.peak_bytes)}"
+    return f"{shortened(row.label, _LABEL)}{rate}{peak} · {row.status}"
+
+
+def _path(x: float, y: float, shape: str) -> str:
+    corners = {
+        "diamond": ((0, -8), (8, 0), (0, 8), (-8, 0)),
+        "square": ((-6, -6), (6, -6), (6, 6), (-6, 6)),
+    }
+    if shape == "cross":
+        ends = (((-4, -4), (4, 4)), ((-4, 4), (4, -4)))
+        return "".join(
+            f"M{number(x + a)} {number(y + b)}L{number(x + c)} {number(y + d)}" for (a, b), (c, d) in ends
+        )  # fmt: skip
+    return "M" + "L".join(f"{number(x + dx)} {number(y + dy)}" for dx, dy in corners[shape]) + "Z"
+
+
+def axes(drawing: Drawing, area: Box, x: tuple[AxisScale, Ticks, str], y: tuple[AxisScale, Ticks, str]) -> None:
+    """Draws the grid, the ticks and the names of both axes; each is given as scale, ticks and name."""
+    scale, ticks, name = y
+    for value, label in ticks:
+        at = scale(value)
+        drawing.line(area.left, at, area.right, at, "af-grid")
+        drawing.text(area.left - 8, at + 4, label, "af-note", "end")
+    drawing.text(0, area.top - 14, name, "af-note")
+    scale, ticks, name = x
+    drawing.line(area.left, area.bottom, area.right, area.bottom, "af-axis")
+    for value, label in ticks:
+        at = scale(value)
+        drawing.line(at, area.bottom, at, area.bottom + 5, "af-axis")
+        if at + text_width(label, SMALL) / 2 > drawing.format.width:  # a label at the end of the axis would be cut
+            drawing.text(drawing.format.width, area.bottom + 19, label, "af-note", "end")
+        else:
+            drawing.text(at, area.bottom + 19, label, "af-note", "middle")
+    drawing.text(area.right, area.bottom + 38, name, "af-note", "end")
+
+
+def margin(ticks: Ticks) -> float:
+    """Returns the room that labels left of an axis need."""
+    return max((text_width(label, SMALL) for _, label in ticks), default=20.0) + 12
+
+
+def key(drawing: Drawing, shapes: Sequence[tuple[str, str]], top: float) -> float:
+    """Draws a key of shapes and what they stand for, over as many lines as needed; returns where it ends.
+
+    Args:
+        drawing: to draw on.
+        shapes: class and text of each entry.
+        top: where it begins.
+    """
+    x, y = 0.0, top + 8
+    for kind, text in shapes:
+        width = 22 + text_width(text, FONT) + 14
+        if x and x + width > drawing.format.width + 14:
+            x, y = 0.0, y + LINE + 2
+        _shape(drawing, x + 8, y, kind)
+        drawing.text(x + 22, y + 4.5, text, "af-label")
+        x += width
+    return y + 10
+
+
+def _shape(drawing: Drawing, x: float, y: float, kind: str) -> None:
+    shapes = {"af-pt af-rec": "diamond", "af-pt af-base": "square", "af-pt af-x": "cross"}
+    if kind in shapes:
+        drawing.add("path", class_=kind, d=_path(x, y, shapes[kind]))
+    elif kind.startswith("af-bar"):
+        drawing.rect(x - 7, y - 6, x + 7, y + 6, kind, 2)
+    elif kind.startswith("af-pt"):
+        drawing.add("circle", class_=kind, cx=x, cy=y, r=4)
+    else:
+        drawing.line(x - 8, y, x + 8, y, kind)
+
+
+def plan_keys(report: Report, drawn: Collection[int]) -> list[tuple[str, str]]:
+    """Returns the entries of a key for the recommended plan and the baseline, if their ranks are among the drawn."""
+    recommended, baseline = report.recommended, report.baseline
+    found = []
+    if recommended is not None and recommended.rank in drawn:
+        same = "recommended: the baseline" if recommended.is_baseline else "recommended plan"
+        found.append(("af-pt af-rec", same))
+    if baseline is not None and baseline.role != "recommended" and baseline.rank in drawn:
+        found.append(("af-pt af-base", "baseline"))
+    return found
+
+
+def shown_budget(report: Report, high: float) -> bool:
+    """Returns whether an axis that ends at `high` can be stretched to the budget and still show the plans apart."""
+    return report.budget_bytes <= 1.6 * high
+
+
+def bound_label(form: Format) -> str:
+    """Returns how a trace that holds for all possible data is labelled; a narrow drawing has no room for the reason."""
+    return "upper bound" if form.narrow else UPPER_BOUND
+
+
+def upper_bounds(report: Report) -> str:
+    """Returns which traced plans have an upper bound in place of their memory, and why; "" if none has."""
+    names = {"recommended": "recommended plan", "baseline": "baseline"}
+    named = " and ".join(f"the {names[plan.role]}" for plan in report.memory if report.is_upper_bound(plan))
+    return f"The memory of {named} is an {UPPER_BOUND}." if named else ""

@@ -1,0 +1,218 @@
+"""What makes up the peak, live tensors over a step, and estimates against measurements."""
+
+from itertools import pairwise
+
+import pytest
+
+from autofit.core.estimate import Estimate
+from autofit.reports.svg.memory import (
+    BREAKDOWN,
+    ESTIMATES,
+    MOST_BOUNDS,
+    MOST_MODULES,
+    TIMELINE,
+    accuracy,
+    traced_steps,
+)
+from tests.reports.samples import GIB, bare, bounded, kept, large, typical
+from tests.reports.svg.reading import picture, values
+
+
+def test_bars_are_as_long_as_their_bytes() -> None:
+    report = typical()
+    found = picture("breakdown", report)
+    bars = found.of_class("af-bar-rec")[1:]  # the first one is in the key
+    kinds = [part.size_bytes for part in report.memory[0].profile.breakdown.kinds]
+    widths = [float(bar.getAttribute("width")) for bar in bars]
+    assert widths[1] / widths[0] == pytest.approx(max(kinds) / sum(kinds), rel=0.02)
+
+
+def test_kinds_come_before_modules_and_largest_first() -> None:
+    words = picture("breakdown", typical()).words()
+    order = ["Peak, as traced", "By kind", "activation", "gradient", "batch", "transformer.h.*.attn × 12"]
+    places = [words.index(text) for text in order]
+    assert places == sorted(places)
+
+
+def test_the_smallest_modules_are_one_entry() -> None:
+    rows = [row for row in values(BREAKDOWN, typical()).rows if row[0].startswith("module ")]
+    assert len(rows) == MOST_MODULES + 1
+    assert rows[-1][0] == "module 2 other modules"
+
+
+def test_the_budget_is_drawn_if_the_plans_come_near_it() -> None:
+    assert picture("breakdown", typical()).of_class("af-budget")
+    assert not picture("breakdown", typical(budget_bytes=200 * GIB)).of_class("af-budget")
+
+
+def test_a_baseline_that_is_the_answer_is_drawn_once() -> None:
+    found = picture("breakdown", kept())
+    assert found.of_class("af-bar-rec")
+    assert not found.of_class("af-bar-base")
+
+
+def test_parts_a_trace_for_all_possible_data_is_labelled_as_an_upper_bound() -> None:
+    label, short = "baseline: upper bound (sizes depend on the data)", "baseline: upper bound"
+    report = bounded()
+    assert [label in picture("breakdown", one).words() for one in (report, typical())] == [True, False]
+    assert short in picture("breakdown", report, 344).words()
+    assert values(BREAKDOWN, report).head[-1] == label
+    assert BREAKDOWN.note(report) == "The memory of the baseline is an upper bound (sizes depend on the data)."
+    assert BREAKDOWN.note(typical()) == ""
+
+
+def test_phases_are_named_for_both_plans() -> None:
+    words = picture("timeline", typical()).words()
+    assert [words.count(name) for name in ("forward", "backward", "optimizer")] == [4, 4, 2]
+
+
+def test_no_point_of_the_timeline_is_lost_and_the_peak_is_marked() -> None:
+    report = typical()
+    found = picture("timeline", report)
+    points = found.of_class("af-line-rec")[0].getAttribute("d").split("L")
+    live = report.memory[0].profile.live_bytes
+    assert len(points) == len(live) + 2
+    highest = min(float(point.split()[1]) for point in points)
+    mark = found.of_class("af-bar-rec")[0]
+    assert abs(float(mark.getAttribute("cy")) - highest) < 0.1
+
+
+def test_the_kinds_are_stacked_up_to_the_live_tensors_and_named_in_a_key() -> None:
+    report = typical()
+    found = picture("timeline", report)
+    for name in report.memory[0].profile.kinds:
+        assert name in found.words()
+    panels = [[found.of_class(style)[place] for style in ("af-k0", "af-k2", "af-k5")] for place in (1, 2)]  # 0: the key
+    for layers, line in zip(panels, ("af-line-rec", "af-line-base"), strict=True):
+        outlines = [layer.getAttribute("d")[1:].split("L") for layer in layers]
+        count = len(report.memory[0].profile.live_bytes) + 2
+        assert outlines[-1][:count] == found.of_class(line)[0].getAttribute("d")[1:].split("L")
+        for lower, upper in pairwise(outlines):
+            assert upper[-2:0:-1][1 : count - 2] == lower[2 : count - 1]
+
+
+def test_without_kinds_the_area_is_one() -> None:
+    report = typical()
+    memory = tuple(
+        plan.model_copy(update={"profile": plan.profile.model_copy(update={"kinds": {}})}) for plan in report.memory
+    )
+    found = picture("timeline", report.model_copy(update={"memory": memory}))
+    assert (len(found.of_class("af-area-rec")), len(found.of_class("af-k5"))) == (1, 0)
+
+
+def test_what_comes_on_top_of_live_tensors_is_drawn() -> None:
+    words = picture("timeline", typical()).words()
+    assert "peak 15.12 GiB with the allocator's cache and context" in words
+
+
+def test_one_budget_line_in_each_panel_or_a_sentence() -> None:
+    assert len(picture("timeline", typical()).of_class("af-budget")) == 2
+    far = picture("timeline", typical(budget_bytes=200 * GIB))
+    assert not far.of_class("af-budget")
+    assert "The budget of 200 GiB is beyond this axis." in far.words()
+
+
+def test_a_phase_that_is_too_short_for_its_name_has_none() -> None:
+    words = picture("timeline", typical(), 344).words()
+    assert words.count("backward") == 0
+
+
+def test_the_table_has_the_highest_value_of_each_phase() -> None:
+    rows = values(TIMELINE, typical()).rows
+    assert [row[:2] for row in rows[:5]] == [
+        ("Recommended", name) for name in ("forward", "backward", "forward", "backward", "optimizer")
+    ]
+
+
+def test_accumulation_steps_that_are_not_shown_are_named() -> None:
+    report = typical()
+    assert report.baseline is not None
+    expected = f"The timeline shows 2 of the {report.baseline.accumulation_steps} accumulation steps of the baseline; "
+    assert traced_steps(report).startswith(expected)
+    shown = tuple(row.model_copy(update={"accumulation_steps": 2}) for row in report.rows)
+    assert traced_steps(report.model_copy(update={"rows": shown})) == ""
+
+
+def test_the_label_of_a_budget_near_the_top_is_clear_of_the_names_of_phases() -> None:
+    report = typical()
+    peak = max(max(plan.profile.peak_bytes, *plan.profile.live_bytes) for plan in report.memory)
+    found = picture("timeline", report.model_copy(update={"budget_bytes": round(1.3 * peak)}), 344.0)
+    lines = [float(node.getAttribute("d").split("L")[0].split()[1]) for node in found.of_class("af-budget")]
+    labels = [box for text, box in found.texts() if text.startswith("budget")]
+    assert len(labels) == len(lines) == 2
+    assert all(box.top > line for box, line in zip(labels, lines, strict=True))
+
+
+def test_step_a_trace_for_all_possible_data_is_labelled_as_an_upper_bound() -> None:
+    label, short = "Baseline: upper bound (sizes depend on the data)", "Baseline: upper bound"
+    report = bounded()
+    assert [label in picture("timeline", one).words() for one in (report, typical())] == [True, False]
+    assert short in picture("timeline", report, 344).words()
+    assert {row[0] for row in values(TIMELINE, report).rows} == {"Recommended", label}
+    assert TIMELINE.note(report).endswith("The memory of the baseline is an upper bound (sizes depend on the data).")
+
+
+def test_the_label_of_a_peak_is_drawn_over_a_budget_line_beside_it() -> None:
+    report = typical()
+    peak = max(report.memory[0].profile.live_bytes)
+    found = picture("timeline", report.model_copy(update={"budget_bytes": round(1.06 * peak)}))
+    classes = [node.getAttribute("class") for node in found.root.getElementsByTagName("*")]
+    assert classes.index("af-budget") < classes.index("af-line-rec")
+
+
+def test_only_plans_with_both_numbers_are_drawn() -> None:
+    report = typical()
+    both = {row.rank for row in report.rows if row.peak_bytes and row.estimate}
+    assert picture("estimates", report).points().keys() == both
+
+
+def test_bounds_are_drawn_for_few_plans_and_not_for_many() -> None:
+    assert picture("estimates", typical()).of_class("af-bound")
+    report = large()
+    assert sum(row.peak_bytes is not None for row in report.rows) > MOST_BOUNDS
+    assert not picture("estimates", report).of_class("af-bound")
+
+
+def test_the_error_is_that_of_the_estimates() -> None:
+    rows = [row for row in typical().rows if row.peak_bytes]
+    one = rows[0]
+    exact, double = (
+        one.model_copy(update={"estimate": Estimate(value_bytes=times * (one.peak_bytes or 0))}) for times in (1, 2)
+    )
+    assert accuracy([exact, exact, double]) == (
+        "The median error is 0.0%, the largest +100.0% (30.24 GiB for 15.12 GiB)."
+    )
+
+
+def test_a_report_without_estimates_has_no_such_chart() -> None:
+    assert not ESTIMATES.available(bare())
+
+
+def test_the_interval_of_a_single_plan_is_on_the_axis() -> None:
+    report = typical()
+    row = next(row for row in report.rows if row.peak_bytes)
+    peak = row.peak_bytes or 0
+    estimate = Estimate(value_bytes=peak + 12, lower_bytes=round(peak * 0.94), upper_bytes=round(peak * 1.06))
+    near = row.model_copy(update={"rank": 1, "estimate": estimate})
+    found = picture("estimates", report.model_copy(update={"rows": (near,)}))
+    lines = [node.getAttribute("d").strip("M").split("L") for node in found.of_class("af-bound")]
+    assert len(lines) == 3  # the interval and its two ends
+    heights = sorted({float(end.split()[1]) for ends in lines for end in ends})
+    axis = max(float(node.getAttribute("d").split()[-1]) for node in found.of_class("af-axis"))
+    assert len(heights) == 2
+    assert heights[0] > min(box.bottom for _, box in found.texts())
+    assert heights[1] < axis - 10
+
+
+def test_upper_bounds_are_neither_drawn_nor_part_of_the_error() -> None:
+    report = bounded()
+    baseline = report.baseline
+    assert baseline is not None
+    found = picture("estimates", report)
+    assert found.points().keys() == {row.rank for row in report.rows if row.peak_bytes and row != baseline}
+    about = found.root.getAttribute("aria-label")
+    assert about.endswith("1 plan is left out: the estimate is an upper bound (sizes depend on the data).")
+    assert "Estimated against measured peaks of 12 plans. " in about
+    assert "for 11.42 GiB" not in about
+    only = report.model_copy(update={"rows": (baseline,)})
+    assert not ESTIMATES.available(only)
