@@ -136,7 +136,7 @@ def export(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="NAME",
         default="python",
-        help="export format: python, huggingface, accelerate, lightning, deepspeed, torchtitan, axolotl, torchtune, or "
+        help="export format: python, huggingface, accelerate, lightning, deepspeed, torchtitan, axolotl, or "
         "one that another package adds (default: %(default)s)",
     )
     parser.add_argument(
