@@ -23,14 +23,6 @@ _CAUSES = {
     8: "the device stopped answering",
 }
 """Causes by the exit code of the error (`autofit.core.errors`)."""
-_BEGINNINGS = (
-    (r"no plan could be measured, and memory was not|.* and memory was not the only reason", 2),
-    (r"no plan fits|.* as a proof inside|no plan with .* none is likely to fit", 3),
-    (r"your code failed|the process that runs your code|the baseline \(.*not finite", 5),
-    (r"the search ended before|.* the time was over before|no plan with .* within the limits", 7),
-    (r"the device answers every call", 8),
-)
-"""Beginnings of the messages in studies of earlier versions, which did not keep the exit code."""
 _ENDINGS = {
     Status.MEASURED: "was measured but not proven",
     Status.OVER_BUDGET: "exceeded the budget",
@@ -158,8 +150,9 @@ def cause(evidence: SearchEvidence | None, trials: Sequence[Trial] = ()) -> str:
     if not evidence.failure:
         stopped = bool(trials) and trials[-1].outcome.status is Status.INTERRUPTED
         return "the search was interrupted" if stopped else "the search did not end"
-    code = evidence.failure_code or _code_of(evidence.failure)
-    return _CAUSES.get(code, "the search failed").format(budget=format_bytes(evidence.budget.memory_bytes))
+    return _CAUSES.get(evidence.failure_code, "the search failed").format(
+        budget=format_bytes(evidence.budget.memory_bytes)
+    )
 
 
 def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) -> str:
@@ -169,10 +162,6 @@ def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) ->
     baseline = _latest(trials, evidence.baseline)
     ended = "" if baseline is None else f" The baseline, {_batch(baseline.plan)}, {_ended(baseline, trials)}."
     return f"No plan is recommended: {cause(evidence, trials)}.{ended}"
-
-
-def _code_of(text: str) -> int:
-    return next((code for pattern, code in _BEGINNINGS if re.match(pattern, text, re.DOTALL)), 0)
 
 
 def _latest(trials: Iterable[Trial], plan: Plan) -> Trial | None:

@@ -103,8 +103,7 @@ class SearchEvidence(_EvidencePart):
         caveats: notes from before the first probe.
         stopped: why the search phase ended; "" if it has not ended.
         failure: why the search has no recommendation; "" if it has one, or has not ended.
-        failure_code: exit code of the error with that message (`autofit.core.errors`); 0 without one, and in studies of
-            earlier versions.
+        failure_code: exit code of the error with that message (`autofit.core.errors`); 0 without one.
         recommendation: the answer without its alternatives; None without one.
         standings: the measured plans beside the recommended one and the baseline, best first.
         estimates: estimated peak of each plan before it first ran, by the plan's key. Guesses without bounds are not
