@@ -1,6 +1,6 @@
 """Simulated accelerators behind the functions of torch that `autofit.devices` calls.
 
-`install` replaces, for one test, the functions of `torch.accelerator` and `torch.cuda` named in `FUNCTIONS` by ones over
+`install` replaces, for one test, the functions of torch that are named in `FUNCTIONS` by ones over
 simulated cards. Their parameters are those of torch 2.11 and 2.13 (tests/devices/test_fake_torch.py compares them with
 the torch that is installed), their behaviour is what those versions do:
 
