@@ -17,7 +17,6 @@ from autofit import planfile
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
-from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -74,27 +73,6 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert list(loaded.plan.values) == list(RECORD.plan.values)
 
 
-def test_a_plan_file_from_before_the_front_and_the_start_were_kept_is_loaded(tmp_path: Path) -> None:
-    data = yaml.safe_load(planfile.dumps(RECORD))
-    del data["baseline"]["on_front"], data["alternatives"][0]["on_front"]
-    assert "startup_s" not in data["proof"]
-    assert "planned_samples" not in data["objective"]
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
-    assert planfile.load(tmp_path / "plan.yaml") == RECORD
-
-
-def test_the_estimate_of_a_plan_file_from_before_its_name_is_loaded(tmp_path: Path) -> None:
-    record = RECORD.model_copy(update={"estimate": Estimate(value_bytes=2**30, lower_bytes=2**29, basis="traced")})
-    data = yaml.safe_load(planfile.dumps(record))
-    data["predicted"] = data.pop("estimate")
-    (tmp_path / "before.yaml").write_text(yaml.safe_dump(data))
-    assert planfile.load(tmp_path / "before.yaml").estimate == record.estimate
-    data["estimate"] = None
-    (tmp_path / "both.yaml").write_text(yaml.safe_dump(data))
-    with pytest.raises(PlanFileError, match="predicted"):
-        planfile.load(tmp_path / "both.yaml")
-
-
 @given(
     text=st.text(max_size=40),
     number=st.floats(allow_nan=False),
@@ -139,9 +117,7 @@ def test_the_text_reads_well() -> None:
 def test_steps_timed_together_are_told_and_a_file_without_them_is_read_as_before(tmp_path: Path) -> None:
     windows = RECORD.model_copy(update={"proof": PROOF.model_copy(update={"steps_per_window": 12})})
     text = planfile.dumps(windows)
-    assert (
-        text.count("steps_per_window: 12") == 1
-    )  # of the baseline each step was timed: as in an earlier version's file
+    assert text.count("steps_per_window: 12") == 1  # of the baseline each step was timed
     path = tmp_path / "autofit.yaml"
     path.write_text(text)
     assert planfile.load(path) == windows

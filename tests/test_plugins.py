@@ -73,7 +73,7 @@ print(fit.export("words").text)
 """,
     )
     lines = out.splitlines()
-    assert lines[:3] == ["applied off on", "told True", "device Twin cuda xpu mps twin cpu"], (out, err)
+    assert lines[:3] == ["applied off on", "told True", "device Twin cuda twin cpu"], (out, err)
     assert lines[3] == (
         "open 1; conclude ['autofit-report.html', 'autofit-report.json', 'autofit-report.md', 'autofit.yaml', "
         "'trials.csv']; close finished"

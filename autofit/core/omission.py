@@ -14,11 +14,6 @@ class Basis(StrEnum):
     ESTIMATED = "estimated"  # bounds on memory
     ASSUMED = "assumed"  # inferred from similar plans
 
-    @classmethod
-    def _missing_(cls, value: object) -> "Basis | None":
-        """Reads a record of an earlier version, in which `ESTIMATED` was written as "predicted"."""
-        return cls.ESTIMATED if value == "predicted" else None
-
 
 class Omission(BaseModel):
     """The reason why no plan of a combination was measured.

@@ -1,9 +1,9 @@
 """Recommendation: the chosen plan with its proof, the baseline, the alternatives and the caveats."""
 
 import math
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
@@ -61,7 +61,7 @@ class Candidate(BaseModel):
         rate_per_s: throughput in the objective's unit, on one scale for all plans of this search: from the race if the
             plan raced, otherwise from its probe. None if unknown.
         over_recommended: throughput relative to the recommended plan; from paired blocks if the two raced. None for the
-            baseline and in records of earlier versions.
+            baseline.
         note: why it was not chosen, or "".
         on_front: whether no measured plan is as fast with less memory (`autofit.search.choice`).
     """
@@ -91,7 +91,7 @@ class Recommendation(BaseModel):
         rate_per_s: throughput of `plan`, on the same scale as `Candidate.rate_per_s`.
         alternatives: other measured plans, best first. `plan`, the alternatives that are `on_front`, and the baseline
             if it is `on_front`, are the Pareto front of throughput against memory.
-        strategies: what the strategies do whose values differ between `plan` and the baseline; () in older records.
+        strategies: what the strategies do whose values differ between `plan` and the baseline.
         untried: why only the baseline could be measured, and what would help, without a full stop; "" if another was.
         caveats: notes to read before using the plan, the most important first.
         refused: strategies and knob values left out of the search, with the reason.
@@ -134,11 +134,3 @@ class Recommendation(BaseModel):
     duration_s: float = 0.0
     created: str = ""
     evaluation: "Recommendation | None" = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_earlier_version(cls, data: Any) -> Any:
-        """Reads a record of an earlier version, in which `estimate` was called `predicted`."""
-        if isinstance(data, dict) and "predicted" in data and "estimate" not in data:
-            return {"estimate" if name == "predicted" else name: value for name, value in data.items()}
-        return data

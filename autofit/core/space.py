@@ -1,11 +1,10 @@
 """SearchSpace: the knobs in play, and the constraints on their combinations."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
@@ -70,14 +69,6 @@ class SpaceFacts(BaseModel):
     pinned: dict[str, KnobValue] = {}
     batch_limit: str = ""
     strategies: tuple[StrategyRecord, ...] = ()
-
-    @field_validator("forbidden", mode="before")
-    @classmethod
-    def _read_forbidden(cls, value: Any) -> Any:
-        """Reads a record of an earlier version, which holds the reason by the key of each forbidden combination."""
-        if not isinstance(value, Mapping):
-            return value
-        return tuple(Conflict(values=json.loads(key), reason=reason) for key, reason in value.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,11 @@ from autofit.devices.cpu import Cpu
 from autofit.devices.cuda import Cuda, cuda_capabilities
 from autofit.devices.gpu_count import gpu_count, gpu_in_use, known_gpu_count
 from autofit.devices.host_memory import available as available_host_bytes
-from autofit.devices.mps import Mps
-from autofit.devices.xpu import Xpu
 from autofit.plugins import plugins
 
 _NAME = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]*))?")
 """Pattern of the device names that torch accepts."""
-BUILT_IN: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
+BUILT_IN: tuple[type[Device], ...] = (Cuda, Cpu)
 """The back ends of autofit itself. The CPU is last, since it is always available."""
 
 
@@ -34,7 +32,7 @@ def host() -> Device:
 
 
 def choose(name: str | None = None) -> Device:
-    """Returns the device called `name` ("cuda", "cuda:1", "mps", "cpu"), or the best that is available.
+    """Returns the device called `name` ("cuda", "cuda:1", "cpu"), or the best that is available.
 
     Raises:
         DeviceMissing: the device is not available on this machine.

@@ -9,14 +9,11 @@ from autofit.exporters.base import Exporter
 from autofit.exporters.deepspeed import DeepSpeed
 from autofit.exporters.huggingface import HuggingFace
 from autofit.exporters.lightning import Lightning
-from autofit.exporters.python.python import Python
+from autofit.exporters.python import Python
 from autofit.exporters.torchtitan import Torchtitan
-from autofit.exporters.torchtune import Torchtune
 from autofit.plugins import plugins
 
-BUILT_IN: tuple[type[Exporter], ...] = (
-    Python, HuggingFace, Accelerate, Lightning, DeepSpeed, Torchtitan, Axolotl, Torchtune,
-)  # fmt: skip
+BUILT_IN: tuple[type[Exporter], ...] = (Python, HuggingFace, Accelerate, Lightning, DeepSpeed, Torchtitan, Axolotl)
 """The exporters of autofit itself."""
 
 

@@ -22,19 +22,15 @@ _FIXED: Settings = {
     "num_processes": 1,
 }
 """A plan is measured on one device by one process. All keys exist since version 1.1."""
-_PRECISIONS: Mapping[KnobValue, str] = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-_MODES: Mapping[KnobValue, str] = {
-    "default": "default",
-    "blocks": "default",
-    "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
-    "reduce-overhead": "reduce-overhead",
-}
-"""Modes of torch.compile by value of the knob. Accelerate passes a mode of the file to torch as it is."""
 _CLIP = (
     "if accelerator.sync_gradients: accelerator.clip_grad_norm_(model.parameters(), {norm}), before optimizer.step()"
 )
 _REGIONAL = "1.7"
 """First version that can compile the repeated blocks alone."""
+
+
+def _compiled(mode: str, **more: object) -> Settings:
+    return {"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": mode, **more}}
 
 
 class Accelerate(Exporter):
@@ -49,16 +45,26 @@ class Accelerate(Exporter):
     package: ClassVar[str] = "accelerate"
     oldest: ClassVar[str] = "1.1"
     newest: ClassVar[str] = "1.15"
+    table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {
+        "precision": {
+            "fp32": {"mixed_precision": "no"},
+            "bf16": {"mixed_precision": "bf16"},
+            "fp16": {"mixed_precision": "fp16"},
+        },
+        "compile": {
+            "off": {},
+            "default": _compiled("default"),
+            "blocks": _compiled("default", dynamo_use_regional_compilation=True),
+            "max-autotune-no-cudagraphs": _compiled("max-autotune-no-cudagraphs"),
+            "reduce-overhead": _compiled("reduce-overhead"),
+        },
+    }
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys of the file for each knob."""
-        found: dict[str, Settings] = {}
-        precision = _PRECISIONS.get(plan.values.get("precision", ""))
-        if precision is not None:
-            found["precision"] = {"mixed_precision": precision}
-        compiled = _compiled(plan.values.get("compile", ""), version)
-        if compiled is not None:
-            found["compile"] = compiled
+        found = dict(super().fields(plan, recommendation, version))
+        if plan.values.get("compile") == "blocks" and version < _REGIONAL:
+            del found["compile"]
         return found
 
     def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
@@ -83,16 +89,3 @@ class Accelerate(Exporter):
         text = yaml.safe_dump({**_FIXED, **on_host, **settings}, sort_keys=True)
         workers = ", ".join(worker_arguments(recommendation))
         return f"# The loader was measured with DataLoader(..., {workers}).\n{text}" if workers else text
-
-
-def _compiled(value: KnobValue, version: TargetVersion) -> Settings | None:
-    """Returns the section of torch.compile; None for a value that this version cannot express."""
-    if value == "off":
-        return {}
-    mode = _MODES.get(value)
-    if mode is None or (value == "blocks" and version < _REGIONAL):
-        return None
-    section: dict[str, object] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": mode}
-    if value == "blocks":
-        section["dynamo_use_regional_compilation"] = True
-    return {"dynamo_config": section}

@@ -1,6 +1,6 @@
 """Exporter to Axolotl: maps a plan to keys of its configuration."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
@@ -8,8 +8,6 @@ from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.plan_facts import (
     checkpointing_fields,
-    clipping_fields,
-    counted,
     dataloader_fields,
     optimizer_name,
     weighing_caveat,
@@ -17,25 +15,6 @@ from autofit.exporters.plan_facts import (
 from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
 
-_PRECISIONS: Mapping[KnobValue, Settings] = {
-    "fp32": {"bf16": False, "fp16": False, "tf32": False},
-    "tf32": {"bf16": False, "fp16": False, "tf32": True},
-}
-"""`bf16: true` and `fp16: true` also load the weights in 16 bits, which autocast does not; so they are left out. The
-defaults are "auto", which would choose bf16 and TF32."""
-_COMPILED: Mapping[KnobValue, Settings] = {
-    "off": {"torch_compile": False},
-    "default": {"torch_compile": True, "torch_compile_mode": "default"},
-    "reduce-overhead": {"torch_compile": True, "torch_compile_mode": "reduce-overhead"},
-}
-_TABLES: Mapping[str, Mapping[KnobValue, Settings]] = {
-    "precision": _PRECISIONS,
-    "compile": _COMPILED,
-    "attention": {"default": {}, "sdpa": {"attn_implementation": "sdpa"}},
-    "length_grouping": {False: {}, True: {"group_by_length": True}},
-    "recomputed_operators": {"all": {}},
-}
-"""Settings by knob and value that depend on nothing else."""
 _ADAMW: Mapping[tuple[str, KnobValue, bool], str] = {
     ("optimizer_implementation", "fused", True): "adamw_torch_fused",
     ("optimizer_implementation", "fused", False): "adamw_torch_fused",
@@ -67,18 +46,40 @@ class Axolotl(Exporter):
     package: ClassVar[str] = "axolotl"
     oldest: ClassVar[str] = "0.17"
     newest: ClassVar[str] = "0.19"
+    counts: ClassVar[Mapping[str, str]] = {
+        MICRO_BATCH_SIZE: "micro_batch_size",
+        ACCUMULATION_STEPS: "gradient_accumulation_steps",
+    }
+    table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {
+        # "bf16: true" and "fp16: true" also load the weights in 16 bits, which autocast does not: they are left out.
+        # The defaults are "auto", which would choose bf16 and TF32.
+        "precision": {
+            "fp32": {"bf16": False, "fp16": False, "tf32": False},
+            "tf32": {"bf16": False, "fp16": False, "tf32": True},
+        },
+        "compile": {
+            "off": {"torch_compile": False},
+            "default": {"torch_compile": True, "torch_compile_mode": "default"},
+            "reduce-overhead": {"torch_compile": True, "torch_compile_mode": "reduce-overhead"},
+        },
+        "attention": {"default": {}, "sdpa": {"attn_implementation": "sdpa"}},
+        "length_grouping": {False: {}, True: {"group_by_length": True}},
+        "recomputed_operators": {"all": {}},
+        "optimizer_implementation": {"default": {}},
+        "optimizer_states": {"default": {}},
+    }
+    clipping_key: ClassVar[str] = "max_grad_norm"  # without it, the Trainer's default is the norm 1.0
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
-        known: dict[str, Callable[[KnobValue], Settings | None]] = {
-            MICRO_BATCH_SIZE: counted("micro_batch_size"),
-            ACCUMULATION_STEPS: counted("gradient_accumulation_steps"),
-            "padding_multiple": _padding,
-            **{knob: table.get for knob, table in _TABLES.items()},
+        padding = _padding(plan.values.get("padding_multiple"))
+        found = {
+            **super().fields(plan, recommendation, version),
+            **_optimizer(plan, recommendation),
+            **checkpointing_fields(recommendation, _NONE, _EVERY),
+            **({} if padding is None else {"padding_multiple": padding}),
         }
-        found = {knob: known[knob](value) for knob, value in plan.values.items() if knob in known}
-        found |= _optimizer(plan, recommendation) | checkpointing_fields(recommendation, _NONE, _EVERY)
-        return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+        return {knob: settings for knob, settings in found.items() if knob in plan.values}
 
     def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan."""
@@ -88,10 +89,6 @@ class Axolotl(Exporter):
         """Returns the keys of the loader's worker processes, if they were chosen."""
         return dataloader_fields(recommendation)
 
-    def clipping(self, recommendation: Recommendation) -> Settings:
-        """Returns the key of clipping. Without it, the Trainer's default is the norm 1.0."""
-        return clipping_fields(recommendation, "max_grad_norm")
-
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the YAML text."""
         batch = f"{self.comment}The batch is that of one device. Axolotl multiplies it by the number of devices.\n"
@@ -99,21 +96,18 @@ class Axolotl(Exporter):
         return f"{batch}{use}be set.\n{dump(settings)}"
 
 
-def _padding(value: KnobValue) -> Settings | None:
+def _padding(value: KnobValue | None) -> Settings | None:
     """Returns the multiple. Axolotl pads to 64 by default, and to the full length unless it is switched off."""
     if type(value) is not int or value < 1:
         return None
     return {"pad_to_multiple_of": value, "pad_to_sequence_len": None} if value > 1 else {}
 
 
-def _optimizer(plan: Plan, recommendation: Recommendation) -> dict[str, Settings | None]:
+def _optimizer(plan: Plan, recommendation: Recommendation) -> dict[str, Settings]:
     """Returns the name of the optimizer, if the plan chose how it updates and it is AdamW."""
-    environment, found = recommendation.environment, dict[str, Settings | None]()
-    for knob in ("optimizer_implementation", "optimizer_states"):
-        value = plan.values.get(knob, "")
-        name = _ADAMW.get((knob, value, environment.is_host))
-        if value == "default":
-            found[knob] = {}
-        elif name is not None and optimizer_name(recommendation) == "AdamW":
-            found[knob] = {"optimizer": name}
-    return found
+    on_host = recommendation.environment.is_host
+    knobs = ("optimizer_implementation", "optimizer_states")
+    names = {knob: _ADAMW.get((knob, plan.values.get(knob, ""), on_host)) for knob in knobs}
+    if optimizer_name(recommendation) != "AdamW":
+        return {}
+    return {knob: {"optimizer": name} for knob, name in names.items() if name is not None}

@@ -1,5 +1,6 @@
 """Exporter: writes a plan as code or settings for another framework, and lists the knobs it cannot express."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from typing import ClassVar, final
 
 from autofit.core.environment import UPDATE
 from autofit.core.errors import UsageError
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
@@ -51,6 +52,17 @@ def has_fixed_batches(recommendation: Recommendation) -> bool:
     return any(refusal.name == MICRO_BATCH_SIZE for refusal in recommendation.refused)
 
 
+def max_grad_norm(recommendation: Recommendation) -> float | None:
+    """Returns the norm to which the measured training clips its gradients; None if it does not, or only infers."""
+    if recommendation.environment.settings.get("mode") == "inference":
+        return None
+    try:
+        norm = float(recommendation.environment.settings.get("max_grad_norm", ""))
+    except ValueError:
+        return None
+    return norm if norm > 0 and math.isfinite(norm) else None
+
+
 class Exporter(ABC):
     """Writes a plan as code or settings for another framework.
 
@@ -66,6 +78,10 @@ class Exporter(ABC):
         oldest: oldest version of the package whose keys are known.
         newest: newest version of the package whose keys are known.
         infers: whether it can express a plan for inference, whose batch does not fit in training.
+        counts: the target's key of each knob whose values are positive integers.
+        table: the target's settings by knob and value, where these depend on nothing else.
+        lines: lines for the user's code by knob and value, where these depend on nothing else.
+        clipping_key: the target's key for the L2 norm to which gradients are clipped; "" if it has none.
     """
 
     name: ClassVar[str]
@@ -75,21 +91,34 @@ class Exporter(ABC):
     oldest: ClassVar[str] = ""
     newest: ClassVar[str] = ""
     infers: ClassVar[bool] = False
+    counts: ClassVar[Mapping[str, str]] = {}
+    table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {}
+    lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {}
+    clipping_key: ClassVar[str] = ""
 
-    @abstractmethod
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the target's settings for each knob of `plan` that it can express, by name of the knob.
 
-        A knob whose value is the target's default has empty settings. Leave out a knob or value that the target cannot
-        express. Never invent a key.
+        The settings of `counts` and `table` are returned. Override it for settings that depend on more than the value
+        of one knob. A knob whose value is the target's default has empty settings. Leave out a knob or value that the
+        target cannot express. Never invent a key.
         """
+        found: dict[str, Settings] = {}
+        for knob, value in plan.values.items():
+            if knob in self.counts and type(value) is int and value > 0:
+                found[knob] = {self.counts[knob]: value}
+            elif (settings := self.table.get(knob, {}).get(value)) is not None:
+                found[knob] = settings
+        return found
 
     def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
         """Returns for each knob that the target expresses only in the user's code the line to write there.
 
-        `plan` has the same values as for `fields`. A knob of `fields` is ignored here.
+        The lines of `lines` are returned. `plan` has the same values as for `fields`. A knob of `fields` is ignored
+        here.
         """
-        return {}
+        found = ((knob, self.lines.get(knob, {}).get(value)) for knob, value in plan.values.items())
+        return {knob: line for knob, line in found if line}
 
     def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
         """Returns how the target trains in another way than the plan, for this plan; each without a full stop."""
@@ -102,9 +131,10 @@ class Exporter(ABC):
     def clipping(self, recommendation: Recommendation) -> Settings:
         """Returns the target's settings that clip gradients as the plan was measured. No knob has them.
 
-        A plan without clipping leaves the user's own. A target without such a key says so in `caveats`.
+        A plan without clipping leaves the user's own. A target without a `clipping_key` says so in `caveats`.
         """
-        return {}
+        norm = max_grad_norm(recommendation) if self.clipping_key else None
+        return {} if norm is None else {self.clipping_key: norm}
 
     @abstractmethod
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
-from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.base import Exporter, Settings, max_grad_norm
 from autofit.exporters.code_lines import code_lines, padding_line
-from autofit.exporters.plan_facts import max_grad_norm, optimizer_name, weighing_caveat
+from autofit.exporters.plan_facts import optimizer_name, weighing_caveat
 from autofit.exporters.target_version import TargetVersion
 
 AUTOCAST_SINCE = "0.17.2"
@@ -16,31 +16,6 @@ AUTOCAST_SINCE = "0.17.2"
 SCALER_SINCE = "0.18"
 """First version that scales the loss of `torch_autocast` in float16 without ZeRO."""
 
-_SECTIONS: Mapping[KnobValue, tuple[str, Settings]] = {
-    "bf16": (AUTOCAST_SINCE, {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
-    "fp16": (SCALER_SINCE, {"torch_autocast": {"enabled": True, "dtype": "float16"}}),
-}
-"""First version that can express a precision, and its section."""
-_LINES: Mapping[str, Mapping[KnobValue, str]] = {
-    "precision": {
-        "bf16": "with torch.autocast(engine.device.type, torch.bfloat16): around each forward pass",
-    },
-    "compile": {
-        "default": "engine.compile()",
-        "blocks": "call .compile() on each repeated block of the model, before deepspeed.initialize",
-        "max-autotune-no-cudagraphs": 'engine.compile(compile_kwargs={"mode": "max-autotune-no-cudagraphs"})',
-        "reduce-overhead": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
-    },
-    "activation_budget": {
-        "half": "torch._functorch.config.activation_memory_budget = 0.5, before the model is compiled",
-        "fifth": "torch._functorch.config.activation_memory_budget = 0.2, before the model is compiled",
-    },
-    "attention": {
-        "sdpa": 'load the model with attn_implementation="sdpa"',
-        "flash": "torch.backends.cuda.enable_cudnn_sdp(False)",
-    },
-}
-"""Lines by knob and value that depend on nothing else."""
 _LIBRARIES: Mapping[KnobValue, str] = {
     "torchao-8bit": "torchao.optim.AdamW8bit(...)",
     "bitsandbytes-8bit": "bitsandbytes.optim.AdamW8bit(...)",
@@ -64,31 +39,53 @@ class DeepSpeed(Exporter):
     package: ClassVar[str] = "deepspeed"
     oldest: ClassVar[str] = "0.15"
     newest: ClassVar[str] = "0.19"
+    counts: ClassVar[Mapping[str, str]] = {
+        MICRO_BATCH_SIZE: "train_micro_batch_size_per_gpu",
+        ACCUMULATION_STEPS: "gradient_accumulation_steps",
+    }
+    table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {
+        "precision": {
+            "fp32": {},
+            "bf16": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+            "fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+        },
+    }
+    lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
+        "precision": {
+            "bf16": "with torch.autocast(engine.device.type, torch.bfloat16): around each forward pass",
+        },
+        "compile": {
+            "default": "engine.compile()",
+            "blocks": "call .compile() on each repeated block of the model, before deepspeed.initialize",
+            "max-autotune-no-cudagraphs": 'engine.compile(compile_kwargs={"mode": "max-autotune-no-cudagraphs"})',
+            "reduce-overhead": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
+        },
+        "activation_budget": {
+            "half": "torch._functorch.config.activation_memory_budget = 0.5, before the model is compiled",
+            "fifth": "torch._functorch.config.activation_memory_budget = 0.2, before the model is compiled",
+        },
+        "attention": {
+            "sdpa": 'load the model with attn_implementation="sdpa"',
+            "flash": "torch.backends.cuda.enable_cudnn_sdp(False)",
+        },
+    }
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the sections for each knob."""
-        values, found = plan.values, dict[str, Settings]()
-        keys = {MICRO_BATCH_SIZE: "train_micro_batch_size_per_gpu", ACCUMULATION_STEPS: "gradient_accumulation_steps"}
-        for knob, key in keys.items():
-            value = values.get(knob)
-            if type(value) is int and value > 0:
-                found[knob] = {key: value}
-        precision = values.get("precision", "")
-        since, section = _SECTIONS.get(precision, ("", {}))
-        if precision == "fp32" or (section and version >= since):
-            found["precision"] = section
+        found = dict(super().fields(plan, recommendation, version))
+        if version < {"bf16": AUTOCAST_SINCE, "fp16": SCALER_SINCE}.get(str(plan.values.get("precision")), "0"):
+            found.pop("precision")
         return found
 
     def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
         """Returns lines for the code that makes the model, the optimizer and the engine."""
-        values, lines = plan.values, dict[str, str | None](code_lines(plan, recommendation))
+        lines = {**code_lines(plan, recommendation), **super().by_hand(plan, recommendation, version)}
         lines.pop(MICRO_BATCH_SIZE, None)  # a section has it
-        lines |= {knob: line for knob, known in _LINES.items() if (line := known.get(values.get(knob, "")))}
-        lines |= {
-            "padding_multiple": padding_line(values.get("padding_multiple")),
+        more = {
+            "padding_multiple": padding_line(plan.values.get("padding_multiple")),
             "optimizer_states": _states_line(plan, recommendation),
         }
-        return {knob: line for knob, line in lines.items() if line is not None}
+        return {**lines, **{knob: line for knob, line in more.items() if line is not None}}
 
     def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan."""

@@ -9,10 +9,8 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, compile_line, worker_arguments
-from autofit.exporters.plan_facts import clipping_fields, weighing_caveat
+from autofit.exporters.plan_facts import weighing_caveat
 from autofit.exporters.target_version import TargetVersion
-
-_PRECISIONS: Mapping[KnobValue, str] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class Lightning(Exporter):
@@ -26,20 +24,17 @@ class Lightning(Exporter):
     package: ClassVar[str] = "lightning"
     oldest: ClassVar[str] = "2.0"
     newest: ClassVar[str] = "2.6"
-
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
-        """Returns the arguments of the `Trainer` for each knob."""
-        found: dict[str, Settings] = {}
-        precision, steps = _PRECISIONS.get(plan.values.get("precision", "")), plan.values.get(ACCUMULATION_STEPS)
-        if precision is not None:
-            found["precision"] = {"precision": precision}
-        if type(steps) is int:
-            found[ACCUMULATION_STEPS] = {"accumulate_grad_batches": steps}
-        if type(benchmark := plan.values.get("cudnn_benchmark")) is bool:
-            found["cudnn_benchmark"] = {"benchmark": benchmark}
-        if plan.values.get("compile") == "off":
-            found["compile"] = {}
-        return found
+    counts: ClassVar[Mapping[str, str]] = {ACCUMULATION_STEPS: "accumulate_grad_batches"}
+    table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {
+        "precision": {
+            "fp32": {"precision": "32-true"},
+            "bf16": {"precision": "bf16-mixed"},
+            "fp16": {"precision": "16-mixed"},
+        },
+        "cudnn_benchmark": {False: {"benchmark": False}, True: {"benchmark": True}},
+        "compile": {"off": {}},
+    }
+    clipping_key: ClassVar[str] = "gradient_clip_val"
 
     def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the data module, and lines of plain PyTorch."""
@@ -61,7 +56,7 @@ class Lightning(Exporter):
 
     def clipping(self, recommendation: Recommendation) -> Settings:
         """Returns the arguments of clipping. The algorithm is named, because the user's file may clip by value."""
-        norm = clipping_fields(recommendation, "gradient_clip_val")
+        norm = super().clipping(recommendation)
         return {**norm, "gradient_clip_algorithm": "norm"} if norm else {}
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:

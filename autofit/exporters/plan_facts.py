@@ -1,13 +1,11 @@
 """What several exporters ask of a plan: facts that no single value of a knob says."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from autofit.core.block_order import read_order, written_order
 from autofit.core.loading import Loading
-from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
-from autofit.exporters.base import Settings
+from autofit.exporters.base import Settings, max_grad_norm
 from autofit.workloads.micro_batch_weights import Weighing
 
 CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order"
@@ -19,7 +17,7 @@ _IGNORED = -100
 def checkpoints_every_block(recommendation: Recommendation) -> bool:
     """Returns whether the plan checkpoints all blocks of the model, as the switches of most trainers do.
 
-    Files of earlier versions say how many blocks there are only where the plan names their order.
+    A plan file says how many blocks there are in the record of the strategy, or by the order of all blocks.
     """
     values = recommendation.plan.values
     known = (strategy.parts.get(CHECKPOINTED_BLOCKS) for strategy in recommendation.strategies)
@@ -52,11 +50,6 @@ def blocks_in_words(order: Sequence[int], count: int) -> str:
     return f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
 
 
-def counted(key: str) -> Callable[[KnobValue], Settings | None]:
-    """Returns a mapping to a setting for positive integers; None for everything else."""
-    return lambda value: {key: value} if type(value) is int and value > 0 else None
-
-
 def optimizer_name(recommendation: Recommendation) -> str:
     """Returns the class of the measured optimizer. It may be any text, if the plan file comes from a stranger."""
     return recommendation.environment.settings.get("optimizer", "AdamW")
@@ -79,23 +72,6 @@ def chosen_loading(recommendation: Recommendation) -> Loading | None:
     """Returns how the loader is to be built, if its workers were chosen by measurement and differ from the user's."""
     loading = recommendation.proof.loading
     return None if loading is None or loading.kept or not loading.workers else loading
-
-
-def max_grad_norm(recommendation: Recommendation) -> float | None:
-    """Returns the norm to which the measured training clips its gradients; None if it does not, or only infers."""
-    if recommendation.environment.settings.get("mode") == "inference":
-        return None
-    try:
-        norm = float(recommendation.environment.settings.get("max_grad_norm", ""))
-    except ValueError:
-        return None
-    return norm if norm > 0 and math.isfinite(norm) else None
-
-
-def clipping_fields(recommendation: Recommendation, key: str) -> dict[str, object]:
-    """Returns the field of a target that clips gradients to an L2 norm; {} if the measured training does not clip."""
-    norm = max_grad_norm(recommendation)
-    return {} if norm is None else {key: norm}
 
 
 def clipping_caveat(recommendation: Recommendation, who: str, call: str) -> tuple[str, ...]:
@@ -132,22 +108,21 @@ def weighing_caveat(recommendation: Recommendation, who: str, unless: str = "") 
         )
     return (
         f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a step "
-        f"alike{unless}. Where they differ in it, the gradient is another one",
+        f"alike{unless}. If micro batches differ in it, the gradient differs from the plan's",
     )
 
 
-def label_count_caveat(recommendation: Recommendation, who: str, *, shifts: bool) -> tuple[str, ...]:
+def label_count_caveat(recommendation: Recommendation, who: str) -> tuple[str, ...]:
     """Returns how the gradient differs in a trainer that weights each micro batch's mean loss by its number of labels.
 
     Args:
         recommendation: the plan with its proof.
         who: the trainer, as the subject of a sentence.
-        shifts: whether it leaves out the first label of each sample, as a causal language model's loss does.
     """
     weighing = _weighing(recommendation)
-    if weighing is None or (weighing.ignored == _IGNORED and (shifts or not weighing.shifted)):
+    if weighing is None or weighing.ignored == _IGNORED:
         return ()
-    labels = f"labels that are not {_IGNORED}{'' if shifts else ', with the first of each sample'}"
+    labels = f"labels that are not {_IGNORED}"
     if weighing.summed:
         return (
             f"the loss is a sum over samples, and {who} trains on a mean over the {labels}: the gradient is smaller by "
@@ -155,7 +130,7 @@ def label_count_caveat(recommendation: Recommendation, who: str, *, shifts: bool
         )
     return (
         f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a step "
-        f"by their {labels}. Where the two differ, the gradient is another one",
+        f"by their {labels}. If the two differ, the gradient differs from the plan's",
     )
 
 

@@ -10,7 +10,6 @@ from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.plan_facts import (
     CHECKPOINTED_BLOCKS,
     checkpointing_fields,
-    clipping_fields,
     label_count_caveat,
     weighing_caveat,
 )
@@ -34,7 +33,6 @@ _PRECISIONS: Mapping[KnobValue, Settings] = {
     "tf32": {TF32: "1", "training.mixed_precision_param": "float32"},
     "bf16": {"training.mixed_precision_param": "bfloat16"},
 }
-_IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
 _SHARES: Mapping[KnobValue, float] = {"half": 0.5, "fifth": 0.2}
 
 
@@ -52,6 +50,15 @@ class Torchtitan(Exporter):
     package: ClassVar[str] = "torchtitan"
     oldest: ClassVar[str] = "0.1"
     newest: ClassVar[str] = "0.3"
+    table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {
+        "optimizer_implementation": {
+            "default": {},
+            **{name: {"optimizer.implementation": name} for name in ("for-loop", "foreach", "fused")},
+        },
+        "recomputed_operators": {"all": {}},
+        "activation_budget": {"default": {}},
+    }
+    clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
 
     def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the overrides for each knob."""
@@ -60,21 +67,17 @@ class Torchtitan(Exporter):
             ACCUMULATION_STEPS: lambda plan, _: None if _batch(plan, version) is None else {},  # see _batch
             "precision": _precision,
             "compile": _compiled,
-            "optimizer_implementation": _implementation,
             "optimizer_in_backward": _in_backward,
         }
         found = {knob: given(plan, version) for knob, given in known.items()} | _checkpointing(recommendation, version)
-        return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+        chosen = {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
+        return {**super().fields(plan, recommendation, version), **chosen}
 
     def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan. Its data sets shift the labels."""
         if version >= COUNTED_SINCE:
-            return label_count_caveat(recommendation, "torchtitan", shifts=True)
+            return label_count_caveat(recommendation, "torchtitan")
         return weighing_caveat(recommendation, f"torchtitan before {COUNTED_SINCE}")
-
-    def clipping(self, recommendation: Recommendation) -> Settings:
-        """Returns the override of clipping, whose default is the norm 1.0."""
-        return clipping_fields(recommendation, "training.max_norm")
 
     def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
         """Returns the text of the fragment."""
@@ -130,11 +133,6 @@ def _compiled(plan: Plan, version: TargetVersion) -> Settings | None:
     return {"compile.enable": True, "compile.components": "model"} if value == "blocks" else {"compile.enable": False}
 
 
-def _implementation(plan: Plan, version: TargetVersion) -> Settings | None:
-    value = plan.values.get("optimizer_implementation")
-    return {} if value == "default" else {"optimizer.implementation": value} if value in _IMPLEMENTATIONS else None
-
-
 def _in_backward(plan: Plan, version: TargetVersion) -> Settings | None:
     value = plan.values.get("optimizer_in_backward")
     if type(value) is not bool or (value and version >= SUBCOMMANDS_SINCE):
@@ -147,11 +145,7 @@ def _checkpointing(recommendation: Recommendation, version: TargetVersion) -> di
     plan = recommendation.plan
     budget = plan.values.get("activation_budget", "default")
     found = checkpointing_fields(recommendation, _kind("none", version), _kind("full", version))
-    if plan.values.get("recomputed_operators") == "all":
-        found["recomputed_operators"] = {}
-    if budget == "default":
-        found["activation_budget"] = {}
-    elif budget in _SHARES and plan.values.get("compile") == "blocks" and version >= SECTIONS_SINCE:
+    if budget in _SHARES and plan.values.get("compile") == "blocks" and version >= SECTIONS_SINCE:
         found[CHECKPOINTED_BLOCKS] = {}
         found["activation_budget"] = {
             **_kind("memory_budget", version),

@@ -41,7 +41,7 @@ class Profile(BaseModel):
             allocator's cache, the context and libraries are not included, so on an accelerator the largest value is
             below `peak_bytes`.
         kinds: the kinds of tensors (`autofit.memory.trace.Kind`) behind each value of `live_bytes`, which is their sum;
-            a kind that the step never holds is left out. {} in a record of an earlier version.
+            a kind that the step never holds is left out.
         phases: the parts of the step, in order. A step with accumulation has forward and backward several times; a
             trace has at most `autofit.memory.trace.MOST_PARTS` micro batches.
     """

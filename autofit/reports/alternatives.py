@@ -79,9 +79,8 @@ def why(candidate: Candidate, r: Recommendation) -> str:
     if reason or not candidate.note or candidate.outcome.measurement is None:
         return reason
     ratio = candidate.over_recommended
-    if ratio is None:  # a record of an earlier version
-        apart = candidate.gain is not None and r.gain is not None and candidate.gain.high < r.gain.low
-        return "slower" if apart else ""
+    if ratio is None:
+        return ""
     if ratio.high < 1:
         return "slower"
     return "within the noise" if ratio.low <= 1 else ""
@@ -93,7 +92,7 @@ def rate_per_s(r: Recommendation, measurement: Measurement, rate: float | None, 
     Args:
         r: the recommendation.
         measurement: of the plan.
-        rate: what the record has; records of earlier versions have none.
+        rate: what the record has; None if unknown.
         gain: throughput over the baseline, by which it is computed if the record has no rate.
     """
     if rate is not None and r.rate_per_s is not None:

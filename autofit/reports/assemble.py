@@ -126,7 +126,7 @@ def _of_answer(source: Source) -> dict[str, Any]:
 
 
 def _first_on_batch(caveats: Sequence[str]) -> tuple[str, ...]:
-    """Returns caveats with the one on a changed global batch first, also those of plan files of earlier versions."""
+    """Returns caveats with the one on a changed global batch first."""
     return tuple(sorted(caveats, key=lambda text: not text.startswith(BATCH_CHANGED)))
 
 

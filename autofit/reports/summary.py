@@ -166,7 +166,7 @@ def _changes(r: Recommendation, width: int) -> list[str]:
 
 
 def _strategies(r: Recommendation, width: int) -> list[str]:
-    """Returns what each strategy of the plan does, costs and changes; nothing for records of earlier versions."""
+    """Returns what each strategy of the plan does, costs and changes; nothing if it uses none."""
     lines = [line for each in r.strategies for line in wrapped(str(each), width, _INDENT, 2 * _INDENT)]
     return [WHAT_EACH_DOES, *lines] if lines else []
 

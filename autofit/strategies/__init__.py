@@ -7,7 +7,6 @@ from autofit.strategies.activation_offload import ActivationOffload
 from autofit.strategies.attention import Attention
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
-from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
 from autofit.strategies.cudnn_benchmark import CudnnBenchmark
@@ -29,7 +28,6 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerImplementation,
     OptimizerInBackward,
     OptimizerStates,
-    Bf16Parameters,
     Fp8Products,
     Attention,
     LinearCrossEntropy,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import MethodType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,9 +54,16 @@ class Fp8Products(Strategy):
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob if the user allows it, the device has such products, and torchao and layers are at hand."""
-        reason, origin = _refusal(facts)
-        if reason is not None:
-            return self.refuse(reason, origin)
+        if not facts.training:
+            return self.refuse("torchao's float8 layers are made for training")
+        if facts.numerics != "any":
+            return self.refuse(
+                f"numerics={facts.numerics!r} keeps products in 16 bits or more; numerics='any' allows float8"
+            )
+        if "fp8" not in facts.capabilities:
+            return self.refuse(f"this {facts.device_type} device has no fast products in float8", "device")
+        if (reason := _lack(facts.model)) is not None:
+            return self.refuse(reason)
         knob = Knob(
             name=KNOB,
             values=(False, True),
@@ -71,21 +78,22 @@ class Fp8Products(Strategy):
         """Has the layers multiply in float8 until the context is left.
 
         Raises:
-            SpaceError: torchao is missing, the device has no such products, or the model has no such layers.
+            SpaceError: torchao is missing, or the model has no such layers.
         """
         if not is_on(plan, KNOB):
             yield
             return
-        reason = _lack(draft.model) or _lack_of_products(draft.device)
+        reason = _lack(draft.model)
         if reason is not None:
             raise SpaceError(
-                f"{KNOB}=True cannot be applied: {reason}; expected torchao, a device with float8 products and large "
-                "linear layers in repeated blocks. Tune again here."
+                f"{KNOB}=True cannot be applied: {reason}; expected torchao, and large linear layers in repeated "
+                "blocks. Tune again here."
             )
         with Undo() as undo:
             _put_back_code_generation(undo)
-            for layer in _layers(draft.model):
-                _replace_forward(undo, layer)
+            for layer in _layers(draft.model):  # one function for all, so that blocks share compiled code
+                undo.replace(vars(layer), TWIN, _twin(layer))
+                undo.replace(vars(layer), "forward", MethodType(_forward, layer))
             yield
 
     def conflict(self, plan: Plan) -> str | None:
@@ -100,17 +108,6 @@ class Fp8Products(Strategy):
             return None
         # On fake tensors, two blocks of 32 and 1,040 features seemed to need 2.2 times their memory (torch 2.13, CPU).
         return "a library casts the operands to float8 and keeps copies for a moment; a probe measures their memory"
-
-
-def _refusal(facts: Facts) -> tuple[str | None, Literal["", "device"]]:
-    """Returns why the knob is not offered, or None, and whether the device is the reason."""
-    if not facts.training:
-        return "torchao's float8 layers are made for training", ""
-    if facts.numerics != "any":
-        return f"numerics={facts.numerics!r} keeps products in 16 bits or more; numerics='any' allows float8", ""
-    if "fp8" not in facts.capabilities:
-        return f"this {facts.device_type} device has no fast products in float8", "device"
-    return _lack(facts.model), ""
 
 
 def _lack(model: nn.Module) -> str | None:
@@ -131,33 +128,15 @@ def _lack(model: nn.Module) -> str | None:
     return None
 
 
-def _lack_of_products(device: torch.device) -> str | None:
-    """Returns why a device cannot multiply in float8, by trying it, or None.
-
-    Raises:
-        torch.OutOfMemoryError: no memory is left to try it.
-        torch.AcceleratorError: the device has failed before.
-    """
-    try:
-        operand = torch.zeros(ALIGNMENT, ALIGNMENT, device=device).to(torch.float8_e4m3fn)
-        scale = torch.ones((), device=device)
-        torch._scaled_mm(operand, operand.t(), scale, scale, out_dtype=torch.bfloat16)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        return f"this {device.type} device has no products in float8 ({str(error).partition(chr(10))[0]})"
-    return None
-
-
 def _layers(model: nn.Module) -> tuple[nn.Linear, ...]:
     """Returns the layers that are to multiply in float8, in module order."""
     inside = {part for block in find_blocks(model) for part in block.modules()}
     linear = (part for part in model.modules() if part in inside and type(part) is nn.Linear)
-    return tuple(layer for layer in linear if _is_suitable(layer) and _is_large(layer))
+    return tuple(layer for layer in linear if _is_suitable(layer))
 
 
 def _is_suitable(layer: nn.Linear) -> bool:
-    """Returns whether a layer has torch's own forward and a trained weight of aligned size."""
+    """Returns whether a layer has torch's own forward and a large trained weight of aligned size."""
     weight = layer._parameters.get("weight")  # another one is computed from parameters at each call
     return (
         "forward" not in vars(layer)
@@ -166,21 +145,8 @@ def _is_suitable(layer: nn.Linear) -> bool:
         and weight.requires_grad
         and weight.dtype in (torch.float32, torch.bfloat16)
         and all(size % ALIGNMENT == 0 for size in weight.shape)
+        and (layer.out_features > MOST_SMALL_OUTPUTS or layer.in_features > MOST_SMALL_INPUTS)
     )
-
-
-def _is_large(layer: nn.Linear) -> bool:
-    return layer.out_features > MOST_SMALL_OUTPUTS or layer.in_features > MOST_SMALL_INPUTS
-
-
-def _replace_forward(undo: Undo, layer: nn.Linear) -> None:
-    """Has a layer multiply in float8 until `undo` runs.
-
-    Layers share one function, and what differs is an attribute of the layer. Compiled code is kept for each function
-    object, so that otherwise it would serve neither the other blocks nor the next step.
-    """
-    undo.replace(vars(layer), TWIN, _twin(layer))
-    undo.replace(vars(layer), "forward", MethodType(_forward, layer))
 
 
 def _twin(layer: nn.Linear) -> nn.Module:

@@ -15,7 +15,6 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
-from autofit.strategies.bf16_parameters import rounds_weights
 from autofit.strategies.torch_optimizers import MARKS, TORCH, grouped_parameters, has_own_step, placed_counter
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
@@ -103,12 +102,6 @@ class OptimizerImplementation(Strategy):
             for each in optimizers:
                 undo.enter_context(_switched(each, str(value)))
             yield
-
-    def conflict(self, plan: Plan) -> str | None:
-        """Returns that a library makes the updates of weights in bfloat16, if the plan also selects torch's."""
-        if switches(plan) and rounds_weights(plan):
-            return "the update is either one of torch.optim's implementations or that of a library"
-        return None
 
 
 def switches(plan: Plan) -> bool:

@@ -14,16 +14,14 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
-from autofit.strategies.bf16_parameters import rounds_weights
 from autofit.strategies.precision import scales_gradients
-from autofit.strategies.torch_optimizers import has_own_step, is_taken_over, watched_step
+from autofit.strategies.torch_optimizers import has_own_step, watched_step
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_in_backward"
 SMALLEST_SHARE = 0.05
 """Minimum memory that is freed, as a share of the memory budget. The next larger micro batch rarely needs less."""
-LIBRARY = "a library updates the weights after the backward pass"
 SCALER = "a gradient scaler must see all gradients before the first update"
 WHOLE = (torch.optim.LBFGS, torch.optim.SparseAdam)
 """Optimizers of torch whose update is not made parameter by parameter, or expects sparse gradients."""
@@ -94,8 +92,6 @@ class OptimizerInBackward(Strategy):
         """Returns why the update cannot be inside the backward pass of `plan`, or None."""
         if plan.values.get(KNOB) is not True:
             return None
-        if rounds_weights(plan):
-            return LIBRARY
         return SCALER if scales_gradients(plan) else None
 
 
@@ -152,8 +148,6 @@ def _refusal_of_draft(plan: Plan, draft: Draft) -> str | None:
         return f"the gradients of {plan.accumulation_steps} micro batches are accumulated before the update"
     if draft.scaler is not None:
         return SCALER
-    if is_taken_over(draft.optimizer):
-        return LIBRARY
     return _refusal(draft.optimizer, draft.model, draft.max_grad_norm)
 
 

@@ -9,8 +9,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 TORCH = "torch.optim."
-TAKEN_OVER = "_autofit_library"
-"""Attribute of a step by which a library makes the updates."""
 MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 """Attributes by which `GradScaler` and the first fused step recognise the implementation."""
 
@@ -25,14 +23,9 @@ def is_scheduled(optimizer: Optimizer) -> bool:
     return hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched")
 
 
-def is_taken_over(optimizer: Optimizer) -> bool:
-    """Returns whether a library makes the updates of `optimizer`; see `autofit.strategies.low_bit_adam`."""
-    return hasattr(vars(optimizer).get("step"), TAKEN_OVER)
-
-
 def watched_step(optimizer: Optimizer) -> str | None:
-    """Returns who expects the usual step of `optimizer`, other than a scheduler and a library, or None."""
-    if "step" in vars(optimizer) and not is_scheduled(optimizer) and not is_taken_over(optimizer):
+    """Returns who expects the usual step of `optimizer`, other than a scheduler, or None."""
+    if "step" in vars(optimizer) and not is_scheduled(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
     own_hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     if any((*own_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):

@@ -42,7 +42,7 @@ VALUES: list[tuple[str, KnobValue]] = [
 ]
 WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed", "axolotl"}
 """Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""
-COUNTS_LABELS = {"torchtitan", "torchtune"}
+COUNTS_LABELS = {"torchtitan"}
 """Trainers that weight micro batches by their labels, in the newest known version."""
 EVIL = 'x"; import os\nimport os\r\x0bimport os\x85import os\u2028"""\n'
 

@@ -160,26 +160,23 @@ WORKLOADS: dict[str, Callable[[], tuple[nn.Module, torch.optim.Optimizer, torch.
     "decoder": decoder,
 }
 OFFERED = {
-    "mlp": (
-        "precision optimizer_implementation optimizer_in_backward bf16_parameters length_grouping compilation batching"
-    ),
+    "mlp": ("precision optimizer_implementation optimizer_in_backward length_grouping compilation batching"),
     "convolutions": (
         "memory_format precision optimizer_implementation optimizer_in_backward length_grouping compilation batching"
     ),
     "transformer": (
-        "precision optimizer_implementation optimizer_in_backward bf16_parameters length_grouping compilation "
-        "checkpointing batching"
+        "precision optimizer_implementation optimizer_in_backward length_grouping compilation checkpointing batching"
     ),
     "many classes": (
-        "precision optimizer_implementation optimizer_in_backward optimizer_states bf16_parameters "
+        "precision optimizer_implementation optimizer_in_backward optimizer_states "
         "linear_cross_entropy length_grouping compilation batching"
     ),
     "wide": (
-        "precision optimizer_implementation optimizer_in_backward optimizer_states bf16_parameters fp8_products "
+        "precision optimizer_implementation optimizer_in_backward optimizer_states fp8_products "
         "length_grouping compilation checkpointing batching"
     ),
     "decoder": (
-        "precision optimizer_implementation optimizer_in_backward bf16_parameters packing length_grouping compilation "
+        "precision optimizer_implementation optimizer_in_backward packing length_grouping compilation "
         "checkpointing batching"
     ),
 }
@@ -292,7 +289,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 each_member = pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
-INEXACT = {"precision", "packing", "length_grouping", "optimizer_states", "bf16_parameters", "fp8_products"}
+INEXACT = {"precision", "packing", "length_grouping", "optimizer_states", "fp8_products"}
 IN_INFERENCE = {"memory_format", "precision", "compilation", "batching"}
 """The members that offer nothing at `numerics="exact"`, and those that offer something in inference."""
 

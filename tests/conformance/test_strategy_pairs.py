@@ -46,7 +46,7 @@ pytestmark = [
     ),
 ]
 
-PAIRED = {**OFFERED, "gpt": OFFERED["decoder"].replace("bf16_parameters ", "")}
+PAIRED = {**OFFERED, "gpt": OFFERED["decoder"]}
 """As `OFFERED`, of the workloads here."""
 COMPILES = "compilation"
 REASON = 10

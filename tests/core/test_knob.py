@@ -49,8 +49,3 @@ def test_a_knob_that_trades_memory_counts_up_from_its_default(values: tuple[obje
 def test_the_default_of_a_knob_that_trades_memory_is_its_first_value() -> None:
     with pytest.raises(ValidationError, match="ascend from the default"):
         Knob(name="parts", values=(0, 1), default=1, trades_memory=Trade(technique="splitting", counted="parts"))
-
-
-def test_a_knob_of_an_earlier_version_is_read() -> None:
-    knob = Knob.model_validate({"name": "parts", "values": (0, 1), "default": 0})
-    assert (knob.same_memory, knob.trades_memory) == ((), None)

@@ -93,7 +93,7 @@ def test_a_measurement_survives_json() -> None:
     assert Measurement.model_validate_json(measurement.model_dump_json()) == measurement
 
 
-def test_a_measurement_of_an_earlier_version_has_timed_each_step_by_itself() -> None:
+def test_each_step_is_timed_by_itself_by_default() -> None:
     earlier = {"step_times_s": [0.1, 0.2], "samples_per_step": 8, "memory": MEMORY.model_dump(), "cycle": 1}
     measurement = Measurement.model_validate(earlier)
     assert (measurement.steps_per_window, measurement.timed_steps) == (1, 2)

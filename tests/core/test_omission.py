@@ -1,4 +1,4 @@
-"""The reason why a combination was not measured, and records of earlier versions."""
+"""The reason why a combination was not measured."""
 
 import pytest
 
@@ -12,11 +12,6 @@ def test_it_is_written_and_read() -> None:
     omission = Omission(plan=PLAN, basis=Basis.ESTIMATED, reason="too large")
     assert Omission.model_validate_json(omission.model_dump_json()) == omission
     assert '"estimated"' in omission.model_dump_json()
-
-
-def test_an_earlier_name_of_a_basis_is_read() -> None:
-    written = {"plan": PLAN.model_dump(mode="json"), "basis": "predicted", "reason": "too large"}
-    assert Omission.model_validate(written).basis is Basis.ESTIMATED
 
 
 def test_an_unknown_basis_is_refused() -> None:

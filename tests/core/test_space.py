@@ -57,13 +57,6 @@ def test_forbidden_combinations_travel_with_the_facts() -> None:
     assert len(list(space.combinations())) == 3 * 4 * 3 * 2 - 1
 
 
-def test_forbidden_combinations_of_an_earlier_version_are_read() -> None:
-    """They were stored by the key of each combination."""
-    combination = SPACE.baseline.replace(precision="bf16").combination
-    record = SPACE.facts.model_dump(mode="json") | {"forbidden": {combination.key: "no kernel"}}
-    assert SearchSpace(SpaceFacts.model_validate(record)).violation(SPACE.at(combination, 16)) == "no kernel"
-
-
 def test_the_global_batch_is_kept_exactly() -> None:
     space = space_of((PRECISION, OPTIMIZER), (4, 8, 16), 8, global_batch_size=48)
     plan = space.at(space.baseline.combination, 16)

@@ -1,19 +1,18 @@
 """Simulated accelerators behind the functions of torch that `autofit.devices` calls.
 
-`install` replaces, for one test, the functions of `torch.accelerator`, `torch.cuda`, `torch.xpu` and `torch.mps` named
-in `FUNCTIONS` by ones over simulated cards. Their parameters are those of torch 2.11 and 2.13 (tests/devices/
-test_fake_torch.py compares them with the torch that is installed), their behaviour is what those versions do:
+`install` replaces, for one test, the functions of torch that are named in `FUNCTIONS` by ones over
+simulated cards. Their parameters are those of torch 2.11 and 2.13 (tests/devices/test_fake_torch.py compares them with
+the torch that is installed), their behaviour is what those versions do:
 
 * the allocator's fraction is of the memory that the chip was built with (`built_bytes`), kept as whole bytes rounded
   down, and 1.0 is no limit; without one cudaMallocAsync says a number far above 1, and multiplies the driver's total;
 * peaks begin again at what is held now; a request that fails flushes the cache once and counts a retry, then an
   out-of-memory;
-* `memory_stats` is empty before the first allocation; MPS has no statistics and no way to read its limit.
+* `memory_stats` is empty before the first allocation.
 
 What it leaves out: blocks and pools (a request takes what the cache has and reserves the rest), streams, time.
 """
 
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ NO_LIMIT = 2**64 - 1
 FUNCTIONS = {
     "torch.accelerator": (
         *("current_device_index", "memory_stats", "reset_peak_memory_stats", "synchronize", "empty_cache"),
-        "get_memory_info",
     ),
     "torch.cuda": (
         *("is_available", "device_count", "current_device", "get_device_name", "mem_get_info"),
@@ -39,13 +37,6 @@ FUNCTIONS = {
         "current_stream",
     ),
     "torch.cuda.memory": ("get_per_process_memory_fraction", "set_per_process_memory_fraction", "_snapshot"),
-    "torch.xpu": ("is_available", "device_count", "get_device_name", "get_device_properties"),
-    "torch.xpu.memory": ("get_per_process_memory_fraction", "set_per_process_memory_fraction"),
-    "torch.mps": (
-        *("is_available", "synchronize", "empty_cache", "set_per_process_memory_fraction"),
-        *("driver_allocated_memory", "current_allocated_memory", "recommended_max_memory"),
-    ),
-    "torch.backends.mps": ("get_name", "is_macos_or_newer"),
 }
 
 
@@ -78,7 +69,6 @@ class Card:
     used: bool = False
     poisoned: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
-    free_unknown: bool = False
 
     @property
     def base_bytes(self) -> int:
@@ -168,20 +158,15 @@ class Machine:
         return self.cards[self.current if index is None else index]
 
 
-def install(patch: pytest.MonkeyPatch, kind: str, *cards: Card, available: bool = True) -> Machine:
-    """Makes this process see `cards` of a kind ("cuda", "xpu", "mps"), or none that answers."""
+def install(patch: pytest.MonkeyPatch, *cards: Card, available: bool = True) -> Machine:
+    """Makes this process see `cards` as CUDA devices, or none that answers."""
     machine = Machine(cards or [Card()], available)
     fakes = {"torch.accelerator": accelerator(machine)}
-    if kind == "mps":
-        fakes["torch.mps"], fakes["torch.backends.mps"] = mps(machine), mps_backend()
-    else:
-        fakes[f"torch.{kind}"] = (cuda if kind == "cuda" else xpu)(machine)
-        fakes[f"torch.{kind}.memory"] = memory(machine)
-    if kind == "cuda":
-        patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: machine.log.append("cublas"), raising=False)
-        patch.setattr(torch.cuda, "device", lambda device: at(machine, device))
-        patch.setattr(torch.cuda, "Event", lambda enable_timing: event(machine))
-        patch.setattr(torch.version, "cuda", "13.0")
+    fakes["torch.cuda"], fakes["torch.cuda.memory"] = cuda(machine), memory(machine)
+    patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: machine.log.append("cublas"), raising=False)
+    patch.setattr(torch.cuda, "device", lambda device: at(machine, device))
+    patch.setattr(torch.cuda, "Event", lambda enable_timing: event(machine))
+    patch.setattr(torch.version, "cuda", "13.0")
     for module, functions in fakes.items():
         for name in FUNCTIONS[module]:
             patch.setattr(f"{module}.{name}", vars(functions)[name])
@@ -222,27 +207,6 @@ def accelerator(machine: Machine) -> Any:
         for card in machine.cards:
             card.flush()
 
-    def get_memory_info(device_index: Any = None, /) -> tuple[int, int]:
-        card = machine.at(device_index)
-        if card.free_unknown:
-            raise RuntimeError("The device (Card) doesn't support querying the available free memory.")
-        return card.free_bytes(), card.total_bytes
-
-    return SimpleNamespace(**locals())
-
-
-def kind(machine: Machine) -> Any:
-    """What CUDA and XPU have alike."""
-
-    def is_available() -> bool:
-        return machine.available
-
-    def device_count() -> int:
-        return len(machine.cards) if machine.available else 0
-
-    def get_device_name(device: Any = None) -> str:
-        return f"Card {machine.cards.index(machine.at(device))}"
-
     return SimpleNamespace(**locals())
 
 
@@ -262,6 +226,15 @@ def memory(machine: Machine) -> Any:
 
 
 def cuda(machine: Machine) -> Any:
+    def is_available() -> bool:
+        return machine.available
+
+    def device_count() -> int:
+        return len(machine.cards) if machine.available else 0
+
+    def get_device_name(device: Any = None) -> str:
+        return f"Card {machine.cards.index(machine.at(device))}"
+
     def current_device() -> int:
         return machine.current
 
@@ -283,57 +256,5 @@ def cuda(machine: Machine) -> Any:
 
     def current_stream(device: Any = None) -> str:
         return f"stream of {device}"
-
-    return SimpleNamespace(**vars(kind(machine)) | locals())
-
-
-def xpu(machine: Machine) -> Any:
-    def get_device_properties(device: Any = None) -> Any:
-        card = machine.at(device)
-        found = {"total_memory": card.total_bytes, "is_integrated_gpu": card.integrated}
-        return SimpleNamespace(**found, has_bfloat16_conversions=card.capability[0] >= 8, driver_version="1.6.0")
-
-    return SimpleNamespace(**vars(kind(machine)) | locals())
-
-
-def mps(machine: Machine) -> Any:
-    started_with = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.7"))
-    machine.at().limit_bytes = int(started_with * machine.at().total_bytes) if started_with else None
-
-    def is_available() -> bool:
-        return machine.available
-
-    def synchronize() -> None:
-        machine.log.append("synchronize")
-
-    def empty_cache() -> None:
-        machine.log.append("empty")
-        machine.at().flush()
-
-    def set_per_process_memory_fraction(fraction: float) -> None:
-        if not isinstance(fraction, float):
-            raise TypeError("Invalid type for fraction argument, must be `float`")
-        if fraction < 0 or fraction > 2:
-            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~2")
-        machine.at().limit_bytes = int(fraction * machine.at().total_bytes) if fraction else None
-
-    def driver_allocated_memory() -> int:
-        return machine.at().reserved
-
-    def current_allocated_memory() -> int:
-        return machine.at().allocated
-
-    def recommended_max_memory() -> int:
-        return machine.at().total_bytes
-
-    return SimpleNamespace(**locals())
-
-
-def mps_backend() -> Any:
-    def get_name() -> str:
-        return "Apple M9"
-
-    def is_macos_or_newer(major: int, minor: int) -> bool:
-        return major <= 15
 
     return SimpleNamespace(**locals())

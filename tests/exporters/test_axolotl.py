@@ -81,7 +81,6 @@ def test_the_defaults_that_would_choose_another_precision_are_switched_off() -> 
     [
         ("precision", "bf16"),
         ("precision", "fp16"),
-        ("bf16_parameters", True),
         ("checkpointed_blocks", 2),
         ("compile", "blocks"),
         ("compile", "max-autotune-no-cudagraphs"),

@@ -121,7 +121,6 @@ def test_8_bit_states_are_those_of_adamw_only() -> None:
 
 def test_what_only_autofit_does_is_listed() -> None:
     knobs: Values = {
-        "bf16_parameters": True,
         "activation_offload": True,
         "linear_cross_entropy": "chunked",
         "optimizer_in_backward": True,

@@ -4,18 +4,15 @@ import pytest
 
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
-from autofit.exporters.base import Settings
+from autofit.exporters.base import Settings, max_grad_norm
 from autofit.exporters.plan_facts import (
     blocks_in_words,
     checkpointing_fields,
     checkpoints_every_block,
     chosen_loading,
     clipping_caveat,
-    clipping_fields,
-    counted,
     dataloader_fields,
     label_count_caveat,
-    max_grad_norm,
     weighing_caveat,
 )
 from tests.conformance.test_exporters import OWN, of_blocks, recommendation
@@ -63,13 +60,12 @@ def test_the_norm_of_clipping_is_a_positive_number(text: str, norm: float | None
     assert max_grad_norm(recommendation(OWN, settings={"max_grad_norm": text, "mode": "inference"})) is None
 
 
-def test_clipping_is_a_field_or_a_line() -> None:
+def test_clipping_without_a_field_is_a_line() -> None:
     clipped, none = recommendation(OWN, settings={"max_grad_norm": "5"}), recommendation(OWN)
-    assert clipping_fields(clipped, "norm") == {"norm": 5.0}
     assert clipping_caveat(clipped, "It", "clip({norm})") == (
         "the plan clips gradients to the L2 norm 5.0, which It does only in your code. Write clip(5.0)",
     )
-    assert (clipping_fields(none, "norm"), clipping_caveat(none, "It", "clip({norm})")) == ({}, ())
+    assert clipping_caveat(none, "It", "clip({norm})") == ()
 
 
 def test_the_settings_of_checkpointing_are_those_of_no_block_or_of_every_block() -> None:
@@ -87,11 +83,6 @@ def test_blocks_are_named_by_their_order_or_their_number() -> None:
     assert blocks_in_words((), 2) == "the first 2 blocks"
 
 
-@pytest.mark.parametrize(("value", "settings"), [(4, {"size": 4}), (0, None), (True, None), ("4", None)])
-def test_a_count_is_a_positive_integer(value: KnobValue, settings: Settings | None) -> None:
-    assert counted("size")(value) == settings
-
-
 def test_the_fields_of_the_loader_are_those_that_were_chosen() -> None:
     found = recommendation(OWN)
     assert dataloader_fields(found) == {}
@@ -106,26 +97,23 @@ def test_the_fields_of_the_loader_are_those_that_were_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weighing", "shifts", "aligned"),
+    ("weighing", "words"),
     [
-        ("batch['labels'] != -100", "", ""),
-        ("batch['labels'][..., 1:] != -100", "", "labels that are not -100, with the first of each sample."),
-        ("batch['labels'] != 0", "weights those of a step by their labels that are not -100.", "with the first"),
-        ("batch['mask']", "weights those of a step by their labels that are not -100.", "with the first"),
-        ("1", "a mean over the labels that are not -100:", "with the first of each sample:"),
+        ("batch['labels'] != -100", ""),
+        ("batch['labels'][..., 1:] != -100", ""),
+        ("batch['labels'] != 0", "weights those of a step by their labels that are not -100."),
+        ("batch['mask']", "weights those of a step by their labels that are not -100."),
+        ("1", "a mean over the labels that are not -100:"),
     ],
 )
-def test_a_trainer_that_counts_labels_differs_where_the_plan_counts_something_else(
-    weighing: str, shifts: str, aligned: str
-) -> None:
+def test_a_trainer_that_counts_labels_differs_where_the_plan_counts_something_else(weighing: str, words: str) -> None:
     several, one = (
         recommendation(OWN.replace(accumulation_steps=steps), settings={"weighing": weighing}) for steps in (2, 1)
     )
-    for shifted, words in ((True, shifts), (False, aligned)):
-        assert [words in text for text in label_count_caveat(several, "It", shifts=shifted)] == [True] * bool(words)
-        assert label_count_caveat(one, "It", shifts=shifted) == ()
+    assert [words in text for text in label_count_caveat(several, "It")] == [True] * bool(words)
+    assert label_count_caveat(one, "It") == ()
 
 
 def test_without_a_weighing_nothing_is_said_of_it() -> None:
     plan = recommendation(OWN.replace(accumulation_steps=2))
-    assert weighing_caveat(plan, "It") == label_count_caveat(plan, "It", shifts=True) == ()
+    assert weighing_caveat(plan, "It") == label_count_caveat(plan, "It") == ()

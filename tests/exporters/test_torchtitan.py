@@ -131,7 +131,6 @@ def test_the_budget_of_compiled_code_is_the_share_that_was_measured(value: str) 
         ("precision", "fp16"),
         ("checkpointed_blocks", 2),
         ("compile", "default"),
-        ("bf16_parameters", True),
         ("optimizer_states", "torchao-8bit"),
         ("activation_offload", True),
         ("fp8_products", True),

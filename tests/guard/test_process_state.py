@@ -196,7 +196,7 @@ def test_a_devices_memory_limit_is_what_it_was_after_another_was_set_and_taken_b
     monkeypatch: pytest.MonkeyPatch, backend: str, users: float | None
 ) -> None:
     """Without a limit cudaMallocAsync says a number far above 1, which it does not take."""
-    machine = install(monkeypatch, "cuda", Card(backend=backend, total_bytes=12_345_678_901))
+    machine = install(monkeypatch, Card(backend=backend, total_bytes=12_345_678_901))
     monkeypatch.setattr(process_state, "running_accelerator", lambda: torch.cuda)
     if users is not None:
         machine.cards[0].set_fraction(users)

@@ -135,7 +135,7 @@ def test_each_technique_has_a_line_on_what_it_does_costs_and_changes() -> None:
         "  precision: computes in bf16; costs digits of the gradient; results differ by rounding",
         "  fusing: fuses kernels; costs nothing; results are the same",
     ]
-    assert "What each strategy does" not in sections(summarize(record()))  # a record of an earlier version
+    assert "What each strategy does" not in sections(summarize(record()))
 
 
 def test_a_kept_baseline_changes_nothing_and_there_is_nothing_to_apply() -> None:

@@ -42,10 +42,8 @@ EXCEPTIONS = {
 """Words that stay in one file, with the reason."""
 TRANSCRIPT = re.compile(r"^```text$.*?^```$", re.DOTALL | re.MULTILINE)
 """Output of the program in README.md. Its words are those of the program's texts, which are checked there."""
-ALLOWED = re.compile(r"memory_prediction\.md|test_prediction\.py|[\"`]predicted[\"`]|^predicted$")
-"""Names of files, and of what files of earlier versions hold, which are still read."""
-PREDICTING = "autofit/exporters/python/"
-"""Writes the function `predict` of a model that was tuned for inference: there it is the field's own term."""
+ALLOWED = re.compile(r"memory_prediction\.md|test_prediction\.py")
+"""Names of files."""
 UNITS = ("_s", "_bytes", "_per_s", "_ratio")
 WITHOUT_UNITS = re.compile(
     r"(?:^|_)(?:seconds|secs?|millis(?:econds)?|ms|minutes?|mib|gib|mb|gb|kb|megabytes|gigabytes|percent|pct|hz)$"
@@ -94,7 +92,7 @@ def retired(text: str, words: Mapping[str, str] = MappingProxyType(RETIRED_TEXTS
 
 def vocabulary() -> Iterator[Module]:
     """Yields the modules whose words are those of DESIGN.md 2."""
-    return (module for module in (*modules(), *scripts()) if not str(module.path).startswith(PREDICTING))
+    return iter((*modules(), *scripts()))
 
 
 def other_texts() -> Iterator[tuple[str, int, str]]:

@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies.base import Facts
-from autofit.strategies.low_bit_adam import LowBitAdam, updated_by
+from autofit.strategies.optimizer_states import KNOB, OptimizerStates
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 
@@ -47,6 +48,11 @@ def draft(make: Make = adamw) -> Draft:
     return Draft(model, RULE, make(groups), torch.device("cpu"))
 
 
+def low_bit(value: str, made: Draft) -> AbstractContextManager[None]:
+    """Has the library of a value make the updates of a draft's optimizer."""
+    return OptimizerStates().apply(Plan(values={KNOB: value}), made)
+
+
 def plain(made: Draft) -> TrainStep:
     """Returns the step of a draft to which a strategy is applied elsewhere."""
     return prepare(Plan(), made, [])
@@ -67,29 +73,29 @@ def facts(made: Draft, *capabilities: str, **changes: Any) -> Facts:
     return replace(known, **changes)
 
 
-def check_training_follows(library: LowBitAdam, make: Make) -> None:
+def check_training_follows(value: str, make: Make) -> None:
     """Checks that a library trains as the plain optimizer does, and leaves a state as that optimizer has it."""
     made, other = draft(make), draft(make)
     optimizer: Any = made.optimizer
     expected = losses(plain(other), 20)
-    with updated_by(library, optimizer, made):
+    with low_bit(value, made):
         found = losses(plain(made), 20)
     assert expected[-1] < 0.1 * expected[0]
     assert found == pytest.approx(expected, rel=0.05, abs=5e-3)
     theirs: Any = other.optimizer
     for mine, their in zip(optimizer.state.values(), theirs.state.values(), strict=True):
         assert list(mine) == list(their)
-        for key, value in their.items():
-            assert (mine[key].shape, mine[key].dtype, type(mine[key])) == (value.shape, value.dtype, type(value))
-            assert (mine[key] - value).norm() <= 0.2 * value.norm(), key
+        for key, wanted in their.items():
+            assert (mine[key].shape, mine[key].dtype, type(mine[key])) == (wanted.shape, wanted.dtype, type(wanted))
+            assert (mine[key] - wanted).norm() <= 0.2 * wanted.norm(), key
     assert losses(plain(made), 1)[0] == pytest.approx(losses(plain(other), 1)[0], rel=0.05, abs=5e-3)
 
 
-def check_saved_state_continues(library: LowBitAdam, *, prepared_first: bool) -> None:
+def check_saved_state_continues(value: str, *, prepared_first: bool) -> None:
     """Checks that a state that is saved in a prepared step and loaded by a new optimizer continues bit for bit."""
     made = draft()
     optimizer: Any = made.optimizer
-    with updated_by(library, optimizer, made):
+    with low_bit(value, made):
         losses(plain(made), 3)
         file = io.BytesIO()
         torch.save(optimizer.state_dict(), file)
@@ -101,7 +107,7 @@ def check_saved_state_continues(library: LowBitAdam, *, prepared_first: bool) ->
     second: Any = again.optimizer
     if not prepared_first:
         second.load_state_dict(torch.load(file, weights_only=True))
-    with updated_by(library, second, again):
+    with low_bit(value, again):
         if prepared_first:
             second.load_state_dict(torch.load(file, weights_only=True))
         assert losses(plain(again), 3) == expected

@@ -137,25 +137,12 @@ def test_other_precisions_conflict_and_nothing_else() -> None:
 
 
 @installed
-def test_a_device_without_float8_products_is_refused_and_left_as_it_was() -> None:
-    case = wide()
-    before = everything_but_values(case)
-    with (
-        patch("torch._scaled_mm", side_effect=NotImplementedError("none here\nat all")),
-        pytest.raises(SpaceError, match=r"no products in float8 \(none here\); expected"),
-        STRATEGY.apply(ON, case.draft),
-    ):
-        pass
-    with (
-        patch("torch._scaled_mm", side_effect=torch.OutOfMemoryError("tried to allocate")),
-        pytest.raises(torch.OutOfMemoryError),  # does not fit, and is not refused
-        STRATEGY.apply(ON, case.draft),
-    ):
-        pass
+def test_a_model_without_large_layers_is_refused_and_left_as_it_was() -> None:
     small = Case(WORKLOADS["mlp"])
+    before = everything_but_values(small)
     with pytest.raises(SpaceError, match="no trained linear layer"), STRATEGY.apply(ON, small.draft):
         pass
-    assert everything_but_values(case) == before
+    assert everything_but_values(small) == before
 
 
 @installed
@@ -182,7 +169,6 @@ def test_each_layer_multiplies_in_float8_three_times_and_keeps_the_types_of_auto
 
     with patch("torch._scaled_mm", counted), prepare(ON, case.draft, members()) as step:
         layer.register_forward_hook(lambda module, inputs, output: types.append(output.dtype))
-        products.clear()  # the trial of the device
         step(case.batch)
         with torch.no_grad():
             assert case.model(case.batch[0]).dtype == torch.float32  # outside the step
@@ -290,7 +276,7 @@ def captured() -> Iterator[None]:
 def test_every_other_technique_trains_in_float8_as_it_does_without_it_and_leaves_no_trace() -> None:
     plans = list(other_values())
     changed = {name for plan in plans for name, value in plan.values.items() if value != plans[0].values.get(name)}
-    assert {"compile", "bf16_parameters", "optimizer_in_backward", "optimizer_states", "micro_batch_size"} <= changed
+    assert {"compile", "optimizer_in_backward", "optimizer_states", "micro_batch_size"} <= changed
     for plan in plans:
         case, other = wide(), wide()
         before, values = everything_but_values(case), values_of(case)

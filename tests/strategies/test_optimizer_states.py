@@ -1,7 +1,9 @@
 """Optimizer states: what is offered and refused, what is applied, and what a search does with it."""
 
+import copy
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
@@ -18,28 +21,39 @@ from autofit.prepare import prepare
 from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.strategies.base import Facts
-from autofit.strategies.optimizer_states import KNOB, LIBRARIES, OptimizerStates
+from autofit.strategies.optimizer_states import KNOB, LIBRARIES, SMALLEST, OptimizerStates
 from autofit.workloads.step import Draft
 from tests.strategies import low_bit_models
-from tests.strategies.low_bit_models import adamw, draft, losses
+from tests.strategies.low_bit_models import (
+    ADAMS,
+    adamw,
+    check_saved_state_continues,
+    check_training_follows,
+    draft,
+    losses,
+    low_bit,
+    plain,
+)
 
 STRATEGY = OptimizerStates()
+TORCHAO, BITSANDBYTES = LIBRARIES.values()
 EACH = {
     value: pytest.param(
         value,
         marks=pytest.mark.skipif(
-            importlib.util.find_spec(library.library) is None, reason=f"{library.library} is not installed"
+            importlib.util.find_spec(library.package) is None, reason=f"{library.package} is not installed"
         ),
     )
     for value, library in LIBRARIES.items()
 }
 each_library = pytest.mark.parametrize("value", EACH.values())
+torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 
 
 @pytest.fixture(autouse=True)
 def uncompiled() -> Iterator[None]:
     """Hides that no C++ compiler is found in tests, and runs what is compiled as it is: kernels take seconds."""
-    found = patch("autofit.strategies.torchao_adam.missing_tool", lambda: None)
+    found = patch("autofit.strategies.optimizer_states.missing_tool", lambda: None)
     with found, torch.compiler.set_stance("force_eager"):
         yield
 
@@ -67,7 +81,7 @@ def test_missing_libraries_are_refused_with_the_extra_that_installs_them() -> No
         found = reasons(draft())
         assert len(found) == len(LIBRARIES)
         for reason, library in zip(found, LIBRARIES.values(), strict=True):
-            assert f"pip install '.[{library.library}]'" in reason
+            assert f"pip install '.[{library.package}]'" in reason
         for value in LIBRARIES:
             plan = Plan(values={KNOB: value})
             with pytest.raises(SpaceError, match="is not installed"), STRATEGY.apply(plan, draft()):
@@ -82,6 +96,160 @@ def test_the_offer_needs_states_that_matter(value: str) -> None:
     small = draft(lambda params: adamw([{**group, "params": group["params"][1:]} for group in params[1:]]))
     assert "quantizes no states" in " ".join(reasons(small))
     assert "hardly change what fits" in " ".join(reasons(made, memory_budget_bytes=2**30))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda params: torch.optim.SGD(params, lr=0.1), "found SGD"),
+        (torch.optim.NAdam, "found NAdam"),
+        (lambda params: torch.optim.AdamW(params, amsgrad=True), "no amsgrad"),
+        (lambda params: torch.optim.AdamW(params, maximize=True), "no maximize"),
+        (lambda params: torch.optim.AdamW(params, capturable=True), "no capturable"),
+        (lambda params: torch.optim.AdamW(params, differentiable=True), "no differentiable"),
+    ],
+)
+def test_what_no_library_can_do_is_refused(make: Any, words: str) -> None:
+    assert words in reasons(draft(make))[0]
+
+
+def test_unusual_models_and_parameters_are_refused() -> None:
+    def reason(model: nn.Module) -> str:
+        return reasons(replace(draft(), model=model, optimizer=adamw(model.parameters())))[0]
+
+    assert "sparse" in reason(nn.Embedding(4, 4, sparse=True))
+    assert "torch.float16" in reason(nn.Linear(2, 2).half())
+    images = nn.Conv2d(3, 8, 3)
+    images.weight.data = images.weight.data.to(memory_format=torch.channels_last)
+    assert "not contiguous" in reason(images)
+    made = draft()
+    assert made.optimizer is not None
+    made.optimizer.register_step_post_hook(lambda *arguments: None)
+    assert "hooks" in reasons(made)[0]
+
+
+def test_a_device_or_compiler_that_is_missing_has_a_reason() -> None:
+    assert "generates no code" in str(TORCHAO.lack("cpu", frozenset()))
+    with patch("autofit.strategies.optimizer_states.missing_tool", lambda: "found no C++ compiler"):
+        assert TORCHAO.lack("cpu", None) == "found no C++ compiler"
+    broken = patch("autofit.strategies.optimizer_states._optimizers", side_effect=ImportError("no such symbol"))
+    with patch("importlib.util.find_spec", lambda name: object()), broken:
+        assert "no such symbol" in reasons(draft())[0]
+
+
+def test_settings_that_a_library_does_not_have_are_refused() -> None:
+    optimizer: Any = draft().optimizer
+    StepLR(optimizer, 1)
+    assert TORCHAO.refusal(optimizer.param_groups[0]) is None
+    OneCycleLR(optimizer, max_lr=0.1, total_steps=3)
+    assert "beta1" in str(TORCHAO.refusal(optimizer.param_groups[0]))
+    for name, make in ADAMS.items():  # bitsandbytes has no weight decay in the gradient
+        made: Any = draft(make).optimizer
+        assert (BITSANDBYTES.refusal(made.param_groups[0]) is None) is (name != "adam")
+
+
+def test_small_parameters_stay_float32() -> None:
+    sizes = [torch.zeros(size) for size in (4096, 4095, 4097, 3840)]
+    assert [*map(TORCHAO.quantizes, sizes)] == [True, False, False, False]
+    assert [*map(BITSANDBYTES.quantizes, sizes)] == [True, False, True, False]
+
+
+@each_library
+def test_existing_moments_are_quantized_and_the_training_goes_on(value: str) -> None:
+    made, other = draft(), draft()
+    losses(plain(made), 5)
+    losses(plain(other), 5)
+    optimizer: Any = made.optimizer
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    with low_bit(value, made):
+        assert all(moment.numel() for moment in moments)
+        found = losses(plain(made), 1)
+        assert [moment.numel() for moment in moments] == [0, 0, 256, 64]  # the memory of what was quantized is free
+        found += losses(plain(made), 4)
+    assert found == pytest.approx(losses(plain(other), 5), rel=0.05, abs=5e-3)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {10.0}
+    assert all(state["exp_avg"] is moment for state, moment in zip(optimizer.state.values(), moments, strict=True))
+
+
+@each_library
+def test_a_checkpoint_that_is_loaded_keeps_its_tensors(value: str) -> None:
+    made, other = draft(), draft()
+    losses(plain(other), 2)
+    optimizer: Any = made.optimizer
+    theirs: Any = other.optimizer
+    saved = theirs.state_dict()
+    kept = [state["exp_avg"].clone() for state in saved["state"].values()]
+    with low_bit(value, made):
+        optimizer.load_state_dict(saved)
+        losses(plain(made), 1)
+    for state, moment in zip(saved["state"].values(), kept, strict=True):
+        if moment.numel() >= SMALLEST:  # torch shares the others with the checkpoint
+            assert torch.equal(state["exp_avg"], moment)
+
+
+@each_library
+@pytest.mark.parametrize("name", ADAMS)
+def test_training_follows_the_curve_of_the_plain_optimizer(value: str, name: str) -> None:
+    if LIBRARIES[value].package == "bitsandbytes" and name == "adam":
+        pytest.skip("bitsandbytes has no weight decay in the gradient")
+    check_training_follows(value, ADAMS[name])
+
+
+@each_library
+@pytest.mark.parametrize("prepared_first", [True, False])
+def test_a_saved_state_continues_the_training_bit_for_bit(value: str, prepared_first: bool) -> None:
+    check_saved_state_continues(value, prepared_first=prepared_first)
+
+
+@torchao
+def test_moments_take_one_byte_and_a_scale_for_each_block() -> None:
+    made = draft()
+    optimizer: Any = made.optimizer
+    with low_bit("torchao-8bit", made):
+        losses(plain(made), 1)
+        moments = optimizer.state[made.model[0].weight]["exp_avg"]  # type: ignore[index]
+        names, _ = moments.__tensor_flatten__()
+        sizes = {name: getattr(moments, name).nbytes for name in names}
+    assert sizes == {"codes": 16384, "scale": 4 * 64, "qmap": 4 * 256}
+
+
+@each_library
+def test_a_scheduler_changes_the_learning_rate_of_the_update_and_counts_its_steps(value: str) -> None:
+    made = draft()
+    optimizer: Any = made.optimizer
+    before = StepLR(optimizer, 1, 1.0)
+    own = vars(optimizer)["step"]
+    with low_bit(value, made):
+        made.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step == 0))
+        step = plain(made)
+        losses(step, 1)
+        before.step()
+        weights = copy.deepcopy(made.model.state_dict())
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        losses(step, 1)
+    for name, tensor in made.model.state_dict().items():
+        assert torch.equal(tensor, weights[name])
+    assert vars(optimizer)["step"] is own
+
+
+@each_library
+def test_a_closure_is_evaluated_with_gradients(value: str) -> None:
+    made = draft()
+    optimizer: Any = made.optimizer
+    with low_bit(value, made):
+        assert optimizer.step(torch.is_grad_enabled) is True
+
+
+@torchao
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_the_compiled_update_trains_like_the_uncompiled_one() -> None:
+    made, other = draft(), draft()
+    with torch.compiler.set_stance("default"), low_bit("torchao-8bit", made):
+        found = losses(plain(made), 5)
+    with low_bit("torchao-8bit", other):
+        assert found == pytest.approx(losses(plain(other), 5), rel=1e-3)
 
 
 @each_library

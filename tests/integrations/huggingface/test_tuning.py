@@ -201,7 +201,6 @@ def test_every_block_is_one_switch_of_each_trainer_that_has_one(tmp_path: Path) 
     switches = {
         "huggingface": "activation_checkpointing",
         "axolotl": "gradient_checkpointing",
-        "torchtune": "enable_activation_checkpointing",
         "torchtitan": "activation_checkpoint:full",
     }
     for target, switch in switches.items():

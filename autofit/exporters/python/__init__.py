@@ -1,1 +1,0 @@
-"""Plain PyTorch: a module with a training loop, generated from templates."""
