@@ -30,8 +30,7 @@ _COMMANDS = {
     "export": ("write a plan as code or settings for another framework", _arguments.export),
     "nightly": ("check the plans in use, and tune again where it is worthwhile", _nightly.nightly),
     "nightly init": ("write a first jobs file", _nightly.init),
-    "nightly accept": ("accept the plan that a night proposed for a job", _nightly.accept),
-    "nightly revert": ("go back to the previous plan of a job", _nightly.revert),
+    "nightly accept": ("accept the better plan that a night found for a job", _nightly.accept),
     "completion": ("print a shell completion script", _arguments.completion),
 }
 _EXIT_CODES = """\
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _home(command: str) -> str:
     """Returns the name of the module that runs a command."""
-    return f"autofit.cli.{command.replace(' ', '_')}"
+    return f"autofit.cli.{command.partition(' ')[0]}"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -55,13 +55,11 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     ),
     "nightly": (
         ("Check all jobs of jobs.yaml in at most 4 hours, for cron or a CI job:",
-         "autofit nightly jobs.yaml --time 4h --html nightly.html --junit nightly.xml"),
+         "autofit nightly jobs.yaml --time 4h --html nightly.html"),
         ("See what a night would do, and what the last one found:", "autofit nightly jobs.yaml --dry-run"),
-        ("", "autofit nightly jobs.yaml --list"),
         ("Check one job, as each task of a Slurm array does:", "autofit nightly jobs.yaml --job gpt"),
         ("Write a first jobs file:", "autofit nightly init train.py:make_workload"),
-        ("Use the plan that a night proposes, and go back:", "autofit nightly accept gpt"),
-        ("", "autofit nightly revert gpt"),
+        ("Use the better plan that a night found:", "autofit nightly accept gpt"),
     ),
     "nightly init": (
         ("Write jobs.yaml with one job:",
@@ -72,9 +70,6 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Make plan.new.yaml the plan of a job; plan.previous.yaml keeps the old one:", "autofit nightly accept gpt"),
         ("Of another jobs file:", "autofit nightly accept gpt --jobs team/jobs.yaml"),
         ("Live with a regression whose cause is known:", "autofit nightly accept gpt --level"),
-    ),
-    "nightly revert": (
-        ("Exchange the plan of a job and its predecessor:", "autofit nightly revert gpt"),
     ),
     "completion": (
         ("Complete commands in this bash session:", 'eval "$(autofit completion bash)"'),

@@ -1,16 +1,20 @@
-"""Tuning again: when it is due, and whether what the search finds is better than the accepted plan."""
+"""Tuning again: when it is due, whether what the search finds is better, and which file it goes to."""
+
+import os
+from pathlib import Path
 
 import pytest
 
+from autofit import planfile
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
-from autofit.core.errors import UserCodeError
+from autofit.core.errors import PlanFileError, UserCodeError
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
-from autofit.nightly.retune import compared, due_for, retune
+from autofit.nightly.retune import accept, compared, due_for, new_path, previous_path, replace_plan, retune
 from autofit.search.request import Request
 from tests.fakes import FakeBench, always, briefing_of, during
 from tests.nightly.benches import calm, faster, recommended, runner_of
@@ -99,7 +103,6 @@ def test_a_search_on_the_bench_of_the_night_finds_a_better_plan_and_proves_that_
     assert found.note.startswith("the answer has ")
     assert "proof" in events
     assert found.recommendation.budget.time_s == 600.0
-    assert runner.bench.runs == len(bench.runs)
 
 
 def test_a_search_without_an_accepted_plan_is_not_compared() -> None:
@@ -173,3 +176,82 @@ def test_without_time_to_compare_the_accepted_plan_stays() -> None:
     found = compared(runner_of(bench), answer, faster(bench))
     assert (found.better, found.gain) == (False, None)
     assert found.note == "no time was left to compare the answer with the accepted plan"
+
+
+OLD = recommended(BENCH, BENCH.space.baseline)
+NEW = recommended(BENCH, faster(BENCH), title="new")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.yaml"
+    planfile.save(OLD, path)
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_accepting_keeps_the_predecessor_and_leaves_no_waiting_plan(plan: Path) -> None:
+    planfile.save(NEW, new_path(plan))
+    assert accept(plan) == NEW
+    assert names(plan.parent) == ["plan.previous.yaml", "plan.yaml"]
+    assert (planfile.load(plan), planfile.load(previous_path(plan))) == (NEW, OLD)
+
+
+def test_replacing_at_once_keeps_the_predecessor_and_makes_the_folder_of_a_first_plan(plan: Path) -> None:
+    planfile.save(OLD, new_path(plan))  # of an earlier night
+    replace_plan(NEW, plan)
+    assert (planfile.load(plan), planfile.load(previous_path(plan))) == (NEW, OLD)
+    assert names(plan.parent) == ["plan.previous.yaml", "plan.yaml"]
+    first = plan.parent / "plans" / "gpt.yaml"
+    replace_plan(NEW, first)
+    assert names(first.parent) == ["gpt.yaml"]
+
+
+def test_a_link_to_the_plan_stays_a_link(plan: Path) -> None:
+    real = plan.rename(plan.with_name("v1.yaml"))
+    plan.symlink_to(real.name)
+    planfile.save(NEW, new_path(plan))
+    accept(plan)
+    assert plan.is_symlink()
+    assert planfile.load(real) == NEW
+
+
+@pytest.mark.parametrize("name", ["plan.new.yaml", "plan.previous.yaml", "plan.yaml"])
+def test_a_file_that_is_not_a_plan_is_never_replaced(name: str, plan: Path) -> None:
+    other = plan.with_name(name)
+    other.write_text("users: data\n")
+    with pytest.raises(PlanFileError, match="not an autofit plan"):
+        replace_plan(NEW, plan)
+    assert other.read_text() == "users: data\n"
+
+
+def test_nothing_to_accept_is_an_error_and_so_is_a_damaged_plan(plan: Path) -> None:
+    with pytest.raises(PlanFileError, match=r"found no new plan .* expected .*plan\.new\.yaml"):
+        accept(plan)
+    new_path(plan).write_text("schema: autofit.plan/1\nplan: 3\n")
+    with pytest.raises(PlanFileError, match=r"plan\.new\.yaml is not valid"):
+        accept(plan)
+    assert planfile.load(plan) == OLD
+
+
+def test_a_damaged_accepted_plan_can_be_replaced_by_the_waiting_one(plan: Path) -> None:
+    planfile.save(NEW, new_path(plan))
+    plan.write_text("schema: autofit.plan/1\ndamaged\n")
+    accept(plan)
+    assert planfile.load(plan) == NEW
+    assert "damaged" in previous_path(plan).read_text()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_an_error_and_the_plan_is_unchanged(plan: Path) -> None:
+    planfile.save(NEW, new_path(plan))
+    plan.parent.chmod(0o500)
+    try:
+        with pytest.raises(PlanFileError, match="could not be written"):
+            accept(plan)
+    finally:
+        plan.parent.chmod(0o700)
+    assert planfile.load(plan) == OLD
