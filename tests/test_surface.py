@@ -43,8 +43,8 @@ FLAGS = {
         "--force", "--format", "--help", "--json", "--name", "--output", "--quiet", "-h", "-o", "-q", "PLAN | STUDY",
     ],
     "nightly": [
-        "--dry-run", "--fail-on", "--force", "--help", "--html", "--job", "--json", "--markdown", "--quiet", "--time",
-        "-h", "-q", "FILE",
+        "--dry-run", "--fail-on", "--force", "--help", "--html", "--job", "--json", "--markdown", "--on", "--quiet",
+        "--time", "-h", "-q", "FILE",
     ],
     "nightly init": [
         "--device", "--force", "--global-batch", "--help", "--json", "--memory", "--name", "--output", "--quiet",

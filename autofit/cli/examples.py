@@ -58,6 +58,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
          "autofit nightly jobs.yaml --time 4h --html nightly.html"),
         ("See what a night would do, and what the last one found:", "autofit nightly jobs.yaml --dry-run"),
         ("Check one job, as each task of a Slurm array does:", "autofit nightly jobs.yaml --job gpt"),
+        ("Check each job as a task of a Ray cluster:", "autofit nightly jobs.yaml --on ray"),
         ("Write a first jobs file:", "autofit nightly init train.py:make_workload"),
         ("Use the better plan that a night found:", "autofit nightly accept gpt"),
     ),

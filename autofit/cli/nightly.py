@@ -66,7 +66,13 @@ def _night(
         say=(lambda line: None) if given.quiet else _say,
         show_trace=lambda trace: print(printable(trace).rstrip(), file=sys.stderr, flush=True),
     )
-    result = run_night(jobs, history, options)
+    if given.on == "ray":
+        from autofit.nightly.on_ray import run_on_ray  # noqa: PLC0415
+
+        result = run_on_ray(jobs, options)
+        history = History.open(jobs.history, jobs.aside)
+    else:
+        result = run_night(jobs, history, options)
     names = dict.fromkeys([*(job.name for job in jobs.jobs), *history.jobs()])
     past: dict[str, tuple[NightRecord, ...]] = {name: history.of_job(name) for name in names}
     if given.json:

@@ -20,6 +20,11 @@ def nightly(parser: argparse.ArgumentParser) -> None:
         "all, the longest unchecked first)",
     )  # fmt: skip
     what.add_argument(
+        "--on",
+        choices=("ray",),
+        help="run each job as a task of the Ray cluster (default: one after the other, here). Needs the extra `ray`",
+    )
+    what.add_argument(
         "--time", metavar="TIME",
         help="time for the whole night: 4h, 90min (default: that of the jobs file). Jobs that were not reached come "
         "first in the next night",

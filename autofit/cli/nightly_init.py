@@ -39,6 +39,7 @@ _OF_JOB = {
     "max_grad_norm": ("1.0", "clip gradients to this L2 norm"),
     "strategies": ("[batching, precision]", "techniques to search; without it, all that apply"),
     "without": ("[checkpointing]", "techniques not to search"),
+    "gpus": ("1", "of the Ray task, for --on ray"),
     "accept": ("propose", "or auto, which replaces the plan with a better one"),
     "on_regression": ('["./notify", "--team", "ml"]', "gets the summary on its standard input"),
 }

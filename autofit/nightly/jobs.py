@@ -57,6 +57,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "greater_than": "a number greater than 0",
+    "greater_than_equal": "a number of at least 0",
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
@@ -76,7 +77,7 @@ def is_file(where: str) -> bool:
     return where.endswith(".py") or "/" in where or "\\" in where
 
 
-def _expected(what: str, found: str = "") -> PydanticCustomError:
+def expected(what: str, found: str = "") -> PydanticCustomError:
     """Returns the error of a value, with what was expected. `found` describes the value; "" shows the value itself."""
     return PydanticCustomError("autofit", "{expected}", {"expected": what, "found": found})
 
@@ -86,7 +87,7 @@ def _absolute(text: str, info: ValidationInfo) -> Path:
     try:
         path = Path(text).expanduser()
     except RuntimeError:
-        raise _expected("a path that does not begin with `~` and the name of an unknown user") from None
+        raise expected("a path that does not begin with `~` and the name of an unknown user") from None
     return Path(os.path.abspath((info.context or {}).get(FOLDER, Path()) / path))
 
 
@@ -94,7 +95,7 @@ def _seconds(given: Any) -> float | None:
     try:
         return None if given is None else parse_duration(given)
     except UsageError:
-        raise _expected(_DURATION) from None
+        raise expected(_DURATION) from None
 
 
 def _memory(given: Any) -> Any:
@@ -102,7 +103,7 @@ def _memory(given: Any) -> Any:
         if not (isinstance(given, float) and 0 < given <= 1):
             parse_budget(given)
     except UsageError:
-        raise _expected(_AMOUNT) from None
+        raise expected(_AMOUNT) from None
     return given
 
 
@@ -112,20 +113,20 @@ def _text(given: str) -> str:
     except UnicodeEncodeError:
         unusable = True
     if unusable:
-        raise _expected("a non-empty text without NUL or unpaired surrogates")
+        raise expected("a non-empty text without NUL or unpaired surrogates")
     return given
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     wrong = next((name for name in given if not name.isidentifier()), None)
     if wrong is not None:
-        raise _expected("names of arguments, such as `depth: 4`", f"the name {wrong!r}")
+        raise expected("names of arguments, such as `depth: 4`", f"the name {wrong!r}")
     return given
 
 
 def _workload(given: str) -> str:
     if given.startswith(":"):
-        raise _expected("a file or a module with a function, such as train.py:make_workload")
+        raise expected("a file or a module with a function, such as train.py:make_workload")
     return given
 
 
@@ -137,9 +138,9 @@ def _history(given: Any, info: ValidationInfo) -> str:
     """Returns the storage of the history. A relative path is relative to the jobs file."""
     text = _referenced(given, info) if isinstance(given, dict) else given
     if not isinstance(text, str) or not text or "\0" in text:
-        raise _expected(_HISTORY)
+        raise expected(_HISTORY)
     if text.removeprefix(_SQLITE) in ("", ":memory:", "sqlite://"):
-        raise _expected(f"{_HISTORY}: a history in memory would end with its process")
+        raise expected(f"{_HISTORY}: a history in memory would end with its process")
     if text.startswith(_SQLITE):
         return f"{_SQLITE}{_absolute(text.removeprefix(_SQLITE), info)}"
     return text if "://" in text else str(_absolute(text, info))
@@ -153,9 +154,9 @@ def _referenced(given: Mapping[Any, Any], info: ValidationInfo) -> str:
         case {"file": str(name), **rest} if name and not rest:
             text, what = in_file(_absolute(name, info))
         case _:
-            raise _expected(_HISTORY)
+            raise expected(_HISTORY)
     if not text:
-        raise _expected("a path or a database URL in it", what)
+        raise expected("a path or a database URL in it", what)
     return text
 
 
@@ -222,6 +223,11 @@ class JobDefaults(BaseModel):
         default=None, description="Techniques to search, as for `autofit tune --only`. Without it, all that apply."
     )
     without: tuple[Text, ...] = Field(default=(), description="Techniques not to search.")
+    gpus: Annotated[int, Strict(), Field(ge=0)] | None = Field(
+        default=None,
+        description="GPUs of the Ray task that checks this job with `autofit nightly --on ray`. Without it, one if the "
+        "cluster has any.",
+    )
     accept: Literal["propose", "auto"] = Field(
         default="propose",
         description="What happens to a better plan: propose writes it beside the accepted plan, auto replaces the "

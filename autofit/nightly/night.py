@@ -98,7 +98,7 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
         StudyError: the history cannot be used.
     """
     # A night that waits for another one would repeat it. Nights over named jobs lock these jobs alone.
-    whole = nullcontext() if options.only else locks.held(_lock_of(jobs), f"the jobs file {jobs.path}", 0.0)
+    whole = nullcontext() if options.only else locks.held(lock_of(jobs), f"the jobs file {jobs.path}", 0.0)
     with whole:
         return _Night(jobs, history, options, open_bench).run()
 
@@ -145,7 +145,8 @@ def notify(command: Sequence[str], text: str, folder: Path, patience_s: float = 
     return ""
 
 
-def _lock_of(jobs: JobsFile) -> str:
+def lock_of(jobs: JobsFile) -> str:
+    """Returns the key of the lock that a night over all jobs holds."""
     return f"night-{jobs.path.resolve()}"
 
 
@@ -210,7 +211,7 @@ class _Night:
         self._options.say(f"{name}: {each.why}")
         check = JobCheck(each.job, each.past, self._saying(name), jobs_left)
         try:
-            with locks.held(f"{_lock_of(self._jobs)}-{name}", f"the job {name}", 0.0):
+            with locks.held(f"{lock_of(self._jobs)}-{name}", f"the job {name}", 0.0):
                 check.run()
         except KeyboardInterrupt:
             if check.verdict is not None:

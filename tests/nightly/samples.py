@@ -1,7 +1,7 @@
 """Histories to draw: 20 jobs over 365 nights with planted events, a first night, and one full of hostile texts.
 
 Planted, with night 364 as the last one: a regression of 6 % (gpt), a growth of memory of 1 % a night (unet), a plan
-that does not fit any more (t5), code that fails (vit), a faster night with a better plan (clip), a plan that was replaced
+that does not fit any more (t5), code that fails (vit), a faster night and a better plan (clip), a replaced plan
 (resnet50), a noisy week (bert), a new job (whisper), one that was not reached (llama), nights that were left out
 (tabular), and for all jobs a new torch in night 150 and a new driver in night 300.
 """
