@@ -22,7 +22,7 @@ _HEAD = """\
 # Relative paths are relative to this file.
 """
 _OF_FILE = {
-    "history": (".autofit/study.journal", "or a database URL, {env: NAME} or {file: PATH}"),
+    "history": (".autofit/study.journal", "or a database URL, env:NAME or file:PATH"),
     "time": ("2h", "for the whole night"),
     "defaults": ("{}", "values that all jobs share"),
 }

@@ -8,7 +8,6 @@ once when it returns. An unfinished night is a local fact too: it is resumed whe
 import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -46,11 +45,12 @@ class History:
         location: where the records are stored, without secrets.
     """
 
-    def __init__(self, place: Place, aside: Path, stored: "StoredNights") -> None:
+    def __init__(self, place: Place, aside: Path) -> None:
         self.location = place.shown
-        self._place, self._aside, self._stored = place, aside, stored
+        self._place, self._aside = place, aside
+        self._texts, self._away = read(place)
         self._notes = dict[str, None]()  # a set that keeps the order
-        self._kept = list[NightRecord]()  # records that are not in `_stored`
+        self._kept = list[NightRecord]()  # records that are not in `_texts`
         self._known = dict[str, tuple[NightRecord, ...]]()
 
     @classmethod
@@ -73,10 +73,10 @@ class History:
                 f"found {str(location)!r} as the history; expected a path or a database URL, since a history in memory "
                 "ends with its process."
             )
-        history = cls(place, aside, read(place))
+        history = cls(place, aside)
         history._kept += history._set_aside()
         if history.away:
-            history._note_away(history._stored.away)
+            history._note_away(history._away)
         return history
 
     @property
@@ -87,17 +87,17 @@ class History:
     @property
     def away(self) -> bool:
         """Whether the storage could not be read, so that the records of earlier nights are not known."""
-        return bool(self._stored.away)
+        return bool(self._away)
 
     def jobs(self) -> tuple[str, ...]:
         """Returns the names of the jobs that have records, sorted."""
-        stored = (job for job, texts in self._stored.texts.items() if any(texts))
+        stored = (job for job, texts in self._texts.items() if any(texts))
         return tuple(sorted({*stored, *(record.job for record in self._kept)}))
 
     def of_job(self, name: str) -> tuple[NightRecord, ...]:
         """Returns the records of a job, oldest first."""
         if name not in self._known:
-            texts = self._stored.texts.get(name, ())
+            texts = self._texts.get(name, ())
             records = [record for text in texts if (record := from_text(text)) is not None]
             if lost := len(texts) - len(records):
                 self._note(f"left out, since it cannot be read: {counted(lost, 'record')} of the job {name}")
@@ -123,10 +123,10 @@ class History:
 
     def answers(self) -> bool:
         """Returns whether the storage can be reached now, and notes it if it cannot."""
-        found = read(self._place, ())
-        if found.away:
-            self._note_away(found.away)
-        return not found.away
+        _, away = read(self._place, ())
+        if away:
+            self._note_away(away)
+        return not away
 
     def begin_night(self, night: str) -> None:
         """Records that a night begins or is resumed, and merges the records that were set aside.
@@ -174,7 +174,7 @@ class History:
         if records:
             self._note(f"merged into the history: {counted(len(records), 'record')} from {self._aside}")
         if self.away:
-            self._stored, self._known = read(self._place), {}
+            (self._texts, self._away), self._known = read(self._place), {}
 
     def _alone(self) -> AbstractContextManager[None]:
         """Locks the records that were set aside against other processes on this machine."""
@@ -182,8 +182,7 @@ class History:
 
     def _set_aside(self) -> list[NightRecord]:
         """Returns the records that were set aside, and notes those that cannot be read."""
-        found = read(Place.of(self._aside))
-        texts = [text for of_job in found.texts.values() for text in of_job]
+        texts = [text for of_job in read(Place.of(self._aside))[0].values() for text in of_job]
         records = [record for text in texts if (record := from_text(text)) is not None]
         if lost := len(texts) - len(records):
             self._note(f"left out, since it cannot be read: {counted(lost, 'record')} of {self._aside}")
@@ -207,21 +206,8 @@ class History:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredNights:
-    """The records of nights in a storage.
-
-    Attributes:
-        texts: for each job the texts of its records, in the order in which they were stored.
-        away: why the storage cannot be reached; "" if it was read.
-    """
-
-    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    away: str = ""
-
-
-def read(place: Place, jobs: Collection[str] | None = None) -> StoredNights:
-    """Reads the records of nights.
+def read(place: Place, jobs: Collection[str] | None = None) -> tuple[Mapping[str, Sequence[str]], str]:
+    """Returns for each job the texts of its records in their order, and why the storage cannot be reached or "".
 
     Args:
         place: the storage.
@@ -231,15 +217,15 @@ def read(place: Place, jobs: Collection[str] | None = None) -> StoredNights:
         StudyError: the storage is not one of autofit, has records of a newer version, or its URL or file is not valid.
     """
     if place.path is not None and not place.path.exists():
-        return StoredNights()  # the first night; Optuna need not be loaded to see that
+        return {}, ""  # the first night; Optuna need not be loaded to see that
     try:
         with place.guarded("read"):
             storage = studies.existing(place)
             found = {} if storage is None else _read(storage, place, jobs)
             studies.disconnect(storage)
     except StorageError as error:
-        return StoredNights(away=str(error))
-    return StoredNights(found)
+        return {}, str(error)
+    return found, ""
 
 
 def write(place: Place, records: Sequence[NightRecord]) -> list[str]:

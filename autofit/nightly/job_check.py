@@ -171,11 +171,12 @@ class JobCheck:
 
     def _check(self, accepted: Recommendation) -> None:
         verdict, runs = self._measure(accepted)
-        due = retune.due_for(self._past, accepted, self._runner.bench.briefing.environment, verdict, runs=runs)
-        if due.note:
-            self.note(due.note)
-        if due.reason:
-            self._tune_again(accepted, due.reason, runs=runs)
+        here = self._runner.bench.briefing.environment
+        reason, note = retune.due_for(self._past, accepted, here, verdict, runs=runs)
+        if note:
+            self.note(note)
+        if reason:
+            self._tune_again(accepted, reason, runs=runs)
         elif (waiting_plan := retune.new_path(self._job.plan)).exists():
             self.note(f"{waiting_plan.name} was found by an earlier night. {self._to_accept}")
 

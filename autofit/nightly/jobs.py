@@ -34,7 +34,7 @@ from autofit.core.redaction import redacted
 from autofit.core.units import parse_budget, parse_duration
 from autofit.files import head_of
 from autofit.probing.child_request import Target
-from autofit.study.location import Place, in_file, in_variable
+from autofit.study.location import Place, dereferenced
 
 JOBS_SCHEMA = "autofit.jobs/1"
 SCHEMA_FILE = Path(__file__).parent / "jobs.schema.json"
@@ -47,7 +47,7 @@ MOST_PROBLEMS = 10
 """Maximum number of problems shown for one part of the file."""
 _SHOWN_LETTERS = 60
 _SQLITE = "sqlite:///"
-_HISTORY = "a path, a database URL, `{env: NAME}` or `{file: PATH}`"
+_HISTORY = "a path, a database URL, env:NAME or file:PATH"
 _AMOUNT = 'an amount with its unit such as "20GiB", or a fraction of the device such as 0.5'
 _DURATION = 'a time such as "10min", "90s" or "1.5h", or a number of seconds'
 _EXPECTED = {
@@ -136,33 +136,20 @@ def _plan(given: Any, info: ValidationInfo) -> Any:
 
 def _history(given: Any, info: ValidationInfo) -> str:
     """Returns the storage of the history. A relative path is relative to the jobs file."""
-    text = _referenced(given, info) if isinstance(given, dict) else given
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(given, str) or not given or "\0" in given:
         raise expected(_HISTORY)
+    if given.startswith("file:"):
+        given = f"file:{_absolute(given.removeprefix('file:'), info)}"
+    try:
+        text = dereferenced(given) or ""
+    except UsageError as error:
+        found = str(error).removeprefix("found ").partition(";")[0]
+        raise expected("a path or a database URL in it", found) from None
     if text.removeprefix(_SQLITE) in ("", ":memory:", "sqlite://"):
         raise expected(f"{_HISTORY}: a history in memory would end with its process")
     if text.startswith(_SQLITE):
         return f"{_SQLITE}{_absolute(text.removeprefix(_SQLITE), info)}"
     return text if "://" in text else str(_absolute(text, info))
-
-
-def _referenced(given: Mapping[Any, Any], info: ValidationInfo) -> str:
-    """Returns the storage that an environment variable or a file contains."""
-    match given:
-        case {"env": str(name), **rest} if not rest:
-            text, what = in_variable(name)
-        case {"file": str(name), **rest} if name and not rest:
-            text, what = in_file(_absolute(name, info))
-        case _:
-            raise expected(_HISTORY)
-    if not text:
-        raise expected("a path or a database URL in it", what)
-    return text
-
-
-def _reference(key: str) -> dict[str, Any]:
-    """Returns the JSON Schema of `{env: NAME}` or `{file: PATH}`."""
-    return {"type": "object", "properties": {key: {"type": "string"}}, "required": [key], "additionalProperties": False}
 
 
 _AMOUNT_SCHEMA: list[dict[str, Any]] = [{"type": "string"}, {"type": "number", "exclusiveMinimum": 0}]
@@ -334,15 +321,11 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_name: Literal["autofit.jobs/1"] = Field(alias="schema", description="The schema of this file.")
-    history: Annotated[
-        str,
-        BeforeValidator(_history),
-        Shown({"anyOf": [{"type": "string", "minLength": 1}, _reference("env"), _reference("file")]}),
-    ] = Field(
+    history: Annotated[str, BeforeValidator(_history), Shown({"type": "string", "minLength": 1})] = Field(
         default=".autofit/study.journal",
         validate_default=True,
-        description="Storage of the studies and the history: a path, a database URL, or an environment variable or a "
-        "file that contains a URL with secrets. A relative path is relative to this file.",
+        description="Storage of the studies and the history: a path, a database URL, or env:NAME or file:PATH of a "
+        "variable or a file that contains a URL with secrets. A relative path is relative to this file.",
     )
     time_s: Duration = Field(
         default=None, alias="time", description="Time for the whole night: 2h, 90min. Without it, no limit."

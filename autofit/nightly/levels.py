@@ -28,19 +28,14 @@ DEVIATIONS = 2.5
 LEAST_CHANGE = 0.02
 """Least half width of a band, as a share of the expected value: the tie margin of a race (`TIE_RATIO`)."""
 NOISE_WINDOW = 60
-"""Number of latest nights from which the noise is estimated. An estimate from 14 nights is often too low: with 2 %
-noise, the band alone then has three times the false alarms."""
+"""Number of latest nights from which the noise is estimated. With 14 nights there are three times the false alarms."""
 FEW_NIGHTS = 4.0
-"""An estimate of the noise from n nights is multiplied by 1 + 4 / n. Without this factor, the first 20 nights of a
-segment have 1.5 false alarms in 100 nights."""
+"""An estimate of the noise from n nights is multiplied by 1 + 4 / n: few nights underestimate it."""
 CLIP = 5.0
-"""Distance from the median to which outliers are clipped, in scaled median absolute deviations. Recorded noise has
-heavier tails than a normal distribution: on one table, a band from the median absolute deviation alone has 1.1 false
-alarms in 100 nights."""
-
+"""Distance from the median to which outliers are clipped, in scaled median absolute deviations. The tails of recorded
+noise are heavier than those of a normal distribution."""
 RUN = 3
-"""Number of nights in a row, tonight included, that are judged together. Their mean shows a change that is lost in the
-noise of one night."""
+"""Number of nights, tonight included, that are judged together: their mean shows what the noise of one night hides."""
 RUN_DEVIATIONS = 2.1
 """Distance of the mean of a run from the nights before that is a suspicion, in standard deviations of this distance."""
 RUN_CONFIRMED = 2.85
@@ -48,15 +43,9 @@ RUN_CONFIRMED = 2.85
 RUN_EACH = 0.5
 """Least distance of each of these readings, in standard deviations of a night: a single outlier is not a run."""
 
-DRIFT_DEVIATIONS = 4.0
-"""Distance between the medians of the first and the latest nights that is a drift, in standard deviations of their
-difference."""
-DRIFT_CHANGE = 0.04
-"""Least drift, as a share of the first median. It is twice `LEAST_CHANGE`, because machines drift too."""
 FAMILIAR = 3
-"""Number of nights with an unconfirmed higher peak after which that peak is inside the band. A kernel that is chosen
-anew in each process, and its workspace, give a workload several peaks."""
-
+"""Number of nights with an unconfirmed higher peak after which that peak is inside the band. Kernels that are chosen
+anew in each process give a workload several peaks."""
 MAD_SCALE = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
 MEDIAN_VARIANCE = math.pi / 2
@@ -86,17 +75,17 @@ class Suspicion:
     """A change that the first reading of a night shows, and what a second reading must show to confirm it.
 
     Attributes:
-        cause: "night": the reading left its band. "run": the latest nights differ together from those before. "drift":
-            the latest nights are far from the first ones. "back": an open change ended.
+        cause: "night": the reading left its band. "run": the latest nights differ together from those before. "back":
+            an open change ended.
         side: 1 if the value is higher than expected, -1 if it is lower.
         limit: a second reading confirms the change if it is beyond this value on that side.
         expected: the value that the evidence was compared with.
-        shown: the value that the evidence shows: the reading, or the mean or median of the nights.
+        shown: the value that the evidence shows: the reading, or the mean of the nights.
         nights: number of nights of evidence, tonight included.
         before: number of nights behind the expected value.
     """
 
-    cause: Literal["night", "run", "drift", "back"]
+    cause: Literal["night", "run", "back"]
     side: int
     limit: float
     expected: float
@@ -175,7 +164,7 @@ def throughput_suspicions(reference: Sequence[float], band: Band, reading: float
 
     Only a night outside its band is suspected of being faster: nobody has to act the same night.
     """
-    found = [_night(band, reading), _run(reference, reading), _drift(reference, reading)]
+    found = [_night(band, reading), _run(reference, reading)]
     return [each for each in found if each is not None]
 
 
@@ -217,19 +206,6 @@ def _run(reference: Sequence[float], reading: float) -> Suspicion | None:
 def _spread(noise: float, nights: int, before: int) -> float:
     """Returns the standard deviation of the difference between the means of some nights and of those before."""
     return noise * math.sqrt(1 / nights + 1 / before)
-
-
-def _drift(reference: Sequence[float], reading: float) -> Suspicion | None:
-    """Judges the latest nights against the first ones: a band that rolls follows a slow decline and misses it."""
-    if len(reference) < 2 * WINDOW - 1:
-        return None
-    expected, shown = median(reference[:WINDOW]), median((*reference[1 - WINDOW :], reading))
-    if expected - shown <= DRIFT_CHANGE * expected:
-        return None
-    noise = deviation_of_steps(reference[-NOISE_WINDOW:])
-    if expected - shown <= DRIFT_DEVIATIONS * noise * math.sqrt(2 * MEDIAN_VARIANCE / WINDOW):
-        return None
-    return Suspicion("drift", -1, (expected + shown) / 2, expected, shown, nights=WINDOW, before=WINDOW)
 
 
 class NightReading(NamedTuple):

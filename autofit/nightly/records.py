@@ -141,7 +141,7 @@ class NightRecord(_NightPart):
         night: identifier of the night: the UTC time at which it began, in ISO 8601.
         at: UTC time at which the job was checked, in ISO 8601.
         duration_s: seconds spent on the job.
-        probes: number of plans that were run: probes, blocks and proofs.
+        probes: number of runs of plans, without those of a search.
         unit: "samples" or "tokens": the unit of throughput.
         environment: where it was measured; None if the workload could not be opened.
         segment: what the figures may be compared with; None if no accepted plan was tried.
@@ -152,10 +152,10 @@ class NightRecord(_NightPart):
         gain: throughput of the accepted plan over the baseline, from interleaved blocks; None without a baseline.
         verdict: the verdict.
         tuned: why the job was tuned in this night; "" if it was not.
-        proposed: the plan that the night proposes instead of the accepted one; None if there is none.
-        proposed_gain: throughput of the proposal over the accepted plan, from interleaved blocks; None if the accepted
-            plan does not run.
-        replaced: whether the proposal replaced the accepted plan in this night.
+        proposed: the better plan that the night found; None if there is none.
+        proposed_gain: throughput of that plan over the accepted one, from interleaved blocks; None if the accepted plan
+            does not run.
+        replaced: whether that plan replaced the accepted one in this night.
         level_accepted: whether a person accepted the level of an open regression. Such a record has no figures
             (`autofit.nightly.verdict.level_accepted`).
         notes: further notes for people.

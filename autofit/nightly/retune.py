@@ -34,19 +34,6 @@ _MOVED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """Whether a job is tuned again.
-
-    Attributes:
-        reason: why it is; "" if it is not.
-        note: why it is not, although something changed; "" otherwise.
-    """
-
-    reason: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Retune:
     """What a search found for a job.
 
@@ -70,8 +57,8 @@ def due_for(
     verdict: Verdict,
     *,
     runs: bool = True,
-) -> Due:
-    """Returns whether a job with an accepted plan is tuned again.
+) -> tuple[str, str]:
+    """Returns why a job with an accepted plan is tuned again, and a note if it is not although something changed.
 
     It is tuned once for each change: not again while the accepted plan, the environment and the verdict stay the same.
 
@@ -95,8 +82,8 @@ def due_for(
         reasons.append((why, [record.at for record in same if record.tuned]))
     due = [reason for reason, tuned_at in reasons if not tuned_at]
     if due or not reasons:
-        return Due(reason="; ".join(due))
-    return Due(note=f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1][0]}")
+        return "; ".join(due), ""
+    return "", f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1][0]}"
 
 
 def _of(records: Sequence[NightRecord], plan: Plan, environment: Environment) -> Iterator[NightRecord]:

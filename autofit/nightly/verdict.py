@@ -380,9 +380,6 @@ class _Measure:
         if found.cause == "run":
             before = f"the median of the {found.before} nights before is {expected}"
             return f"{moved} over the last {found.nights} nights: their mean is {shown}, {before}"
-        if found.cause == "drift":
-            before = f"that of the first {found.before} nights is {expected}"
-            return f"{moved} after a slow decline: the median of the last {found.nights} nights is {shown}, {before}"
         return f"{moved} than the median of {_nights(found.before)}, {expected}"
 
     def _doubted(self, found: Suspicion) -> str:

@@ -162,7 +162,7 @@ def test_reading_merges_nothing(disk: Disk) -> None:
     before = disk.aside.read_bytes()
     assert ids(disk.open().of_job("gpt")) == ["gpt-1"]
     assert disk.aside.read_bytes() == before
-    assert read(Place.of(disk.url)).texts == {}
+    assert read(Place.of(disk.url))[0] == {}
 
 
 def test_a_record_that_was_merged_before_its_process_was_killed_is_merged_once(disk: Disk) -> None:
@@ -174,7 +174,7 @@ def test_a_record_that_was_merged_before_its_process_was_killed_is_merged_once(d
     write(Place.of(disk.url), [record(1)])  # and killed before the file was emptied
     disk.open().begin_night("2026-11-03T01:00:00+00:00")
     assert ids(disk.open().of_job("gpt")) == ["gpt-1", "gpt-2"]
-    assert len(read(Place.of(disk.url)).texts["gpt"]) == 2
+    assert len(read(Place.of(disk.url))[0]["gpt"]) == 2
 
 
 def test_a_locked_file_is_away_for_a_while(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_opening_and_reading_do_not_load_torch(journal: Path, tmp_path: Path) ->
 
 
 def stored_ids(path: Path | str, job: str = "gpt") -> list[str]:
-    found = [from_text(text) for text in read(Place.of(path)).texts.get(job, ())]
+    found = [from_text(text) for text in read(Place.of(path))[0].get(job, ())]
     return [each.id for each in found if each is not None]
 
 
@@ -354,10 +354,10 @@ def test_records_are_read_in_the_order_in_which_they_were_written(tmp_path: Path
     write(Place.of(path), [record(2), record(1), record(1, "resnet")])
     write(Place.of(path), [record(3)])
     found = read(Place.of(path))
-    assert found.away == ""
-    assert list(found.texts) == ["gpt", "resnet"]
-    assert [from_text(text) for text in found.texts["gpt"]] == [record(2), record(1), record(3)]
-    assert list(read(Place.of(path), {"resnet"}).texts) == ["resnet"]
+    assert found[1] == ""
+    assert list(found[0]) == ["gpt", "resnet"]
+    assert [from_text(text) for text in found[0]["gpt"]] == [record(2), record(1), record(3)]
+    assert list(read(Place.of(path), {"resnet"})[0]) == ["resnet"]
 
 
 def test_optuna_shows_throughput_and_verdict(journal: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_record_is_written_once(journal: Path) -> None:
 def test_a_file_that_is_missing_or_empty_has_no_records(tmp_path: Path, journal: Path) -> None:
     (tmp_path / "empty.journal").touch()
     for path in (tmp_path / "absent.journal", tmp_path / "empty.journal", journal):
-        assert read(Place.of(path)).texts == {}
+        assert read(Place.of(path))[0] == {}
     assert not (tmp_path / "absent.journal").exists()
     write(Place.of(tmp_path / "empty.journal"), [record(1)])
     assert stored_ids(tmp_path / "empty.journal") == ["gpt-1"]
@@ -418,7 +418,7 @@ def test_what_is_not_of_autofit_is_refused_and_not_touched(tmp_path: Path) -> No
 
 def test_a_storage_that_cannot_be_reached_is_away_and_no_error_of_reading(tmp_path: Path) -> None:
     place = Place.of(f"sqlite:///{tmp_path}/absent/s.db")
-    assert "found OperationalError: unable to open database file" in read(place).away
+    assert "found OperationalError: unable to open database file" in read(place)[1]
     with pytest.raises(StorageError, match=r"could not be written: found .*; expected a storage that answers"):
         write(place, [record(1)])
 
@@ -432,7 +432,7 @@ def test_a_url_that_is_wrong_is_an_error_without_its_secrets(url: str) -> None:
 
 def test_a_database_url_is_read_and_written(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
-    assert read(Place.of(url)).texts == {}
+    assert read(Place.of(url))[0] == {}
     for _ in range(2):
         write(Place.of(url), [record(1)])
     assert stored_ids(url) == ["gpt-1"]
@@ -524,7 +524,7 @@ def test_what_was_written_survives_kill_9_in_the_middle_of_a_later_append(tmp_pa
         os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
         last = int(["0", *said.read().split()][-1])
-    found = read(Place.of(path)).texts["gpt"]
+    found = read(Place.of(path))[0]["gpt"]
     assert stored_ids(path)[: last + 1] == [f"gpt-{number}" for number in range(last + 1)]
     assert len(found) <= last + 2
     write(Place.of(path), [record(20_000)])
@@ -534,7 +534,7 @@ def test_what_was_written_survives_kill_9_in_the_middle_of_a_later_append(tmp_pa
 def test_a_first_night_is_read_without_optuna_and_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from autofit.nightly.history import read; from autofit.study.location import Place;"
-        "print(len(read(Place.of(sys.argv[1])).texts));"
+        "print(len(read(Place.of(sys.argv[1]))[0]));"
         "print([m for m in ('torch', 'optuna', 'sqlalchemy', 'numpy') if m in sys.modules])"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "new" / "s.journal")]

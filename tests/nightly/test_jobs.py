@@ -180,7 +180,7 @@ def test_the_name_of_a_bad_job_is_taken_too(tmp_path: Path) -> None:
         ("autofit.jobs/1\ndefaults: [1]\njobs: [1]\n", "`defaults`: found a list; expected a mapping"),
         ("autofit.jobs/1\nhistory: 3\njobs: [1]\n", "line 2: `history`: found 3; expected a path, a database URL"),
         ("autofit.jobs/1\nhistory: ':memory:'\njobs: [1]\n", "a history in memory would end with its process"),
-        ("autofit.jobs/1\nhistory: {env: A, file: b}\njobs: [1]\n", "found a mapping; expected a path, a"),
+        ("autofit.jobs/1\nhistory: {env: A}\njobs: [1]\n", "found a mapping; expected a path, a"),
         ("autofit.jobs/1\njobs: [\n", "line 3: "),
         ("autofit.jobs/1\njobs: [1]\njobs: [2]\n", "line 3: found the key 'jobs' twice"),
         ("a: &x [1]\nb: *x\n", "line 2: found an alias"),
@@ -229,33 +229,33 @@ def history(folder: Path, text: str) -> str:
 def test_a_history_is_a_path_a_url_or_where_a_url_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOFIT_HISTORY", SECRET)
     (tmp_path / "url").write_text(f"{SECRET}\n")
-    assert history(tmp_path, "{env: AUTOFIT_HISTORY}") == history(tmp_path, "{file: url}") == SECRET
+    assert history(tmp_path, "env:AUTOFIT_HISTORY") == history(tmp_path, "file:url") == SECRET
     assert history(tmp_path, SECRET) == SECRET
-    assert history(tmp_path, "{file: jobs.yaml}") != SECRET
+    assert history(tmp_path, "file:jobs.yaml") != SECRET
     assert history(tmp_path, "night.journal") == str(tmp_path / "night.journal")
     assert history(tmp_path, "sqlite:///night.db?timeout=3") == f"sqlite:///{tmp_path}/night.db?timeout=3"
     assert history(tmp_path, "sqlite:////abs/night.db") == "sqlite:////abs/night.db"
     monkeypatch.setenv("AUTOFIT_HISTORY", "night.journal")
-    assert history(tmp_path, "{env: AUTOFIT_HISTORY}") == str(tmp_path / "night.journal")
+    assert history(tmp_path, "env:AUTOFIT_HISTORY") == str(tmp_path / "night.journal")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (
-            "{env: AUTOFIT_UNSET}",
+            "env:AUTOFIT_UNSET",
             "found the environment variable AUTOFIT_UNSET, which is not set or is empty; expected a ",
         ),
         (
-            "{file: absent}",
+            "file:absent",
             "absent, which cannot be read .No such file or directory.; expected a path or a database URL",
         ),
-        ("{file: empty}", "empty, which is empty"),
-        ("{file: bytes}", "bytes, which is not UTF-8 text"),
-        ("{file: /dev/zero}", "/dev/zero, which cannot be read \\(a device or a pipe\\)"),
-        ('{file: "a\\0b"}', "which is not UTF-8 text"),
-        ("{file: ~no-such-user/x}", "expected a path that does not begin with"),
-        ("{env: 3}", "expected a path, a database URL"),
+        ("file:empty", "empty, which is empty"),
+        ("file:bytes", "bytes, which is not UTF-8 text"),
+        ("file:/dev/zero", "/dev/zero, which cannot be read \\(a device or a pipe\\)"),
+        ('"file:a\\0b"', "expected a path, a database URL"),
+        ("file:~no-such-user/x", "expected a path that does not begin with"),
+        ("{env: A}", "expected a path, a database URL"),
         ("''", "expected a path, a database URL"),
     ],
 )

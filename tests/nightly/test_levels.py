@@ -69,14 +69,6 @@ def test_one_slow_night_is_a_suspicion_of_one_night_and_three_are_a_run() -> Non
     assert not found[0].confirmed(100.0)
 
 
-def test_a_slow_decline_is_a_drift() -> None:
-    falling = [value * 0.997**number for number, value in enumerate(nights(60, 0.004))]
-    found = throughput_suspicions(falling, throughput_band(falling), falling[-1])
-    assert "drift" in [each.cause for each in found]
-    early = throughput_suspicions(falling[:26], throughput_band(falling[:26]), falling[25])
-    assert "drift" not in [each.cause for each in early]  # the first and the latest nights would overlap
-
-
 def test_only_one_night_suspects_that_it_is_faster() -> None:
     calm = nights(60, 0.01)
     found = throughput_suspicions(calm, throughput_band(calm), 110.0)

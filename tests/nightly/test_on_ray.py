@@ -41,7 +41,7 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
-def file_of(folder: Path, *jobs: dict[str, object]) -> JobsFile:
+def file_of(folder: Path, *jobs: dict[str, Any]) -> JobsFile:
     defaults = {"device": "cpu", "memory": "64MiB", "strategies": ["batching"], "time": "20s"}
     path = folder / "jobs.yaml"
     path.write_text(json.dumps({"schema": "autofit.jobs/1", "defaults": defaults, "jobs": jobs}))

@@ -58,32 +58,32 @@ def night(
 def test_a_job_is_tuned_again_for_a_reason(
     kind: VerdictKind, environment: Environment, runs: bool, reason: str
 ) -> None:
-    assert due_for([], ACCEPTED, environment, verdict(kind), runs=runs).reason == reason
+    assert due_for([], ACCEPTED, environment, verdict(kind), runs=runs)[0] == reason
 
 
 def test_an_environment_in_which_the_job_was_tuned_already_is_no_reason() -> None:
     past = [night(VerdictKind.CANNOT_COMPARE, "changed", OTHER), night(VerdictKind.STEADY, "", OTHER)]
     found = due_for(past, ACCEPTED, OTHER, verdict(VerdictKind.STEADY))
-    assert found.reason == ""
-    assert "fake: 2, was 1, for which it was tuned at 2026-11-25" in found.note
+    assert found[0] == ""
+    assert "fake: 2, was 1, for which it was tuned at 2026-11-25" in found[1]
     of_another_plan = [night(VerdictKind.STEADY, "changed", OTHER, plan=BENCH.space.baseline)]
-    assert due_for(of_another_plan, ACCEPTED, OTHER, verdict(VerdictKind.STEADY)).reason
+    assert due_for(of_another_plan, ACCEPTED, OTHER, verdict(VerdictKind.STEADY))[0]
     failed_search = [night(VerdictKind.STEADY, "", OTHER)]
-    assert due_for(failed_search, ACCEPTED, OTHER, verdict(VerdictKind.STEADY)).reason
+    assert due_for(failed_search, ACCEPTED, OTHER, verdict(VerdictKind.STEADY))[0]
 
 
 def test_a_regression_that_lasts_is_tuned_for_once_and_a_new_one_again() -> None:
     lasts = [night(VerdictKind.REGRESSION, "slower"), night(VerdictKind.REGRESSION)]
-    assert due_for(lasts, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason == ""
+    assert due_for(lasts, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION))[0] == ""
     returned = [*lasts, night(VerdictKind.STEADY)]
-    assert due_for(returned, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason
+    assert due_for(returned, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION))[0]
     error = NightRecord(id="e", job="j", night="n", at="t", verdict=verdict(VerdictKind.ERROR))
-    assert due_for([*lasts, error], ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason == ""
+    assert due_for([*lasts, error], ACCEPTED, SAME, verdict(VerdictKind.REGRESSION))[0] == ""
 
 
 def test_many_changes_are_counted() -> None:
     many = SAME.model_copy(update={"versions": {name: "2" for name in "abcdef"}})
-    assert due_for([], ACCEPTED, many, verdict(VerdictKind.STEADY)).reason.endswith("and 4 more")
+    assert due_for([], ACCEPTED, many, verdict(VerdictKind.STEADY))[0].endswith("and 4 more")
 
 
 def begin(bench: FakeBench) -> Clock:
