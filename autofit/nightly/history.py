@@ -129,11 +129,7 @@ class History:
         return not away
 
     def begin_night(self, night: str) -> None:
-        """Records that a night begins or is resumed, and merges the records that were set aside.
-
-        Args:
-            night: identifier of the night: the UTC time at which it began, in ISO 8601.
-        """
+        """Records that a night begins or is resumed, and merges the records that were set aside."""
         try:
             permissions.make_directory(self._mark.parent)
             write_atomically(self._mark, night.encode())
@@ -207,11 +203,7 @@ class History:
 
 
 def read(place: Place, jobs: Collection[str] | None = None) -> tuple[Mapping[str, Sequence[str]], str]:
-    """Returns for each job the texts of its records in their order, and why the storage cannot be reached or "".
-
-    Args:
-        place: the storage.
-        jobs: names of the jobs to read; None reads all.
+    """Returns for each job, or each named one, the texts of its records in order, and why the storage is away or "".
 
     Raises:
         StudyError: the storage is not one of autofit, has records of a newer version, or its URL or file is not valid.

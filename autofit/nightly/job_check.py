@@ -31,6 +31,8 @@ from autofit.trackers.heartbeat import waiting
 
 PARTS = 3
 """Parts of the work on a job that may each take its time: re-check, tuning, and comparison of the two plans."""
+_MOST_LETTERS, _MOST_NOTES = 800, 10
+"""Maximum length of a reason or a note, and number of notes: databases limit the length of a record."""
 _SHOWN_EVENTS = ("stage", "busy", "trial", "proof")
 
 Say = Callable[[str], None]
@@ -44,12 +46,6 @@ def opened(job: Job, clock: Clock, say: Say, folder: Path) -> Iterator[Bench]:
     """Opens the workload of a job in a child process, whose working directory is the folder of the jobs file.
 
     This process never loads the user's code. The device is locked until the context ends.
-
-    Args:
-        job: the job.
-        clock: the time left.
-        say: receives a line while this waits for the device, and if the child gives no sign of life.
-        folder: folder of the jobs file.
 
     Raises:
         Busy: another tuner holds the device for half of the time left.
@@ -69,17 +65,7 @@ def opened(job: Job, clock: Clock, say: Say, folder: Path) -> Iterator[Bench]:
 
 @dataclass(frozen=True, slots=True)
 class NightContext:
-    """What all jobs of a night share.
-
-    Attributes:
-        night: identifier of the night.
-        clock: time of the night.
-        jobs: the jobs file.
-        history: the records of all nights, in the storage in which searches keep their trials.
-        open_bench: opens the workload of a job.
-        today: returns the present time, in UTC.
-        say: receives one line for people.
-    """
+    """What all jobs of a night share."""
 
     night: str
     clock: Clock
@@ -159,8 +145,8 @@ class JobCheck:
             at=self._context.today().isoformat(timespec="seconds"),
             duration_s=round(self._began.elapsed_s, 2),
             probes=0 if self._opened is None else self._opened.runs,
-            verdict=self.verdict,
-            notes=tuple(self.notes),
+            verdict=self.verdict.model_copy(update={"reason": self.verdict.reason[:_MOST_LETTERS]}),
+            notes=tuple(note[:_MOST_LETTERS] for note in self.notes[:_MOST_NOTES]),
             **self._fields,
         )
 

@@ -34,7 +34,7 @@ from autofit.core.redaction import redacted
 from autofit.core.units import parse_budget, parse_duration
 from autofit.files import head_of
 from autofit.probing.child_request import Target
-from autofit.study.location import Place, dereferenced
+from autofit.study.location import dereferenced
 
 JOBS_SCHEMA = "autofit.jobs/1"
 SCHEMA_FILE = Path(__file__).parent / "jobs.schema.json"
@@ -300,11 +300,6 @@ class JobsFile(BaseModel):
         return self.path.parent
 
     @property
-    def history_shown(self) -> str:
-        """The storage of the history without secrets."""
-        return Place.of(self.history).shown
-
-    @property
     def local_study(self) -> Path:
         """Study of the searches of a night while the storage of the history is not available."""
         return self.folder / ".autofit" / f"{self.path.name}.local.journal"
@@ -428,14 +423,7 @@ class _JobsSource:
     def checked(
         self, model: type[_Record], data: Any, place: strict_yaml.Place = (), what: str = ""
     ) -> _Record | list[str]:
-        """Returns the record of `data`, or the problems that were found in it.
-
-        Args:
-            model: class of the record.
-            data: what is at `place`.
-            place: the keys that lead to it.
-            what: description of this part of the file, such as "job gpt".
-        """
+        """Returns the record of `data`, or the problems that were found in it."""
         try:
             return model.model_validate(data, context={FOLDER: self.path.parent})
         except ValidationError as error:

@@ -184,10 +184,6 @@ class Recheck:
 def recheck(runner: PlanRunner, plan: Plan) -> Recheck:
     """Proves the accepted plan, probes the baseline, and runs interleaved blocks of both.
 
-    Args:
-        runner: runs plans.
-        plan: the accepted plan.
-
     Raises:
         UserCodeError: the workload fails with the baseline too, for a reason other than memory.
         BudgetSpent: the time budget ended before a round of blocks was complete.

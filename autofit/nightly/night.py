@@ -86,12 +86,6 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
     The record of a job is in the history before the next job begins. An interrupt ends the running job, keeps what has
     a verdict, and leaves the night unfinished, so that the next call continues it.
 
-    Args:
-        jobs: the jobs.
-        history: keeps the records.
-        options: further options.
-        open_bench: opens the workload of a job.
-
     Raises:
         Busy: another night over all jobs runs. Nights over named jobs may run beside it; each job is checked by one.
         UsageError: a job was named that does not exist.
@@ -123,14 +117,7 @@ def code_of(record: NightRecord, fail_on: FailOn) -> int:
 
 
 def notify(command: Sequence[str], text: str, folder: Path, patience_s: float = PATIENCE_S) -> str:
-    """Runs the user's command with `text` on its standard input, without a shell. Returns what went wrong, or "".
-
-    Args:
-        command: program and arguments. A relative program is relative to `folder`.
-        text: the summary.
-        folder: working directory of the command.
-        patience_s: seconds after which the command is killed.
-    """
+    """Runs a command in a folder with a text on its standard input, without a shell. Returns what went wrong, or ""."""
     what, quiet = f"the command {one_line(command[0])}", subprocess.DEVNULL  # its arguments may hold secrets
     try:
         subprocess.run(

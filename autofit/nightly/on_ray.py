@@ -23,11 +23,8 @@ RETRIES = 2
 def run_on_ray(jobs: JobsFile, options: NightOptions) -> NightResult:
     """Checks the jobs as Ray tasks, the longest unchecked first, and returns what was found.
 
-    It connects to the cluster of `RAY_ADDRESS` or of this machine, and starts a local one if there is none.
-
-    Args:
-        jobs: the jobs.
-        options: further options. The time of the night limits each task, the time in Ray's queue included.
+    It connects to the cluster of `RAY_ADDRESS` or of this machine, and starts a local one if there is none. The time of
+    the night limits each task, its time in Ray's queue included.
 
     Raises:
         Busy: another night over all jobs runs on this machine.
@@ -70,14 +67,7 @@ def _task(ray: Any, job: Job, jobs: JobsFile, options: NightOptions, until: floa
 
 
 def _checked(path: str, name: str, fail_on: FailOn, until: float | None) -> str:
-    """Checks one job, in a process of Ray. Returns the result as JSON.
-
-    Args:
-        path: the jobs file.
-        name: name of the job.
-        fail_on: which verdicts set the exit code.
-        until: when the night ends, in seconds since 1970; None for no limit.
-    """
+    """Checks one job in a process of Ray until a time in seconds since 1970. Returns the result as JSON."""
     jobs = read_jobs(path)
     left_s = None if until is None else max(until - time.time(), 1e-3)
     options = NightOptions(only=(name,), time_s=left_s, fail_on=fail_on)

@@ -45,13 +45,7 @@ _PLAN_KEY = re.compile(r"\{[^{}]*\}")
 
 
 def to_text(night: NightResult, history: History, canvas: Canvas | None = None) -> str:
-    """Returns a night for a person to read, ending without a newline.
-
-    Args:
-        night: the result of the night.
-        history: all records of each job, for how long a verdict has lasted.
-        canvas: width and colours. Only a word that is longer than a line goes beyond the width.
-    """
+    """Returns a night for a person to read, ending without a newline."""
     canvas = canvas or Canvas()
     urgent = any(record.verdict.kind in ATTENTION for record in night.records)
     head = [canvas.paint(line, "bad" if urgent else "good") for line in wrapped(headline(night), canvas.width)]

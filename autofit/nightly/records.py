@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from statistics import median
@@ -14,13 +13,10 @@ from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
-from autofit.study.records import STORED_LETTERS
 
 NIGHT_SCHEMA = "autofit.night/1"
 PROTOCOL = 1
 """Version of how a night measures. Figures of different versions are not compared: raise it with each change."""
-_SHORT_LETTERS, _FEW = 500, 10
-"""Maximum length and number of the texts of a record that would be longer than `STORED_LETTERS`."""
 _HEAD = re.compile(r'\{"schema": ?"(autofit\.night/[0-9]{1,6})"')
 
 
@@ -218,9 +214,10 @@ def instant(text: str) -> datetime | None:
 
 
 def to_text(record: NightRecord) -> str:
-    """Returns a record as JSON in ASCII. In a record that is too long, the texts for people are shortened."""
-    text = _dumped(record)
-    return text if len(text) <= STORED_LETTERS else _dumped(_shortened(record))
+    """Returns a record as JSON in ASCII."""
+    # Unpaired surrogates, as in the name of a file that is not UTF-8, are not valid JSON for other readers.
+    text = json.dumps(record.model_dump(mode="json", by_alias=True), ensure_ascii=False)
+    return json.dumps(json.loads(text.encode("utf-8", "replace")))
 
 
 def from_text(text: str) -> NightRecord | None:
@@ -234,10 +231,6 @@ def from_text(text: str) -> NightRecord | None:
 def check_schema(schema: object, where: str) -> None:
     """Refuses records of a newer version.
 
-    Args:
-        schema: schema of the records, or the text of a record; others are accepted.
-        where: where it was found.
-
     Raises:
         StudyError: it is newer than `NIGHT_SCHEMA`.
     """
@@ -249,23 +242,3 @@ def check_schema(schema: object, where: str) -> None:
             f"{where} has records of the schema {name[:40]}; expected {NIGHT_SCHEMA}, which this version reads. It was "
             "not changed. Upgrade autofit, or choose another history."
         )
-
-
-def _dumped(record: NightRecord) -> str:
-    # Unpaired surrogates, as in the name of a file that is not UTF-8, are not valid JSON for other readers.
-    text = json.dumps(record.model_dump(mode="json", by_alias=True), ensure_ascii=False)
-    return json.dumps(json.loads(text.encode("utf-8", "replace")))
-
-
-def _shortened(record: NightRecord) -> NightRecord:
-    texts = {"reason": record.verdict.reason[:_SHORT_LETTERS], "changed": _short(record.verdict.changed)}
-    changes = {
-        "verdict": record.verdict.model_copy(update=texts),
-        "tuned": record.tuned[:_SHORT_LETTERS],
-        "notes": (*_short(record.notes), "the texts of this record were shortened"),
-    }
-    return record.model_copy(update=changes)
-
-
-def _short(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text[:_SHORT_LETTERS] for text in texts[:_FEW])

@@ -61,13 +61,6 @@ def due_for(
     """Returns why a job with an accepted plan is tuned again, and a note if it is not although something changed.
 
     It is tuned once for each change: not again while the accepted plan, the environment and the verdict stay the same.
-
-    Args:
-        past: earlier records of the job, oldest first.
-        accepted: the accepted plan.
-        environment: the present environment.
-        verdict: the verdict of this night.
-        runs: whether the accepted plan runs.
     """
     changed = environment.differences(accepted.environment)
     same = list(_of(past, accepted.plan, environment))[::-1]
@@ -129,11 +122,6 @@ def retune(
 
 def compared(runner: PlanRunner, found: Recommendation, accepted: Plan) -> Retune:
     """Compares the answer of a search with the accepted plan, in interleaved blocks on the same bench.
-
-    Args:
-        runner: runs plans.
-        found: the answer of the search.
-        accepted: the accepted plan, which runs; another one.
 
     Raises:
         DevicePoisoned, KeyboardInterrupt: as in `PlanRunner.run`.

@@ -39,13 +39,7 @@ class Scheduled:
 def scheduled(jobs: JobsFile, history: History, now: datetime, only: Sequence[str] = ()) -> list[Scheduled]:
     """Returns the jobs in the order in which they are checked: never checked, then the longest unchecked first.
 
-    The order of the jobs file decides between equals. Nothing is run.
-
-    Args:
-        jobs: the jobs file.
-        history: its records.
-        now: the present time.
-        only: names of the jobs to check; () for all. Such a night does not continue another one.
+    The order of the jobs file decides between equals. A night over named jobs does not continue another one.
 
     Raises:
         UsageError: a job was named that does not exist.

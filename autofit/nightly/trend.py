@@ -36,12 +36,7 @@ _STYLES = dict.fromkeys(ATTENTION, "bad") | {VerdictKind.FASTER: "good"}
 
 
 def to_html(night: NightResult, history: History) -> str:
-    """Returns the page. Texts of users are escaped and cut.
-
-    Args:
-        night: the newest night.
-        history: all records of each job, oldest first, with or without those of the night.
-    """
+    """Returns the page. Texts of users are escaped and cut."""
     known = {job: list(records) for job, records in history.items()}
     for record in night.records:
         records = known.setdefault(record.job, [])

@@ -17,7 +17,6 @@ from autofit.nightly.levels import (
     NightReading,
     PastNight,
     Ruling,
-    Suspicion,
     decide,
 )
 from autofit.nightly.records import Figures, HistorySegment, NightRecord, Verdict, VerdictKind
@@ -149,12 +148,6 @@ def level_accepted(past: Sequence[NightRecord], *, id: str, night: str, at: str)
     """Returns the record that accepts the level of the open regression of a job; None if there is none.
 
     Once it is in the history, later nights are compared with the nights since the regression began.
-
-    Args:
-        past: all earlier records of the job, oldest first.
-        id: unique identifier of the record.
-        night: UTC time in ISO 8601, as an identifier of a night.
-        at: UTC time in ISO 8601.
     """
     last = next((record for record in reversed(past) if record.accepted and record.segment), None)
     if last is None or last.accepted is None or last.segment is None or last.environment is None:
@@ -323,70 +316,51 @@ def _previous_segment(past: Sequence[NightRecord], tonight: Tonight, latest: Nig
 
 def _evidence(tonight: Tonight, level: Level, decision: Decision) -> str:
     """Returns the evidence on both measures without a full stop, a claim first."""
+    rate, memory = decision.rate, decision.memory
     first, second = tonight.reading, decision.second or (None, None)
-    throughput = _Measure("throughput", lambda x: rate_text(x, tonight.unit), decision.rate, first[0], second[0])
-    peak = _Measure("the peak", lambda x: format_bytes(round(x)), decision.memory, first[1], second[1])
-    texts = [throughput.text(), peak.text()]
-    if decision.rate.side > 0 and not decision.rate.begins:
+    texts = [
+        _described("throughput", lambda x: rate_text(x, tonight.unit), rate, first[0], second[0]),
+        _described("the peak", lambda x: format_bytes(round(x)), memory, first[1], second[1]),
+    ]
+    if rate.side > 0 and not rate.begins:
         more = LEAST_NIGHTS - len(level.rate.changed) - 1
         when = f"after {_nights(more)} more" if more > 0 else "from now on"
         texts[0] += f"; {when}, nights are compared with the new level"
-    lost = _unnoticed(decision.rate.band)
-    if lost > WIDE_BAND and decision.rate.suspicion is None and not decision.rate.since:
+    lost = _unnoticed(rate.band)
+    if lost > WIDE_BAND and rate.suspicion is None and not rate.since:
         texts[0] += f", so wide that a night is not noticed before it loses {lost:.0%}: the nights differ too much"
-    return "; ".join(texts[::-1] if decision.memory.side and not decision.rate.side else texts)
+    return "; ".join(texts[::-1] if memory.side and not rate.side else texts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Measure:
-    """One measure of a night, described: its name, how a value is written, the ruling, and the two readings."""
+def _described(name: str, shown: Callable[[float], str], ruling: Ruling, first: float, second: float | None) -> str:
+    """Returns what is claimed of one measure, and its evidence."""
+    found, band = ruling.suspicion, ruling.band
+    readings = shown(first) + ("" if second is None else f", measured again {shown(second)}")
+    limits = f"{shown(band.low)} to {shown(band.high)}"
+    if ruling.since:
+        welcome = not ruling.side or (ruling.side > 0 and name == "throughput")
+        end = "" if welcome else "; reported until it is back or accepted"
+        return f"{name} is {_open(ruling, first, f'{readings}, {shown(band.expected)} before')}{end}"
+    if found is None:
+        return f"{name} {shown(first)} is inside its band of {_nights(band.nights)}, {limits}"
+    if ruling.side:
+        over = f" over the last {found.nights} nights" if found.nights > 1 else ""
+        moved = f"{_difference(found.shown, found.expected)}{over}"
+        claim = f"is {moved} than the median of {_nights(found.before)}, {shown(found.expected)}"
+    else:
+        again = ", and was not measured again" if second is None else " once, not when measured again"
+        claim = f"was {'higher' if found.side > 0 else 'lower'} than expected{again}"
+    return f"{name} {claim}: tonight {readings}, band {limits}"
 
-    name: str
-    shown: Callable[[float], str]
-    ruling: Ruling
-    first: float
-    second: float | None
 
-    def text(self) -> str:
-        """Returns what is claimed and its evidence."""
-        ruling, found, band = self.ruling, self.ruling.suspicion, self.ruling.band
-        limits = f"{self.shown(band.low)} to {self.shown(band.high)}"
-        if ruling.since:
-            return self._open()
-        if found is None:
-            return f"{self.name} {self.shown(self.first)} is inside its band of {_nights(band.nights)}, {limits}"
-        claim = self._began(found) if ruling.side else self._doubted(found)
-        return f"{claim}: tonight {self._readings()}, band {limits}"
-
-    def _readings(self) -> str:
-        return self.shown(self.first) + ("" if self.second is None else f", measured again {self.shown(self.second)}")
-
-    def _open(self) -> str:
-        """Returns what became of a change that was open before tonight."""
-        ruling, expected = self.ruling, self.ruling.band.expected
-        figures = f"{self._readings()}, {self.shown(expected)} before"
-        if not ruling.side:
-            return f"{self.name} is back: {figures}; the change since {ruling.since} ended"
-        if ruling.suspicion is not None:
-            still = f"{self.name} is not reliably back to where it was before {ruling.since}: {figures}"
-        else:
-            still = f"{self.name} is still {_difference(self.first, expected)} than before {ruling.since}: {figures}"
-        return still if ruling.side > 0 and self.name == "throughput" else f"{still}; reported until back or accepted"
-
-    def _began(self, found: Suspicion) -> str:
-        """Returns the nights that are the evidence for a new change."""
-        moved, shown = f"{self.name} is {_difference(found.shown, found.expected)}", self.shown(found.shown)
-        expected = self.shown(found.expected)
-        if found.cause == "run":
-            before = f"the median of the {found.before} nights before is {expected}"
-            return f"{moved} over the last {found.nights} nights: their mean is {shown}, {before}"
-        return f"{moved} than the median of {_nights(found.before)}, {expected}"
-
-    def _doubted(self, found: Suspicion) -> str:
-        """Returns which suspicion was not confirmed."""
-        what = f"{self.name} was {'higher' if found.side > 0 else 'lower'} than expected"
-        repeated = self.second is not None
-        return f"{what} once, not when measured again" if repeated else f"{what}, and was not measured again"
+def _open(ruling: Ruling, first: float, figures: str) -> str:
+    """Returns what became of a change that was open before tonight."""
+    if not ruling.side:
+        return f"back: {figures}; the change since {ruling.since} ended"
+    still = f"still {_difference(first, ruling.band.expected)} than"
+    if ruling.suspicion is not None:
+        still = "not reliably back to where it was"
+    return f"{still} before {ruling.since}: {figures}"
 
 
 def _difference(value: float, expected: float) -> str:

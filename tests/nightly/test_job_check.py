@@ -27,7 +27,7 @@ from autofit.core.trial import Purpose
 from autofit.nightly import job_check, outputs, retune, trend
 from autofit.nightly.job_check import opened
 from autofit.nightly.jobs import FOLDER, Job
-from autofit.nightly.records import VerdictKind
+from autofit.nightly.records import VerdictKind, to_text
 from autofit.probing.remote.bench import Target
 from tests.fakes import always
 from tests.nightly.benches import faster
@@ -187,6 +187,15 @@ def test_a_search_that_fails_leaves_the_verdict_and_is_tried_again(room: Machine
     assert record.tuned == ""
     assert any("found no answer: the study is gone" in note for note in record.notes)
     assert room.night().records[0].tuned
+
+
+def test_the_texts_of_a_record_are_short_enough_for_any_database(room: MachineRoom) -> None:
+    room.add("a")
+    room.errors["a"] = StudyError("\ud83d " * 90_000)
+    room.night()
+    (record,) = room.records("a")
+    assert record.verdict.kind is VerdictKind.ERROR
+    assert len(to_text(record)) < 2**15
 
 
 def test_one_job_gets_its_share_of_the_time_to_tune(room: MachineRoom) -> None:

@@ -24,7 +24,6 @@ from autofit.nightly.records import (
     instant,
     to_text,
 )
-from autofit.study.records import STORED_LETTERS
 from tests.nightly.history_samples import record
 
 PLAN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})
@@ -101,16 +100,6 @@ def test_unpaired_surrogates_are_replaced() -> None:
     found = from_text(to_text(record(1, notes=("file \udc80.py",))))
     assert found is not None
     assert found.notes == ("file ?.py",)
-
-
-def test_the_texts_of_a_long_record_are_shortened_and_its_figures_are_kept() -> None:
-    night = record(1, notes=("n" * 9000,) * 9, verdict=record(1).verdict.model_copy(update={"reason": "r" * 90_000}))
-    found = from_text(to_text(night))
-    assert found is not None
-    assert len(json.dumps(to_text(night))) < 2**16
-    assert len(to_text(night)) <= STORED_LETTERS
-    assert found.notes[-1] == "the texts of this record were shortened"
-    assert (found.accepted, found.segment, found.id) == (night.accepted, night.segment, night.id)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"schema": "autofit.night/1"}', "3", "\x00"])
