@@ -1,7 +1,7 @@
 """The verdict on a job in one night: from its figures and the earlier nights to a kind and its evidence."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -104,19 +104,25 @@ def judge(
     if budget_bytes is not None and peak_bytes > budget_bytes:
         over = f"its peak {format_bytes(peak_bytes)} is above the budget of {format_bytes(budget_bytes)}"
         return Judged(failed(past, tonight.segment, tonight.environment, over, fits=False))
-    nights, confirming = tonight.comparable(past), _Confirming(confirm)
+    nights, measured = tonight.comparable(past), list[Figures | None]()
+
+    def again() -> NightReading | None:
+        if not measured:
+            measured.append(confirm())
+        return None if measured[0] is None else _reading(measured[0])
+
     level = level_of(nights)
     if level.missing_nights and not known:
         return Judged(Verdict(kind=VerdictKind.CANNOT_COMPARE, reason=UNKNOWN_PAST))
     if level.missing_nights:
-        verdict = _too_few_nights(past, tonight, level.missing_nights)
-        return Judged(_slower_than_tuned(tonight, nights, level, confirming) or verdict, confirming.figures)
-    decision = decide(level, tonight.reading, confirming)
+        few = _too_few_nights(past, tonight, level.missing_nights)
+        return Judged(_slower_than_tuned(tonight, nights, level, again) or few, next(iter(measured), None))
+    decision = decide(level, tonight.reading, again)
     verdict = _verdict(past, tonight, nights, level, decision)
     if verdict.kind is VerdictKind.STEADY and _unnoticed(decision.rate.band) > WIDE_BAND:
         unknown = {"kind": VerdictKind.CANNOT_COMPARE, "reason": f"too noisy to tell: {verdict.reason}"}
-        verdict = _slower_than_tuned(tonight, nights, level, confirming) or verdict.model_copy(update=unknown)
-    return Judged(verdict, confirming.figures)
+        verdict = _slower_than_tuned(tonight, nights, level, again) or verdict.model_copy(update=unknown)
+    return Judged(verdict, next(iter(measured), None))
 
 
 def failed(
@@ -185,20 +191,6 @@ def rate_text(rate_per_s: float, unit: str) -> str:
     return f"{short_number(rate_per_s)} {unit}/s"
 
 
-@dataclass(slots=True)
-class _Confirming:
-    """Measures once more when it is first called, and keeps the figures for the record."""
-
-    confirm: Callable[[], Figures | None]
-    figures: Figures | None = field(default=None, init=False)
-    _asked: bool = field(default=False, init=False)
-
-    def __call__(self) -> NightReading | None:
-        if not self._asked:
-            self._asked, self.figures = True, self.confirm()
-        return None if self.figures is None else _reading(self.figures)
-
-
 def _reading(figures: Figures) -> NightReading:
     return NightReading(figures.rate_per_s, figures.peak_bytes)
 
@@ -256,7 +248,7 @@ def _changes(now: Environment | None, steady: NightRecord | None) -> tuple[str, 
 
 
 def _slower_than_tuned(
-    tonight: Tonight, nights: Sequence[NightRecord], level: Level, confirming: _Confirming
+    tonight: Tonight, nights: Sequence[NightRecord], level: Level, again: Callable[[], NightReading | None]
 ) -> Verdict | None:
     """Returns the verdict on a night that is far slower than the search that found its plan; None if it is not.
 
@@ -267,14 +259,14 @@ def _slower_than_tuned(
     if tuned is None or any(record.level_accepted for record in nights):
         return None
     limit = (1 - WIDE_BAND) * tuned
-    second = confirming() if rate_per_s < limit else None
+    second = again() if rate_per_s < limit else None
     if second is None or second.rate_per_s >= limit:
         return None
-    now, again, then = (rate_text(each, tonight.unit) for each in (rate_per_s, second.rate_per_s, tuned))
+    now, repeated, then = (rate_text(each, tonight.unit) for each in (rate_per_s, second.rate_per_s, tuned))
     return Verdict(
         kind=VerdictKind.REGRESSION,
         reason=f"throughput is {1 - rate_per_s / tuned:.0%} lower than in the search that found the plan: {now}, "
-        f"measured again {again}, {then} then",
+        f"measured again {repeated}, {then} then",
         moved=("slower",),
         since=level.rate.since if level.rate.side < 0 else "",
         expected_per_s=tuned,
