@@ -10,7 +10,7 @@ import pytest
 from autofit import planfile
 from autofit.core.errors import AutofitError
 from autofit.files import followed, head_of, write_atomically
-from autofit.nightly.jobs_source import JobsSource
+from autofit.nightly.jobs import read_jobs
 from autofit.reports import sources
 from autofit.study.location import dereferenced
 
@@ -21,7 +21,7 @@ def mode(path: Path) -> int:
 
 @pytest.mark.parametrize(
     "read",
-    [planfile.load, planfile.check_replaceable, JobsSource.read, sources.of_name, lambda p: dereferenced(f"file:{p}")],
+    [planfile.load, planfile.check_replaceable, read_jobs, sources.of_name, lambda p: dereferenced(f"file:{p}")],
 )
 def test_a_pipe_or_a_device_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")

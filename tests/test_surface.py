@@ -43,15 +43,14 @@ FLAGS = {
         "--force", "--format", "--help", "--json", "--name", "--output", "--quiet", "-h", "-o", "-q", "PLAN | STUDY",
     ],
     "nightly": [
-        "--benchmark-json", "--benchmark-memory-json", "--dry-run", "--fail-on", "--force", "--help", "--html", "--job",
-        "--json", "--junit", "--list", "--markdown", "--quiet", "--time", "-h", "-q", "FILE",
+        "--dry-run", "--fail-on", "--force", "--help", "--html", "--job", "--json", "--markdown", "--on", "--quiet",
+        "--time", "-h", "-q", "FILE",
     ],
     "nightly init": [
         "--device", "--force", "--global-batch", "--help", "--json", "--memory", "--name", "--output", "--quiet",
         "--time", "-h", "-o", "-q", "TARGET",
     ],
     "nightly accept": ["--help", "--jobs", "--json", "--level", "--quiet", "-h", "-q", "JOB"],
-    "nightly revert": ["--help", "--jobs", "--json", "--quiet", "-h", "-q", "JOB"],
     "completion": ["--help", "-h", "None"],
     "export": [
         "--force", "--help", "--json", "--output", "--quiet", "--target-version", "--to", "-h", "-o", "-q", "PLAN",

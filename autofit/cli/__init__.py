@@ -29,8 +29,7 @@ COMMANDS = {
     "export": ("write a plan as code or settings for another framework", _arguments.export),
     "nightly": ("check the plans in use, and tune again where it is worthwhile", _nightly.nightly),
     "nightly init": ("write a first jobs file", _nightly.init),
-    "nightly accept": ("accept the plan that a night proposed for a job", _nightly.accept),
-    "nightly revert": ("go back to the previous plan of a job", _nightly.revert),
+    "nightly accept": ("accept the better plan that a night found for a job", _nightly.accept),
     "completion": ("print a shell completion script", _arguments.completion),
 }
 _SHARED = {"show": "plans", "diff": "plans", "report": "plans", "export": "plans", "completion": "about"}
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(name: str) -> Callable[[argparse.Namespace], int]:
     """Returns the function that runs a command: that of its name in a module of several, or `execute` in its own."""
     shared = _SHARED.get(name)
-    module = import_module(f"autofit.cli.{shared or name.replace(' ', '_')}")
+    module = import_module(f"autofit.cli.{shared or name.partition(' ')[0]}")
     found: Callable[[argparse.Namespace], int] = getattr(module, name if shared else "execute")
     return found
 

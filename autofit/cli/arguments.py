@@ -37,11 +37,11 @@ EXAMPLES = {
         f"autofit nightly init {_TARGET}",
         "autofit nightly jobs.yaml --time 4h --html nightly.html",
         "autofit nightly jobs.yaml --job gpt",
+        "autofit nightly jobs.yaml --on ray",
         "autofit nightly accept gpt",
     ),
     "nightly init": (f"autofit nightly init {_TARGET} --device cuda --time 10min",),
     "nightly accept": ("autofit nightly accept gpt", "autofit nightly accept gpt --level"),
-    "nightly revert": ("autofit nightly revert gpt",),
     "completion": (
         'eval "$(autofit completion bash)"',
         "autofit completion fish > ~/.config/fish/completions/autofit.fish",

@@ -5,13 +5,6 @@ import argparse
 from autofit.cli.arguments import count
 
 JOBS_FILE = "jobs.yaml"
-_FILES = {
-    "junit": "JUnit XML: a regression is a failed test",
-    "markdown": "Markdown, for a pull request or a job summary",
-    "benchmark-json": "throughputs as github-action-benchmark reads them (customBiggerIsBetter)",
-    "benchmark-memory-json": "peaks as github-action-benchmark reads them (customSmallerIsBetter)",
-    "html": "the history of all jobs as one HTML page that needs no network",
-}
 
 
 def nightly(parser: argparse.ArgumentParser) -> None:
@@ -27,20 +20,30 @@ def nightly(parser: argparse.ArgumentParser) -> None:
         "all, the longest unchecked first)",
     )  # fmt: skip
     what.add_argument(
+        "--on",
+        choices=("ray",),
+        help="run each job as a task of the Ray cluster (default: one after the other, here). Needs the extra `ray`",
+    )
+    what.add_argument(
         "--time", metavar="TIME",
         help="time for the whole night: 4h, 90min (default: that of the jobs file). Jobs that were not reached come "
         "first in the next night",
     )  # fmt: skip
-    what.add_argument("--dry-run", action="store_true", help="say what would be checked, in which order and why")
-    what.add_argument("--list", action="store_true", help="list the jobs with their last verdict, its age and the plan")
+    what.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what would be checked, in which order and why, with the last verdicts",
+    )
     output = parser.add_argument_group("output")
-    for name, about in _FILES.items():
-        output.add_argument(f"--{name}", metavar="FILE", help=f"also write {about}")
+    output.add_argument("--markdown", metavar="FILE", help="also write Markdown, for a pull request or a job summary")
+    output.add_argument(
+        "--html", metavar="FILE", help="also write the history of all jobs as one HTML page that needs no network"
+    )
     output.add_argument("--force", action="store_true", help="replace these files even if autofit did not write them")
     output.add_argument(
         "--fail-on", choices=("regression", "change", "never"), default="regression",
         help="which verdicts give exit code 4: regression (default; also a plan that does not run), change (also a "
-        "faster plan, another environment or a proposal), or never. Errors have their exit codes in any case; of "
+        "faster or better plan, or another environment), or never. Errors have their exit codes in any case; of "
         "several jobs, the worst one counts",
     )  # fmt: skip
 
@@ -63,20 +66,11 @@ def init(parser: argparse.ArgumentParser) -> None:
 
 def accept(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit nightly accept`."""
-    _job(parser)
+    parser.add_argument("job", metavar="JOB", help="name of the job")
+    parser.add_argument("--jobs", metavar="FILE", default=JOBS_FILE, help="jobs file (default: %(default)s)")
     parser.add_argument(
         "--level",
         action="store_true",
         help="accept the present speed and memory of the job instead, so that nights no longer report its open "
         "regression. The plan stays",
     )
-
-
-def revert(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `autofit nightly revert`."""
-    _job(parser)
-
-
-def _job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="name of the job")
-    parser.add_argument("--jobs", metavar="FILE", default=JOBS_FILE, help="jobs file (default: %(default)s)")

@@ -1,10 +1,14 @@
-"""JobCheck: one job in one night. Opens it, re-checks the accepted plan, judges it, and tunes again if that is due."""
+"""One job in one night: opens it, re-checks the accepted plan, judges it, and tunes again if that is due."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
-from autofit import planfile
+from autofit import locks, planfile
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, BudgetSpent, PlanFileError, StorageError
 from autofit.core.objective import Objective
@@ -12,37 +16,56 @@ from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
-from autofit.nightly import proposals, retune
+from autofit.nightly import retune
 from autofit.nightly.history import History
-from autofit.nightly.job import JobsFile
-from autofit.nightly.judging import Tonight, failed, judge
-from autofit.nightly.opening import OpenBench, Say
-from autofit.nightly.plan_runner import CountedBench, PlanRunner
-from autofit.nightly.recheck import confirm, far_slower, recheck
-from autofit.nightly.record_draft import RecordDraft
-from autofit.nightly.records import Verdict, VerdictKind
-from autofit.nightly.schedule import Scheduled
+from autofit.nightly.jobs import Job, JobsFile
+from autofit.nightly.measuring import PlanRunner, confirm, far_slower, recheck
+from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
+from autofit.nightly.verdict import Tonight, failed, judge
+from autofit.probing.remote.bench import RemoteBench
+from autofit.probing.watchdog import Watchdog
+from autofit.search.bench import Bench
 from autofit.search.event import Event
 from autofit.search.request import Request
+from autofit.trackers.progress import waiting
 
 PARTS = 3
 """Parts of the work on a job that may each take its time: re-check, tuning, and comparison of the two plans."""
+_MOST_LETTERS, _MOST_NOTES = 800, 10
+"""Maximum length of a reason or a note, and number of notes: databases limit the length of a record."""
 _SHOWN_EVENTS = ("stage", "busy", "trial", "proof")
+
+Say = Callable[[str], None]
+"""Receives one line for people."""
+OpenBench = Callable[[Job, Clock, Say, Path], AbstractContextManager[Bench]]
+"""Opens a bench: the job, the clock of its time, what receives lines for people, and the folder of the jobs file."""
+
+
+@contextmanager
+def opened(job: Job, clock: Clock, say: Say, folder: Path) -> Iterator[Bench]:
+    """Opens the workload of a job in a child process, whose working directory is the folder of the jobs file.
+
+    This process never loads the user's code. The device is locked until the context ends.
+
+    Raises:
+        Busy: another tuner holds the device for half of the time left.
+        DeviceMissing: the device is not on this machine.
+        AutofitError: as in `RemoteBench`.
+    """
+    with chdir(folder), ExitStack() as held:
+        watch = held.enter_context(Watchdog(clock, say))
+
+        def patience_s() -> float:
+            return locks.patience_s(None if clock.limit_s is None else max(clock.left_s, 0.0))
+
+        claim = locks.claiming(held, patience_s, waiting(watch, lambda event: say(event.text)))
+        log = folder / ".autofit" / f"{job.name}.log"  # the output of the user's code
+        yield held.enter_context(RemoteBench(job.target, beat=watch.beat, claim=claim, clock=clock, log=log))
 
 
 @dataclass(frozen=True, slots=True)
 class NightContext:
-    """What all jobs of a night share.
-
-    Attributes:
-        night: identifier of the night.
-        clock: time of the night.
-        jobs: the jobs file.
-        history: the records of all nights, in the storage in which searches keep their trials.
-        open_bench: opens the workload of a job.
-        today: returns the present time, in UTC.
-        say: receives one line for people.
-    """
+    """What all jobs of a night share."""
 
     night: str
     clock: Clock
@@ -54,25 +77,30 @@ class NightContext:
 
 
 class JobCheck:
-    """One job in one night.
+    """One job in one night. What is known of it is kept, so that an interrupt loses nothing that has a verdict.
 
     Args:
-        scheduled: the job with its earlier records.
+        job: the job.
+        past: its earlier records, oldest first.
         context: what all jobs of the night share.
         jobs_left: number of jobs that share the time of the night that is left, this one included.
 
     Attributes:
-        draft: the record, as far as it is known.
+        verdict: the verdict; None until there is one.
+        notes: notes for people.
     """
 
-    def __init__(self, scheduled: Scheduled, context: NightContext, jobs_left: int) -> None:
-        self._job, self._past, self._context = scheduled.job, scheduled.past, context
-        self._jobs_left = jobs_left
-        self._objective = Objective(unit=self._job.objective)
-        self.draft = RecordDraft(self._job.name, context.night, context.today, Clock(now=context.clock.now))
+    def __init__(self, job: Job, past: tuple[NightRecord, ...], context: NightContext, jobs_left: int) -> None:
+        self.verdict: Verdict | None = None
+        self.notes: list[str] = []
+        self._job, self._past, self._context, self._jobs_left = job, past, context, jobs_left
+        self._objective = Objective(unit=job.objective)
+        self._began = Clock(now=context.clock.now)
+        self._opened: PlanRunner | None = None
+        self._fields: dict[str, Any] = {}
 
     def run(self) -> None:
-        """Checks the job. Afterwards the draft has a verdict.
+        """Checks the job. Afterwards there is a verdict.
 
         Raises:
             AutofitError: the job could not be opened or checked; see `opened`, `recheck` and `autofit.planfile.load`.
@@ -84,25 +112,59 @@ class JobCheck:
             planfile.check_replaceable(job.plan)
         self._clock = Clock(now=context.clock.now, limit_s=self._time_s(PARTS))
         with context.open_bench(job, self._clock, context.say, context.jobs.folder) as bench:
-            counted = CountedBench(bench)
-            self.draft.opened(counted)
-            environment = counted.briefing.environment
+            briefing = bench.briefing
+            environment = briefing.environment
+            self._fields |= {"environment": environment, "budget_bytes": briefing.budget.memory_bytes}
             context.say(f"on {environment.device_name} ({environment.device_type})")
-            self._runner = PlanRunner(counted, self._objective, self._clock, context.say)
+            self._opened = PlanRunner(bench, self._objective, self._clock, context.say)
             if accepted is None:
                 self._tune_first()
             else:
                 self._check(accepted)
 
+    def note(self, text: str) -> None:
+        """Adds a note for people."""
+        self._context.say(text)
+        self.notes.append(text)
+
+    def failed(self, error: Exception) -> None:
+        """Records that the work on the job ended with an error. A verdict that was reached before is kept."""
+        text = one_line(str(error)) or type(error).__name__
+        if self.verdict is None:
+            self.verdict = Verdict(kind=VerdictKind.ERROR, reason=text.removesuffix("."))
+        else:
+            self.notes.append(f"the work on this job ended with an error: {text}")
+
+    def record(self) -> NightRecord:
+        """Returns the record as it is now. There must be a verdict."""
+        assert self.verdict is not None, "a record has a verdict"
+        return NightRecord(
+            id=uuid4().hex,
+            job=self._job.name,
+            night=self._context.night,
+            at=self._context.today().isoformat(timespec="seconds"),
+            duration_s=round(self._began.elapsed_s, 2),
+            probes=0 if self._opened is None else self._opened.runs,
+            verdict=self.verdict.model_copy(update={"reason": self.verdict.reason[:_MOST_LETTERS]}),
+            notes=tuple(note[:_MOST_LETTERS] for note in self.notes[:_MOST_NOTES]),
+            **self._fields,
+        )
+
+    @property
+    def _runner(self) -> PlanRunner:
+        assert self._opened is not None, "a plan is measured on an open bench"
+        return self._opened
+
     def _check(self, accepted: Recommendation) -> None:
         verdict, runs = self._measure(accepted)
-        due = retune.due_for(self._past, accepted, self._runner.bench.briefing.environment, verdict, runs=runs)
-        if due.note:
-            self._note(due.note)
-        if due.reason:
-            self._tune_again(accepted, due.reason, runs=runs)
-        elif (waiting := proposals.new_path(self._job.plan)).exists():
-            self._note(f"{waiting.name} was proposed by an earlier night. To use it: {self._accepting}")
+        here = self._runner.bench.briefing.environment
+        reason, note = retune.due_for(self._past, accepted, here, verdict, runs=runs)
+        if note:
+            self.note(note)
+        if reason:
+            self._tune_again(accepted, reason, runs=runs)
+        elif (waiting_plan := retune.new_path(self._job.plan)).exists():
+            self.note(f"{waiting_plan.name} was found by an earlier night. {self._to_accept}")
 
     def _measure(self, tuned: Recommendation) -> tuple[Verdict, bool]:
         """Re-checks a plan and judges it. Returns the verdict, and whether the plan runs within its budget.
@@ -110,76 +172,86 @@ class JobCheck:
         A regression is measured a second time before it is called one.
         """
         self._begin(self._time_s())
-        plan, draft, environment = tuned.plan, self.draft, self._runner.bench.briefing.environment
+        runner, environment = self._runner, self._runner.bench.briefing.environment
         comparable = tuned.objective.unit == self._objective.unit and environment.comparable(tuned.environment)
         tuned_per_s = (tuned.rate_per_s or self._objective.score(tuned.proof)) if comparable else None
-        segment = draft.measures(plan)
+        segment = self._fields["segment"] = HistorySegment.of(environment, tuned.plan)
         try:
-            found = recheck(self._runner, plan)
+            found = recheck(runner, tuned.plan)
         except BudgetSpent:
-            late = far_slower(self._runner, plan, tuned_per_s, tuned.proof.step_time_s)
+            late = far_slower(runner, tuned.plan, tuned_per_s, tuned.proof.step_time_s)
             if late is None:
                 raise
-            draft.verdict = late
+            self.verdict = late
             return late, True
         if found.accepted is None:
             assert found.failure is not None, "without figures there is a failure"
             reason = f"{found.failure.status.value}: {found.failure.reason}"
             fits = not found.failure.status.does_not_fit
-            draft.verdict = failed(self._past, segment, environment, reason, fits=fits)
-            return draft.verdict, False
-        budget_bytes = self._runner.bench.briefing.budget.memory_bytes
+            self.verdict = failed(self._past, segment, environment, reason, fits=fits)
+            return self.verdict, False
         tonight = Tonight(
-            self._job.name, segment, environment, found.accepted, budget_bytes, found.unit, found.baseline,
+            self._job.name, segment, environment, found.accepted, runner.bench.briefing.budget.memory_bytes, found.unit,
             tuned_per_s if found.unit == self._objective.unit else None,
         )  # fmt: skip
         self._begin(self._time_s())
         known = not self._context.history.away
-        judged = judge(self._past, tonight, lambda: confirm(self._runner, plan), known=known)
-        draft.update(accepted=found.accepted, baseline=found.baseline, gain=found.gain, unit=found.unit)
-        draft.update(confirmation=judged.confirmation)
-        draft.verdict = judged.verdict
+        judged = judge(self._past, tonight, lambda: confirm(runner, tuned.plan), known=known)
+        self._fields |= {"accepted": found.accepted, "baseline": found.baseline, "gain": found.gain, "unit": found.unit}
+        self._fields |= {"confirmation": judged.confirmation}
+        self.verdict = judged.verdict
         for note in found.notes:
-            self._note(note)
+            self.note(note)
         return judged.verdict, judged.verdict.kind is not VerdictKind.DOES_NOT_FIT
 
     def _tune_first(self) -> None:
         """Tunes a job without a plan, and measures the new plan as later nights will."""
         self._context.say(retune.NO_PLAN)
         found = self._searched(None).recommendation
-        proposals.replace(found, self._job.plan)
-        self.draft.update(tuned=retune.NO_PLAN, proposed=found.plan, replaced=True)
-        self.draft.verdict = Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="this is the first night of the job")
-        self._note(f"the first plan was written to {self._job.plan.name}: {self._described(found.plan)}")
+        retune.replace_plan(found, self._job.plan)
+        self._fields |= {"tuned": retune.NO_PLAN, "proposed": found.plan, "replaced": True}
+        self.verdict = Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="this is the first night of the job")
+        self.note(f"the first plan was written to {self._job.plan.name}: {self._described(found.plan)}")
         try:
             self._measure(found)
         except BudgetSpent as spent:
-            self._note(f"the first plan was not measured beside the baseline: {spent}")
+            self.note(f"the first plan was not measured beside the baseline: {spent}")
 
     def _tune_again(self, accepted: Recommendation, reason: str, *, runs: bool) -> None:
-        """Tunes again; proposes what is better, or makes it the accepted plan."""
+        """Tunes again; a better plan waits beside the accepted one, or replaces it."""
         self._context.say(f"tuning again: {reason}")
         try:
             result = self._searched(accepted.plan, runs=runs)
         except AutofitError as error:
-            self._note(f"tuning again ({reason}) found no answer: {one_line(str(error))}")
+            self.note(f"tuning again ({reason}) found no answer: {one_line(str(error))}")
             return
-        self.draft.update(tuned=reason)
+        self._fields["tuned"] = reason
         if result.note:
-            self._note(result.note)
+            self.note(result.note)
+        waits = retune.new_path(self._job.plan)
         try:
             if result.better:
-                self._keep(result, accepted)
-            elif proposals.withdraw(self._job.plan):
-                self._note("the proposal of an earlier night was withdrawn: this search found nothing better")
-        except PlanFileError as error:
-            self._note(one_line(str(error)))
+                self._keep(result)
+            elif waits.exists():
+                planfile.check_replaceable(waits)
+                waits.unlink()
+                self.note(f"{waits.name} of an earlier night was deleted: this search found nothing better")
+        except (PlanFileError, OSError) as error:
+            self.note(one_line(str(error)))
 
     def _searched(self, accepted: Plan | None, *, runs: bool = True) -> retune.Retune:
         """Searches for a plan. If the study goes away meanwhile, searches once more in a local one."""
 
         def searched(study: str) -> retune.Retune:
-            request = self._request(study, anew=accepted is not None)
+            # A job that is tuned again needs another answer than the one that the study knows.
+            request = Request(
+                study=study,
+                objective=self._objective,
+                isolated=True,
+                title=self._job.workload,
+                command=f"autofit nightly --job {self._job.name}",
+                anew=accepted is not None,
+            )
             return retune.retune(self._runner, request, accepted, [self._show], self._begin_tuning, runs=runs)
 
         jobs = self._context.jobs
@@ -188,50 +260,27 @@ class JobCheck:
                 return searched(jobs.history)
             except StorageError as error:
                 found = one_line(str(error)).partition("; expected ")[0]
-                self._note(f"the search began again in a local study, since {found}")
+                self.note(f"the search began again in a local study, since {found}")
         return searched(str(jobs.local_study))
 
-    def _keep(self, result: retune.Retune, accepted: Recommendation) -> None:
+    def _keep(self, result: retune.Retune) -> None:
         path, found = self._job.plan, result.recommendation
-        proposed = {"proposed": found.plan, "proposed_gain": result.gain}
-        if self._job.accept == "auto":
-            proposals.replace(found, path)
-            proposals.withdraw(path)
-            self.draft.update(**proposed, replaced=True)
-            kept = proposals.previous_path(path).name
-            self._note(f"{path.name} was replaced by {self._described(found.plan)}; its predecessor is {kept}")
+        auto = self._job.accept == "auto"
+        if auto:
+            retune.replace_plan(found, path)
+            kept = retune.previous_path(path).name
+            self.note(f"{path.name} was replaced by {self._described(found.plan)}; its predecessor is {kept}")
         else:
-            proposals.propose(found, path, accepted, result.gain)
-            self.draft.update(**proposed)
-            new = proposals.new_path(path).name
-            self._note(f"{new} is proposed: {self._described(found.plan)}. To use it: {self._accepting}")
-
-    def _note(self, text: str) -> None:
-        self._context.say(text)
-        self.draft.note(text)
+            planfile.save(found, retune.new_path(path))
+            self.note(f"{retune.new_path(path).name} is better: {self._described(found.plan)}. {self._to_accept}")
+        self._fields |= {"proposed": found.plan, "proposed_gain": result.gain, "replaced": auto}
 
     def _described(self, plan: Plan) -> str:
         return describe_plan(plan, self._runner.baseline)
 
     @property
-    def _accepting(self) -> str:
-        return f"autofit nightly accept {self._job.name}"
-
-    def _request(self, study: str, *, anew: bool) -> Request:
-        """Returns the options of a search.
-
-        Args:
-            study: where it keeps its trials.
-            anew: search although the study knows the answer. A job that is tuned again needs another one.
-        """
-        return Request(
-            study=study,
-            objective=self._objective,
-            isolated=True,
-            title=self._job.workload,
-            command=f"autofit nightly --job {self._job.name}",
-            anew=anew,
-        )
+    def _to_accept(self) -> str:
+        return f"To use it: autofit nightly accept {self._job.name}"
 
     def _show(self, event: Event) -> None:
         if event.kind in _SHOWN_EVENTS:

@@ -1,35 +1,60 @@
 """Night: one run over all jobs of a jobs file. The failure of one job never stops the others."""
 
+import subprocess
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
 
 from autofit import locks
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError, BudgetSpent, Busy, DeviceMissing, StudyError, UsageError, UserCodeError
+from autofit.core.errors import (
+    AutofitError,
+    BudgetSpent,
+    Busy,
+    DeviceMissing,
+    DevicePoisoned,
+    NothingFits,
+    StudyError,
+    UsageError,
+    UserCodeError,
+)
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
 from autofit.core.uninterrupted import uninterrupted
-from autofit.nightly.exit_codes import INTERRUPTED, FailOn, code_of, worst
+from autofit.core.units import format_duration
+from autofit.nightly import outputs
 from autofit.nightly.history import History
-from autofit.nightly.job import JobsFile
-from autofit.nightly.job_check import JobCheck, NightContext
-from autofit.nightly.notifying import PATIENCE_S, notify
-from autofit.nightly.opening import OpenBench, Say, opened
-from autofit.nightly.outputs import markdown
-from autofit.nightly.records import NightRecord, VerdictKind
-from autofit.nightly.result import NightResult
+from autofit.nightly.job_check import JobCheck, NightContext, OpenBench, Say, opened
+from autofit.nightly.jobs import JobsFile
+from autofit.nightly.records import NightRecord, NightResult, VerdictKind
 from autofit.nightly.schedule import Scheduled, scheduled
 
+FailOn = Literal["regression", "change", "never"]
+"""Which verdicts set the exit code. Errors set it in any case."""
+REGRESSION = 4
+INTERRUPTED = 130
+WORST_FIRST = (
+    INTERRUPTED,
+    AutofitError.exit_code,
+    UsageError.exit_code,
+    UserCodeError.exit_code,
+    DevicePoisoned.exit_code,
+    NothingFits.exit_code,
+    REGRESSION,
+    Busy.exit_code,
+    BudgetSpent.exit_code,
+    0,
+)
+"""Exit codes, the worst first. A job that could not be checked may hide a regression, so it is worse than one; a job
+that was only skipped is not."""
+PATIENCE_S = 60.0
+"""Maximum duration of the command `on_regression`. A night does not wait longer for it."""
 HASTE_S = 10.0
-"""Maximum duration of a command after an interrupt. Schedulers kill a process soon after they ask it to end."""
-
-
-def utc_now() -> datetime:
-    """Returns the present time in UTC."""
-    return datetime.now(UTC)
+"""The same after an interrupt. Schedulers kill a process soon after they ask it to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +75,7 @@ class NightOptions:
     time_s: float | None = None
     fail_on: FailOn = "regression"
     clock: Clock = field(default_factory=Clock)
-    today: Callable[[], datetime] = utc_now
+    today: Callable[[], datetime] = lambda: datetime.now(UTC)
     say: Say = field(default=lambda text: None)
     show_trace: Say = field(default=lambda text: None)
 
@@ -61,24 +86,54 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
     The record of a job is in the history before the next job begins. An interrupt ends the running job, keeps what has
     a verdict, and leaves the night unfinished, so that the next call continues it.
 
-    Args:
-        jobs: the jobs.
-        history: keeps the records.
-        options: further options.
-        open_bench: opens the workload of a job.
-
     Raises:
         Busy: another night over all jobs runs. Nights over named jobs may run beside it; each job is checked by one.
         UsageError: a job was named that does not exist.
         StudyError: the history cannot be used.
     """
     # A night that waits for another one would repeat it. Nights over named jobs lock these jobs alone.
-    whole = nullcontext() if options.only else locks.held(_lock_of(jobs), f"the jobs file {jobs.path}", 0.0)
+    whole = nullcontext() if options.only else locks.held(lock_of(jobs), f"the jobs file {jobs.path}", 0.0)
     with whole:
         return _Night(jobs, history, options, open_bench).run()
 
 
-def _lock_of(jobs: JobsFile) -> str:
+def worst(codes: Iterable[int]) -> int:
+    """Returns the worst of several exit codes; 0 for none."""
+    return min(codes, key=WORST_FIRST.index, default=0)
+
+
+def code_of(record: NightRecord, fail_on: FailOn) -> int:
+    """Returns the exit code of a job that was checked.
+
+    A plan that does not run counts as a regression, unless another plan replaced it in this night: a plan that only
+    waits to be accepted does not help the trainings that use the accepted one. The error of a job that could not be
+    opened does not count here: it has an exit code of its own.
+    """
+    kind = record.verdict.kind
+    fails = kind in (VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR) and record.segment is not None
+    lost = kind is VerdictKind.REGRESSION or (fails and not record.replaced)
+    changed = lost or kind is VerdictKind.FASTER or bool(record.verdict.changed) or record.proposed is not None
+    return REGRESSION if (fail_on == "regression" and lost) or (fail_on == "change" and changed) else 0
+
+
+def notify(command: Sequence[str], text: str, folder: Path, patience_s: float = PATIENCE_S) -> str:
+    """Runs a command in a folder with a text on its standard input, without a shell. Returns what went wrong, or ""."""
+    what, quiet = f"the command {one_line(command[0])}", subprocess.DEVNULL  # its arguments may hold secrets
+    try:
+        subprocess.run(
+            list(command), cwd=folder, input=text.encode(), stdout=quiet, stderr=quiet, timeout=patience_s, check=True
+        )
+    except (OSError, ValueError) as error:
+        return f"{what} could not be started: {getattr(error, 'strerror', None) or error}"
+    except subprocess.TimeoutExpired:
+        return f"{what} did not end within {format_duration(patience_s)} and was killed"
+    except subprocess.CalledProcessError as error:
+        return f"{what} ended with exit code {error.returncode}"
+    return ""
+
+
+def lock_of(jobs: JobsFile) -> str:
+    """Returns the key of the lock that a night over all jobs holds."""
     return f"night-{jobs.path.resolve()}"
 
 
@@ -91,7 +146,7 @@ class _Night:
         unfinished = None if options.only else history.unfinished_night()
         self._whole = not options.only
         self._id = unfinished or now.isoformat(timespec="seconds")
-        self._order = scheduled(jobs, history, now, unfinished, options.only)
+        self._order = scheduled(jobs, history, now, options.only)
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
         self._context = NightContext(self._id, self._clock, jobs, history, open_bench, options.today, options.say)
@@ -141,24 +196,24 @@ class _Night:
             self._unchecked[name] = "the time of the night ran out"
             return
         self._options.say(f"{name}: {each.why}")
-        check = JobCheck(each, self._saying(name), jobs_left)
+        check = JobCheck(each.job, each.past, self._saying(name), jobs_left)
         try:
-            with locks.held(f"{_lock_of(self._jobs)}-{name}", f"the job {name}", 0.0):
+            with locks.held(f"{lock_of(self._jobs)}-{name}", f"the job {name}", 0.0):
                 check.run()
         except KeyboardInterrupt:
-            if check.draft.verdict is not None:
-                check.draft.note("interrupted: the work that follows the verdict was not finished")
-                self._keep(check.draft.record(), each, HASTE_S)
+            if check.verdict is not None:
+                check.notes.append("interrupted: the work that follows the verdict was not finished")
+                self._keep(check.record(), each, HASTE_S)
             raise
         except Exception as error:  # noqa: BLE001  # whatever happens to a job, the others are still checked
             self._failed(error, check, name)
-        if check.draft.verdict is not None:
-            self._keep(check.draft.record(), each)
+        if check.verdict is not None:
+            self._keep(check.record(), each)
 
     def _failed(self, error: Exception, check: JobCheck, name: str) -> None:
         """Records that a job was skipped, or that its check ended with an error."""
         text = one_line(str(error)) or type(error).__name__
-        unmeasured = check.draft.verdict is None
+        unmeasured = check.verdict is None
         if isinstance(error, Busy | DeviceMissing | BudgetSpent) and unmeasured:
             self._options.say(f"{name}: not checked: {text}")
             self._unchecked[name] = text
@@ -171,7 +226,7 @@ class _Night:
         if trace:
             self._options.show_trace(redacted(trace))
         self._codes.append(error.exit_code if isinstance(error, AutofitError) else AutofitError.exit_code)
-        check.draft.failed(error)
+        check.failed(error)
 
     def _keep(self, record: NightRecord, each: Scheduled, patience_s: float = PATIENCE_S) -> None:
         """Keeps a record, then runs the command of the job if it has lost speed, memory or its plan, or failed."""
@@ -181,7 +236,7 @@ class _Night:
         self._options.say(f"{record.job}: {record.verdict.kind.value}: {record.verdict.reason}")
         alarming = code_of(record, "regression") or record.verdict.kind is VerdictKind.ERROR
         if alarming and each.job.on_regression:
-            text = markdown.of_job(record, {record.job: (*each.past, record)})
+            text = outputs.markdown_of_job(record, each.past)
             problem = notify(each.job.on_regression, text, self._jobs.folder, patience_s)
             if problem:
                 self._notes.append(f"{record.job}: on_regression: {problem}")

@@ -1,5 +1,8 @@
 """Records of a night: what was measured for a job, and the verdict on it. The history of a job is a list of these."""
 
+import json
+import re
+from datetime import UTC, datetime
 from enum import StrEnum
 from statistics import median
 from typing import Literal
@@ -7,12 +10,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.core.environment import Environment
+from autofit.core.errors import StudyError
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 
 NIGHT_SCHEMA = "autofit.night/1"
 PROTOCOL = 1
 """Version of how a night measures. Figures of different versions are not compared: raise it with each change."""
+_HEAD = re.compile(r'\{"schema": ?"(autofit\.night/[0-9]{1,6})"')
 
 
 class _NightPart(BaseModel):
@@ -106,8 +111,6 @@ class Verdict(_NightPart):
         evidence_nights: number of nights, this one included, that are together the evidence for a new change of
             throughput.
         changed: what differs from the last steady night, as "name: value, was earlier value".
-        bisect: how to find the cause, as commands or sentences; () unless the verdict is a regression or "does not
-            fit".
     """
 
     kind: VerdictKind
@@ -122,7 +125,6 @@ class Verdict(_NightPart):
     since: str = ""
     evidence_nights: int = 1
     changed: tuple[str, ...] = ()
-    bisect: tuple[str, ...] = ()
 
 
 class NightRecord(_NightPart):
@@ -135,7 +137,7 @@ class NightRecord(_NightPart):
         night: identifier of the night: the UTC time at which it began, in ISO 8601.
         at: UTC time at which the job was checked, in ISO 8601.
         duration_s: seconds spent on the job.
-        probes: number of runs of plans: probes, blocks and proofs.
+        probes: number of runs of plans, without those of a search.
         unit: "samples" or "tokens": the unit of throughput.
         environment: where it was measured; None if the workload could not be opened.
         segment: what the figures may be compared with; None if no accepted plan was tried.
@@ -146,12 +148,12 @@ class NightRecord(_NightPart):
         gain: throughput of the accepted plan over the baseline, from interleaved blocks; None without a baseline.
         verdict: the verdict.
         tuned: why the job was tuned in this night; "" if it was not.
-        proposed: the plan that the night proposes instead of the accepted one; None if there is none.
-        proposed_gain: throughput of the proposal over the accepted plan, from interleaved blocks; None if the accepted
-            plan does not run.
-        replaced: whether the proposal replaced the accepted plan in this night.
+        proposed: the better plan that the night found; None if there is none.
+        proposed_gain: throughput of that plan over the accepted one, from interleaved blocks; None if the accepted plan
+            does not run.
+        replaced: whether that plan replaced the accepted one in this night.
         level_accepted: whether a person accepted the level of an open regression. Such a record has no figures
-            (`autofit.nightly.judging.level_accepted`).
+            (`autofit.nightly.verdict.level_accepted`).
         notes: further notes for people.
     """
 
@@ -177,3 +179,66 @@ class NightRecord(_NightPart):
     replaced: bool = False
     level_accepted: bool = False
     notes: tuple[str, ...] = ()
+
+
+class NightResult(BaseModel):
+    """The result of a night, for its outputs and its exit code.
+
+    Attributes:
+        night: identifier of the night: the UTC time at which it began, in ISO 8601.
+        records: one record for each job that was checked, in the order in which they were checked. A continued night
+            has those of its earlier processes first.
+        problems: errors of the jobs file, each with file, line, what was found and what was expected.
+        unchecked: for each job that was not checked, the reason.
+        notes: what people should know of the night besides: a hook that failed, a database that is away.
+        exit_code: exit code of the command line.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    night: str
+    records: tuple[NightRecord, ...] = ()
+    problems: tuple[str, ...] = ()
+    unchecked: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+def instant(text: str) -> datetime | None:
+    """Returns a time in ISO 8601, in UTC; without a time zone it is UTC. None if the text is not such a time."""
+    try:
+        found = datetime.fromisoformat(text)
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def to_text(record: NightRecord) -> str:
+    """Returns a record as JSON in ASCII."""
+    # Unpaired surrogates, as in the name of a file that is not UTF-8, are not valid JSON for other readers.
+    text = json.dumps(record.model_dump(mode="json", by_alias=True), ensure_ascii=False)
+    return json.dumps(json.loads(text.encode("utf-8", "replace")))
+
+
+def from_text(text: str) -> NightRecord | None:
+    """Returns the record of a text; None if it cannot be read."""
+    try:
+        return NightRecord.model_validate_json(text)
+    except ValueError:  # pydantic's ValidationError is one
+        return None
+
+
+def check_schema(schema: object, where: str) -> None:
+    """Refuses records of a newer version.
+
+    Raises:
+        StudyError: it is newer than `NIGHT_SCHEMA`.
+    """
+    text = schema if isinstance(schema, str) else ""
+    found = _HEAD.match(text)
+    name = text if found is None else found[1]
+    if name.startswith("autofit.night/") and name != NIGHT_SCHEMA:
+        raise StudyError(
+            f"{where} has records of the schema {name[:40]}; expected {NIGHT_SCHEMA}, which this version reads. It was "
+            "not changed. Upgrade autofit, or choose another history."
+        )

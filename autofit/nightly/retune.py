@@ -1,15 +1,22 @@
-"""Retune: whether a job is tuned again, and whether what the search finds is better than the accepted plan."""
+"""Tuning a job again: when it is due, whether the search finds something better, and which file a new plan goes to.
+
+Beside `plan.yaml` there may be `plan.new.yaml`, a better plan that waits for a person, and `plan.previous.yaml`, the
+predecessor of the accepted plan.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from autofit import planfile
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
-from autofit.core.errors import BudgetSpent
+from autofit.core.errors import BudgetSpent, PlanFileError
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio, Recommendation
-from autofit.nightly.plan_runner import PlanRunner, Rounds
+from autofit.files import write_atomically
+from autofit.nightly.measuring import PlanRunner, Rounds
 from autofit.nightly.records import NightRecord, Verdict, VerdictKind
 from autofit.search.race import MIN_ROUNDS, TIE_ROUNDS, Pairing
 from autofit.search.request import Listen, Request
@@ -27,26 +34,13 @@ _MOVED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """Whether a job is tuned again.
-
-    Attributes:
-        reason: why it is; "" if it is not.
-        note: why it is not, although something changed; "" otherwise.
-    """
-
-    reason: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Retune:
     """What a search found for a job.
 
     Attributes:
         recommendation: the answer of the search.
         gain: throughput of its plan over the accepted plan, from interleaved blocks; None if they were not compared.
-        better: whether it is to be proposed.
+        better: whether it is to replace the accepted plan.
         note: what the comparison showed.
     """
 
@@ -63,33 +57,34 @@ def due_for(
     verdict: Verdict,
     *,
     runs: bool = True,
-) -> Due:
-    """Returns whether a job with an accepted plan is tuned again.
+) -> tuple[str, str]:
+    """Returns why a job with an accepted plan is tuned again, and a note if it is not although something changed.
 
     It is tuned once for each change: not again while the accepted plan, the environment and the verdict stay the same.
-
-    Args:
-        past: earlier records of the job, oldest first.
-        accepted: the accepted plan.
-        environment: the present environment.
-        verdict: the verdict of this night.
-        runs: whether the accepted plan runs.
     """
     changed = environment.differences(accepted.environment)
+    same = list(_of(past, accepted.plan, environment))[::-1]
     reasons = []
-    moved = _MOVED.get(verdict.kind, "") if runs else _FAILS
-    if moved:
-        reasons.append((moved, _tuned_for(past, accepted.plan, environment, verdict.kind)))
+    if moved := _MOVED.get(verdict.kind, "") if runs else _FAILS:
+        series = next((at for at, record in enumerate(same) if record.verdict.kind is not verdict.kind), len(same))
+        reasons.append((moved, [record.at for record in same[:series] if record.tuned]))
     if changed:
         more = len(changed) - _SHOWN_CHANGES
         what = "; ".join(changed[:_SHOWN_CHANGES]) + (f"; and {more} more" if more > 0 else "")
-        reasons.append(
-            (f"the environment changed since the plan was tuned: {what}", _tuned_in(past, accepted.plan, environment))
-        )
+        why = f"the environment changed since the plan was tuned: {what}"
+        reasons.append((why, [record.at for record in same if record.tuned]))
     due = [reason for reason, tuned_at in reasons if not tuned_at]
-    if due:
-        return Due(reason="; ".join(due))
-    return Due(note=f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1]}" if reasons else "")
+    if due or not reasons:
+        return "; ".join(due), ""
+    return "", f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1][0]}"
+
+
+def _of(records: Sequence[NightRecord], plan: Plan, environment: Environment) -> Iterator[NightRecord]:
+    """Yields the records of a plan in a comparable environment. Nights that could not check the job do not count."""
+    for record in records:
+        there, segment = record.environment, record.segment
+        if there is not None and segment is not None and segment.plan == plan.key and there.comparable(environment):
+            yield record
 
 
 def retune(
@@ -116,13 +111,10 @@ def retune(
     """
     clock = begin()
     found = search(runner.bench, replace(request, time_s=clock.limit_s), listen, clock)
-    if accepted is None:
-        return Retune(found, None, better=True, note="")
-    if found.plan == completed(accepted, runner.bench.briefing.space):
-        return Retune(
-            found, None, better=False, note=f"the search {'found' if runs else 'proved'} the accepted plan again"
-        )
-    if not runs:
+    if accepted is not None and found.plan == completed(accepted, runner.bench.briefing.space):
+        note = f"the search {'found' if runs else 'proved'} the accepted plan again"
+        return Retune(found, None, better=False, note=note)
+    if accepted is None or not runs:
         return Retune(found, None, better=True, note="")
     begin()
     return compared(runner, found, accepted)
@@ -131,11 +123,6 @@ def retune(
 def compared(runner: PlanRunner, found: Recommendation, accepted: Plan) -> Retune:
     """Compares the answer of a search with the accepted plan, in interleaved blocks on the same bench.
 
-    Args:
-        runner: runs plans.
-        found: the answer of the search.
-        accepted: the accepted plan, which runs; another one.
-
     Raises:
         DevicePoisoned, KeyboardInterrupt: as in `PlanRunner.run`.
     """
@@ -143,56 +130,73 @@ def compared(runner: PlanRunner, found: Recommendation, accepted: Plan) -> Retun
 
     def enough(rounds: Rounds) -> bool:
         pairing = rounds.pairing(found.plan, accepted)
-        return pairing is not None and pairing.pairs >= MIN_ROUNDS and _decided(pairing, margin)
+        if pairing is None or pairing.pairs < MIN_ROUNDS:
+            return False
+        above = Pairing(pairing.log_ratio - margin, pairing.error, pairing.pairs)
+        return above.surely_above or above.upper < 0
 
     runner.say("comparing the answer with the accepted plan")
     try:
         rounds = runner.rounds([found.plan, accepted], TIE_ROUNDS, enough)
     except BudgetSpent:
         return Retune(found, None, better=False, note="no time was left to compare the answer with the accepted plan")
-    return _concluded(found, accepted, rounds, margin)
-
-
-def _concluded(found: Recommendation, accepted: Plan, rounds: Rounds, margin: float) -> Retune:
     for plan, name, better in ((found.plan, "the answer", False), (accepted, "the accepted plan", True)):
         if plan.key in rounds.failed:
             outcome = rounds.failed[plan.key]
             return Retune(found, None, better, f"a block of {name} failed: {outcome.status.value}, {outcome.reason}")
     pairing = rounds.pairing(found.plan, accepted)
     if pairing is None:
-        return Retune(
-            found, None, better=False, note="too little time was left to compare the answer with the accepted plan"
-        )
+        note = "too little time was left to compare the answer with the accepted plan"
+        return Retune(found, None, better=False, note=note)
     gain = pairing.ratio()
     better = gain.low > math.exp(margin)
     kept = "" if better else f", which is not above the tie margin of {math.expm1(margin):.0%}: the accepted plan stays"
     return Retune(found, gain, better, f"the answer has {gain} the throughput of the accepted plan{kept}")
 
 
-def _decided(pairing: Pairing, margin: float) -> bool:
-    """Returns whether a ratio is above or below the tie margin beyond the noise."""
-    above = Pairing(pairing.log_ratio - margin, pairing.error, pairing.pairs)
-    return above.surely_above or above.upper < 0
+def new_path(plan: Path) -> Path:
+    """Returns where a better plan waits to be accepted: `plan.new.yaml` for `plan.yaml`."""
+    return plan.with_name(f"{plan.stem}.new{plan.suffix}")
 
 
-def _tuned_in(past: Sequence[NightRecord], plan: Plan, environment: Environment) -> str:
-    """Returns when a job with this plan was last tuned in this environment; "" if it never was."""
-    return next((record.at for record in _of(reversed(past), plan, environment) if record.tuned), "")
+def previous_path(plan: Path) -> Path:
+    """Returns where the predecessor of an accepted plan is kept: `plan.previous.yaml` for `plan.yaml`."""
+    return plan.with_name(f"{plan.stem}.previous{plan.suffix}")
 
 
-def _tuned_for(past: Sequence[NightRecord], plan: Plan, environment: Environment, kind: VerdictKind) -> str:
-    """Returns when the job was last tuned in the unbroken series of nights with this verdict; "" if it was not."""
-    for record in _of(reversed(past), plan, environment):
-        if record.verdict.kind is not kind:
-            return ""
-        if record.tuned:
-            return record.at
-    return ""
+def replace_plan(found: Recommendation, plan: Path) -> None:
+    """Makes `found` the accepted plan, atomically. Its predecessor is kept, and a plan that waited is deleted.
+
+    Raises:
+        PlanFileError: the path is not a plan file, or cannot be written.
+    """
+    plan.parent.mkdir(parents=True, exist_ok=True)
+    target, waiting = planfile.check_replaceable(plan), new_path(plan)
+    planfile.check_replaceable(waiting)
+    try:
+        if target.exists():
+            write_atomically(planfile.check_replaceable(previous_path(plan)), target.read_bytes())
+    except OSError as error:
+        raise PlanFileError(
+            f"{previous_path(plan)} could not be written: {error.strerror or error}; expected a directory that exists "
+            "and has space. The accepted plan is unchanged. Free space, or correct the permissions."
+        ) from None
+    planfile.save(found, plan)
+    waiting.unlink(missing_ok=True)
 
 
-def _of(records: Iterator[NightRecord], plan: Plan, environment: Environment) -> Iterator[NightRecord]:
-    """Yields the records of a plan in a comparable environment. Nights that could not check the job do not count."""
-    for record in records:
-        there, segment = record.environment, record.segment
-        if there is not None and segment is not None and segment.plan == plan.key and there.comparable(environment):
-            yield record
+def accept(plan: Path) -> Recommendation:
+    """Makes the plan that waits beside the accepted plan the accepted one, and returns it.
+
+    Raises:
+        PlanFileError: no plan waits, it is damaged, or a file cannot be written.
+    """
+    source = new_path(plan)
+    if not source.exists():
+        raise PlanFileError(
+            f"found no new plan for {plan}; expected {source}, which `autofit nightly` writes when it finds a better "
+            "plan. Run a night first."
+        )
+    found = planfile.load(source)
+    replace_plan(found, plan)
+    return found

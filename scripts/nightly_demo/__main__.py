@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from autofit.core.budget import Clock
+from autofit.nightly import outputs, trend
 from autofit.nightly.history import History
-from autofit.nightly.job import FOLDER, Job, JobsFile
+from autofit.nightly.jobs import FOLDER, Job, JobsFile
 from autofit.nightly.night import NightOptions, run_night
-from autofit.nightly.outputs import text
-from autofit.nightly.outputs.trend import page
-from autofit.nightly.records import NightRecord, VerdictKind
-from autofit.nightly.result import NightResult
+from autofit.nightly.records import NightRecord, NightResult, VerdictKind
 from autofit.reports.canvas import Canvas
 from scripts.nightly_demo.recorded_jobs import JOBS, accept_fastest, opening, table_of
 
@@ -91,8 +89,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{job.name}: {job.about}")
     with tempfile.TemporaryDirectory() as folder:
         result, history = play(Path(folder))
-    print(text.rendered(result, history, Canvas.of(sys.stdout)))
-    given.output.write_text(page.rendered(result, history), encoding="utf-8")
+    print(outputs.to_text(result, history, Canvas.of(sys.stdout)))
+    given.output.write_text(trend.to_html(result, history), encoding="utf-8")
     print(f"The history of all jobs: {given.output}")
     wrong = mistakes(history)
     print(*wrong, sep="\n")

@@ -18,8 +18,8 @@ from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
-from autofit.nightly.job import Job
-from autofit.nightly.opening import OpenBench, Say
+from autofit.nightly.job_check import OpenBench, Say
+from autofit.nightly.jobs import Job
 from autofit.search.bench import Bench
 from scripts.bench.search.replay import TableBench
 from scripts.bench.search.replay.table import Table, read_table

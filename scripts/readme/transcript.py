@@ -9,10 +9,14 @@ COLUMNS, LINES = 100, 15
 BEGIN, END = "<!-- transcript: made by `python -m scripts.readme render` -->", "<!-- end of the transcript -->"
 
 
+def answer(records: Records) -> list[str]:
+    """Returns what the run printed last on a terminal of `COLUMNS` columns."""
+    return brief(records.recommendation, Canvas(width=COLUMNS, blocks=True), PLAN).splitlines()
+
+
 def block(records: Records) -> str:
     """Returns the part of README.md from `BEGIN` to `END`: the first lines of the answer."""
-    lines = brief(records.recommendation, Canvas(width=COLUMNS, blocks=True), PLAN).splitlines()
-    return "\n".join([BEGIN, "```text", "$ scripts/demo", "...", *lines[:LINES], "...", "```", END])
+    return "\n".join([BEGIN, "```text", "$ scripts/demo", "...", *answer(records)[:LINES], "...", "```", END])
 
 
 def inserted(readme: str, text: str) -> str:

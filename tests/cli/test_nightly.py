@@ -1,4 +1,4 @@
-"""`autofit nightly`: what it prints, its exit codes, its files, and one real run."""
+"""`autofit nightly`: what it prints, its exit codes, its files, one real run, and accepting."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ET
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,12 @@ from autofit.core.errors import UserCodeError
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.nightly import opening
-from autofit.nightly.job import JobsFile
-from autofit.nightly.jobs_file import read_jobs
+from autofit.nightly import job_check
+from autofit.nightly.jobs import JobsFile, read_jobs
 from tests.cli.conftest import FakeRemote, Run
 from tests.cli.processes import TARGETS, command, environment
 from tests.nightly.benches import calm, faster, recommended
+from tests.nightly.nights import MachineRoom
 
 JOBS = """\
 schema: autofit.jobs/1
@@ -35,7 +35,7 @@ jobs:
 @pytest.fixture
 def jobs(remote: type[FakeRemote], monkeypatch: pytest.MonkeyPatch) -> type[FakeRemote]:
     """Two jobs with accepted plans, on a simulated bench."""
-    monkeypatch.setattr(opening, "RemoteBench", remote)
+    monkeypatch.setattr(job_check, "RemoteBench", remote)
     remote.bench = calm()
     Path("jobs.yaml").write_text(JOBS)
     for name in ("gpt", "bert"):
@@ -48,16 +48,14 @@ def parsed() -> JobsFile:
 
 
 def test_a_night_prints_its_result_and_writes_its_files(jobs: type[FakeRemote], run: Run) -> None:
-    words = ["--junit", "n.xml", "--markdown", "n.md", "--benchmark-json", "b.json"]
-    words += ["--benchmark-memory-json", "m.json", "--html", "n.html"]
+    words = ["--markdown", "n.md", "--html", "n.html"]
     code, out, err = run("nightly", *words)
     assert code == 0, err
     assert "gpt" in out
     assert "cannot compare" in out
     assert "autofit: gpt: never checked: re-check of the accepted plan" in err
-    assert len(ET.parse("n.xml").findall(".//testcase")) == 2
-    assert len(json.loads(Path("b.json").read_text())) == len(json.loads(Path("m.json").read_text())) == 2
     assert "gpt" in Path("n.md").read_text()
+    assert "gpt" in Path("n.html").read_text()
     assert len(jobs.bench.runs) == 16
     assert run("nightly", *words)[0] == 0  # its own files are replaced
 
@@ -72,29 +70,61 @@ def test_json_is_one_document(jobs: type[FakeRemote], run: Run) -> None:
 def test_a_file_that_another_program_wrote_is_not_replaced_and_nothing_is_measured(
     jobs: type[FakeRemote], run: Run
 ) -> None:
-    Path("n.xml").write_text("<users-own/>")
-    code, _, err = run("nightly", "--junit", "n.xml")
+    Path("n.md").write_text("mine")
+    code, _, err = run("nightly", "--markdown", "n.md")
     assert code == 2
-    assert "n.xml was not written" in err
+    assert "n.md was not written: found something there that an earlier night did not write" in err
     assert run("nightly", "--html", "nowhere/n.html")[0] == 2
     assert jobs.bench.runs == []
-    assert run("nightly", "--junit", "n.xml", "--force")[0] == 0
+    assert run("nightly", "--markdown", "n.md", "--force")[0] == 0
+    assert "mine" not in Path("n.md").read_text()
 
 
-def test_listing_and_a_dry_run_measure_nothing(jobs: type[FakeRemote], run: Run) -> None:
+def test_files_are_relative_to_where_the_command_began_and_links_are_kept(jobs: type[FakeRemote], run: Run) -> None:
+    Path("n.md").symlink_to("latest.md")
+    assert run("nightly", "--markdown", "n.md")[0] == 0
+    assert Path("n.md").is_symlink()
+    assert Path("latest.md").is_file()
+
+
+def test_what_cannot_be_written_is_refused_before_the_night(jobs: type[FakeRemote], run: Run) -> None:
+    Path("loop").symlink_to("loop")
+    Path("folder").mkdir()
+    for path in ("folder", "missing/n.md", "loop/n.md"):
+        assert run("nightly", "--force", "--markdown", path)[0] == 2
+    assert jobs.bench.runs == []
+
+
+def test_a_file_that_fails_later_stops_no_other(jobs: type[FakeRemote], run: Run) -> None:
+    Path("gone").mkdir()
+    evaluate = jobs.bench.evaluate
+
+    def vanish(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+        if Path("gone").exists():
+            Path("gone").rmdir()
+        return evaluate(plan, purpose)
+
+    jobs.bench.evaluate = vanish  # type: ignore[method-assign, assignment]
+    code, out, err = run("nightly", "--markdown", "gone/n.md", "--html", "n.html")
+    assert code == 2
+    assert "n.md cannot be written" in err
+    assert "The records of the night are in the history: only this file is missing." in err
+    assert "gpt" in out
+    assert Path("n.html").exists()
+
+
+def test_a_dry_run_measures_nothing(jobs: type[FakeRemote], run: Run) -> None:
     run("nightly", "--job", "gpt", "--quiet")
     runs = len(jobs.bench.runs)
-    code, out, _ = run("nightly", "--list")
-    assert code == 0
-    assert [line.split()[:2] for line in out.splitlines()] == [["job", "verdict"], ["bert", "never"], ["gpt", "cannot"]]
     code, out, _ = run("nightly", "--dry-run")
+    assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["order", "bert", "gpt"]
     code, out, _ = run("nightly", "--dry-run", "--json")
     assert [job["name"] for job in json.loads(out)["jobs"]] == ["bert", "gpt"]
     assert len(jobs.bench.runs) == runs
 
 
-@pytest.mark.parametrize("flag", ["--list", "--dry-run", "--help"])
+@pytest.mark.parametrize("flag", ["--dry-run", "--help"])
 def test_neither_torch_nor_optuna_is_loaded_to_list(flag: str, tmp_path: Path) -> None:
     (tmp_path / "jobs.yaml").write_text(JOBS)
     code = (
@@ -118,7 +148,7 @@ def test_a_broken_job_is_a_problem_with_its_line_and_the_others_run(jobs: type[F
     (problem,) = document["problems"]
     assert "jobs.yaml, line 6" in problem
     assert problem in err
-    assert run("nightly", "--list")[0] == 2
+    assert run("nightly", "--dry-run")[0] == 2
 
 
 def test_the_error_of_a_job_is_its_exit_code_with_the_users_traceback(jobs: type[FakeRemote], run: Run) -> None:
@@ -225,3 +255,71 @@ def test_a_real_night_that_is_terminated_ends_its_children_and_is_continued(tmp_
         time.sleep(0.05)
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     assert (tmp_path / ".autofit" / "jobs.yaml.night").exists()
+
+
+BENCH = calm()
+OLD, NEW = recommended(BENCH, BENCH.space.baseline), recommended(BENCH, faster(BENCH))
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job for which a night has found a better plan."""
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.yaml").write_text("schema: autofit.jobs/1\njobs: [{name: gpt, workload: train.py, plan: gpt.yaml}]\n")
+    planfile.save(OLD, "gpt.yaml")
+    planfile.save(NEW, "gpt.new.yaml")
+    return tmp_path
+
+
+def test_the_better_plan_is_accepted_and_its_predecessor_kept(waiting: Path, run: Run) -> None:
+    code, out, _ = run("nightly", "accept", "gpt")
+    assert code == 0
+    assert out.startswith("gpt: accepted ")
+    assert "precision=bf16" in out
+    assert "`autofit diff gpt.previous.yaml gpt.yaml` says what changed" in out
+    assert (planfile.load("gpt.yaml"), planfile.load("gpt.previous.yaml")) == (NEW, OLD)
+    code, _, err = run("nightly", "accept", "gpt")
+    assert code == 2
+    assert "found no new plan" in err
+
+
+def test_it_works_from_another_folder_and_as_json(waiting: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    code, out, _ = run("nightly", "accept", "gpt", "--jobs", str(waiting / "jobs.yaml"), "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["job"] == "gpt"
+    assert document["done"].startswith("accepted")
+    assert planfile.load(waiting / "gpt.yaml") == NEW
+
+
+def test_an_unknown_job_or_file_is_a_usage_error(waiting: Path, run: Run) -> None:
+    assert run("nightly", "accept", "bert")[0] == 2
+    assert run("nightly", "accept", "gpt", "--jobs", "missing.yaml")[0] == 2
+    assert planfile.load("gpt.yaml") == OLD
+
+
+def test_an_open_regression_is_accepted_as_the_new_level_and_reported_no_more(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    room = MachineRoom(tmp_path, start=datetime.now(UTC) - timedelta(days=30))
+    job = room.add("gpt")
+    Path("jobs.yaml").write_text(
+        "schema: autofit.jobs/1\nhistory: study.journal\njobs: [{name: gpt, workload: train.py, plan: gpt.yaml}]\n"
+    )
+    code, _, err = run("nightly", "accept", "gpt", "--level")
+    assert code == 2
+    assert "found no open regression of the job gpt" in err
+    for _ in range(6):
+        room.night()
+    bench = room.benches["gpt"]
+    bench.slower = lambda plan: 1.3 if plan == faster(bench) else 1.0
+    assert room.night().exit_code == 4
+    code, out, _ = run("nightly", "accept", "gpt", "--level")
+    assert code == 0
+    assert out.startswith("gpt: accepted as the new level: throughput of ")
+    assert run("nightly", "accept", "gpt", "--level")[0] == 2  # it is not open any more
+    room.days += 1
+    assert room.night().exit_code == 0
+    assert job.plan.exists()

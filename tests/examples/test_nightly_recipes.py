@@ -15,7 +15,7 @@ import yaml
 
 from autofit.cli import parser
 from autofit.core.units import parse_duration
-from autofit.nightly.jobs_file import read_jobs
+from autofit.nightly.jobs import read_jobs
 from tests.examples.loading import EXAMPLES
 
 RECIPES = EXAMPLES / "nightly"

@@ -10,7 +10,7 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.trial import Purpose
-from autofit.nightly.plan_runner import CountedBench, PlanRunner
+from autofit.nightly.measuring import PlanRunner
 from tests.fakes import FakeBench, briefing_of, opened, small_bench
 
 
@@ -33,7 +33,7 @@ def runner_of(
     """Returns a runner of `bench`, whose clock is that of the simulation."""
     clock = Clock(now=bench.time, limit_s=limit_s)
     there = opened(briefing_of(bench, **briefing), evaluate or bench.evaluate)
-    return PlanRunner(CountedBench(there), Objective(), clock)
+    return PlanRunner(there, Objective(), clock)
 
 
 def recommended(bench: FakeBench, plan: Plan, briefing: Briefing | None = None, **changes: Any) -> Recommendation:

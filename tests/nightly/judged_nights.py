@@ -6,8 +6,8 @@ from typing import Any
 
 from autofit.core.environment import Environment
 from autofit.core.plan import Plan
-from autofit.nightly.judging import Judged, Tonight, judge
 from autofit.nightly.records import Figures, HistorySegment, NightRecord
+from autofit.nightly.verdict import Judged, Tonight, judge
 from tests.nightly.history_samples import HERE, PLAN, record
 
 MIB = 2**20
@@ -58,7 +58,7 @@ class Judgements:
         found = judge(self.records, tonight, confirm)
         changes: dict[str, Any] = {
             "environment": environment, "segment": segment, "accepted": tonight.accepted,
-            "confirmation": found.confirmation, "verdict": found.verdict, "baseline": tonight.baseline,
+            "confirmation": found.confirmation, "verdict": found.verdict,
         }  # fmt: skip
         self.records.append(record(len(self.records), **changes))
         return found

@@ -14,11 +14,10 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.nightly.history import History
-from autofit.nightly.job import FOLDER, Job, JobsFile
+from autofit.nightly.job_check import Say
+from autofit.nightly.jobs import FOLDER, Job, JobsFile
 from autofit.nightly.night import NightOptions, run_night
-from autofit.nightly.opening import Say
-from autofit.nightly.records import NightRecord
-from autofit.nightly.result import NightResult
+from autofit.nightly.records import NightRecord, NightResult
 from autofit.search.bench import Bench
 from tests.fakes import FakeBench, FakeTime, briefing_of, opened
 from tests.nightly.benches import calm, faster, recommended

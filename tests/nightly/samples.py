@@ -1,7 +1,7 @@
 """Histories to draw: 20 jobs over 365 nights with planted events, a first night, and one full of hostile texts.
 
 Planted, with night 364 as the last one: a regression of 6 % (gpt), a growth of memory of 1 % a night (unet), a plan
-that does not fit any more (t5), code that fails (vit), a faster night with a proposal (clip), a plan that was replaced
+that does not fit any more (t5), code that fails (vit), a faster night and a better plan (clip), a replaced plan
 (resnet50), a noisy week (bert), a new job (whisper), one that was not reached (llama), nights that were left out
 (tabular), and for all jobs a new torch in night 150 and a new driver in night 300.
 """
@@ -16,8 +16,7 @@ from statistics import median
 from autofit.core.environment import Environment
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
-from autofit.nightly.records import Figures, HistorySegment, NightRecord, Verdict, VerdictKind
-from autofit.nightly.result import NightResult
+from autofit.nightly.records import Figures, HistorySegment, NightRecord, NightResult, Verdict, VerdictKind
 
 GIB = 2**30
 FIRST = datetime(2025, 11, 26, 1, 0, tzinfo=UTC)
@@ -195,11 +194,6 @@ def _judged(job: Trained, night: int, figures: Figures, past: tuple[list[float],
         expected_per_s=middle, low_per_s=middle - room, high_per_s=middle + room, expected_bytes=int(peak),
         high_bytes=high, compared_nights=len(rates),
         changed=("transformers: 5.23.0, was 5.22.1",) if regression and night == NIGHTS - 1 else (),
-        bisect=(
-            "git log --oneline --since=2026-11-24 -- train.py",
-            "pip install transformers==5.22.1",
-            f"autofit nightly jobs.yaml --job {job.name}",
-        ) if regression else (),
     )  # fmt: skip
 
 
@@ -276,7 +270,7 @@ def _hostile(one: NightRecord, name: str) -> NightRecord:
     assert segment is not None
     assert figures is not None
     texts = (HOSTILE, HOSTILE)
-    verdict = one.verdict.model_copy(update={"reason": HOSTILE, "changed": texts, "bisect": texts})
+    verdict = one.verdict.model_copy(update={"reason": HOSTILE, "changed": texts})
     versions = {"torch": HOSTILE, "driver": f"{HOSTILE}{one.night > _moment(350)}", HOSTILE: HOSTILE}
     place = environment.model_copy(update={"device_name": HOSTILE, "workload": HOSTILE, "versions": versions})
     figures = figures.model_copy(update={"plan": plan, "judged_by": HOSTILE})

@@ -1,24 +1,34 @@
-"""One job in one night: what is measured, judged, tuned again, proposed and replaced, and in which time."""
+"""One job in one night: what is opened, measured, judged, tuned again and replaced, and in which time."""
 
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import pytest
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 
-from autofit import planfile
+from autofit import locks, planfile
+from autofit.core.budget import Clock
 from autofit.core.errors import (
+    Busy,
     StudyError,
 )
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.nightly import proposals, retune
-from autofit.nightly.outputs import junit, markdown, text
-from autofit.nightly.outputs.trend import page as trend_page
-from autofit.nightly.records import VerdictKind
+from autofit.nightly import job_check, outputs, retune, trend
+from autofit.nightly.job_check import opened
+from autofit.nightly.jobs import FOLDER, Job
+from autofit.nightly.records import VerdictKind, to_text
+from autofit.probing.remote.bench import Target
 from tests.fakes import always
 from tests.nightly.benches import faster
 from tests.nightly.nights import MachineRoom, stop_at
@@ -82,7 +92,7 @@ def test_a_regression_is_confirmed_tuned_for_and_proposed_once(room: MachineRoom
     assert record.verdict.kind is VerdictKind.REGRESSION
     assert record.confirmation is not None
     assert record.tuned.startswith("the accepted plan is slower or needs more memory")
-    assert record.proposed == planfile.load(proposals.new_path(job.plan)).plan
+    assert record.proposed == planfile.load(retune.new_path(job.plan)).plan
     assert record.proposed_gain is not None
     assert record.proposed_gain.low > 1.02
     assert planfile.load(job.plan).plan == faster(room.benches["a"])
@@ -92,7 +102,7 @@ def test_a_regression_is_confirmed_tuned_for_and_proposed_once(room: MachineRoom
     (again,) = result.records
     assert (again.tuned, again.proposed) == ("", None)
     assert any(note.startswith("not tuned again: the accepted plan is slower") for note in again.notes)
-    assert any(note.startswith("a.new.yaml was proposed by an earlier night") for note in again.notes)
+    assert any(note.startswith("a.new.yaml was found by an earlier night") for note in again.notes)
 
 
 def test_a_regression_is_searched_for_although_the_study_knows_an_answer(room: MachineRoom) -> None:
@@ -117,7 +127,7 @@ def test_auto_replaces_the_plan_and_the_next_night_begins_a_segment(room: Machin
     (record,) = room.night().records
     assert record.replaced
     assert planfile.load(job.plan).plan == record.proposed
-    assert planfile.load(proposals.previous_path(job.plan)).plan == faster(room.benches["a"])
+    assert planfile.load(retune.previous_path(job.plan)).plan == faster(room.benches["a"])
     result = room.night()
     assert result.exit_code == 0
     assert result.records[0].verdict.kind is VerdictKind.CANNOT_COMPARE
@@ -128,7 +138,7 @@ def test_the_proposal_of_an_earlier_night_does_not_outlive_another_search(
     accept: str, room: MachineRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = room.add("a", accept=accept)
-    earlier = proposals.new_path(job.plan)
+    earlier = retune.new_path(job.plan)
     earlier.write_bytes(job.plan.read_bytes())
     searched = retune.retune
     if accept == "propose":  # as if the search had found nothing better
@@ -137,7 +147,7 @@ def test_the_proposal_of_an_earlier_night_does_not_outlive_another_search(
     (record,) = room.night().records
     assert record.tuned
     assert not earlier.exists()
-    assert any("was withdrawn" in note for note in record.notes) is (accept == "propose")
+    assert any("was deleted" in note for note in record.notes) is (accept == "propose")
 
 
 @pytest.mark.parametrize(("accept", "code"), [("propose", 4), ("auto", 0)])
@@ -155,7 +165,7 @@ def test_a_plan_that_does_not_fit_is_a_regression_until_another_plan_replaces_it
     assert record.proposed is not None
     assert record.proposed_gain is None
     assert result.exit_code == code
-    assert proposals.new_path(job.plan).exists() is (accept == "propose")
+    assert retune.new_path(job.plan).exists() is (accept == "propose")
 
 
 def test_another_environment_tunes_again_once(room: MachineRoom) -> None:
@@ -177,6 +187,15 @@ def test_a_search_that_fails_leaves_the_verdict_and_is_tried_again(room: Machine
     assert record.tuned == ""
     assert any("found no answer: the study is gone" in note for note in record.notes)
     assert room.night().records[0].tuned
+
+
+def test_the_texts_of_a_record_are_short_enough_for_any_database(room: MachineRoom) -> None:
+    room.add("a")
+    room.errors["a"] = StudyError("\ud83d " * 90_000)
+    room.night()
+    (record,) = room.records("a")
+    assert record.verdict.kind is VerdictKind.ERROR
+    assert len(to_text(record)) < 2**15
 
 
 def test_one_job_gets_its_share_of_the_time_to_tune(room: MachineRoom) -> None:
@@ -312,6 +331,90 @@ def test_a_plan_that_does_not_end_a_block_any_more_is_a_regression_in_every_outp
     assert (record.verdict.kind, record.accepted, result.exit_code) == (VerdictKind.REGRESSION, None, 4)
     assert "slower than" in record.verdict.reason
     history = {"a": room.records("a")}
-    assert 'failures="1"' in junit.rendered(result, history)
-    for output in (junit, markdown, text, trend_page):
-        assert "slower than" in output.rendered(result, history)
+    for rendered in (outputs.to_text, outputs.to_markdown, trend.to_html):
+        assert "slower than" in rendered(result, history)
+
+
+class FakeRemote:
+    """Stands in for the child process: claims a device as a child does, and remembers what it was given."""
+
+    made: Any = None
+
+    def __init__(self, target: Target, **given: Any) -> None:
+        type(self).made = self
+        self.target, self.given, self.folder, self.ended = target, given, Path.cwd(), ""
+        claim: Callable[[str, str], None] = given["claim"]
+        claim("device-of-this-test", "the GPU")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.ended = "killed" if error is not None else "closed"
+
+
+@pytest.fixture(autouse=True)
+def remote(monkeypatch: pytest.MonkeyPatch) -> type[FakeRemote]:
+    kind = type("Remote", (FakeRemote,), {})
+    monkeypatch.setattr(job_check, "RemoteBench", kind)
+    return kind
+
+
+def job(folder: Path) -> Job:
+    data = {"name": "gpt", "workload": "train.py:make", "plan": "gpt.yaml", "args": {"depth": 4}}
+    return Job.model_validate(data, context={FOLDER: folder})
+
+
+@contextmanager
+def other_holder(key: str, folder: Path) -> Iterator[int]:
+    """Has another process hold a lock."""
+    pid = os.fork()
+    if pid == 0:
+        with locks.held(key, "it", 0.0):
+            (folder / "held").touch()
+            signal.pause()
+    try:
+        while not (folder / "held").exists():
+            pass
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_job_is_opened_in_the_folder_of_the_jobs_file(remote: Any, tmp_path: Path) -> None:
+    before, clock = Path.cwd(), Clock()
+    with opened(job(tmp_path), clock, lambda text: None, tmp_path) as bench:
+        given: Any = bench
+        assert given is remote.made
+        assert Path.cwd() == tmp_path  # a child that replaces the first one starts here too
+    assert Path.cwd() == before
+    made = remote.made
+    assert (made.folder, made.ended) == (tmp_path, "closed")
+    assert made.target.name == f"{tmp_path}/train.py:make"
+    assert made.target.arguments == {"depth": 4}
+    assert made.given["clock"] is clock
+    assert made.given["log"] == tmp_path / ".autofit" / "gpt.log"
+
+
+def test_a_failure_inside_ends_the_child_and_releases_the_device(remote: Any, tmp_path: Path) -> None:
+    before = Path.cwd()
+    with pytest.raises(ValueError, match="boom"), opened(job(tmp_path), Clock(), lambda text: None, tmp_path):
+        raise ValueError("boom")
+    assert remote.made.ended == "killed"
+    assert Path.cwd() == before
+    with locks.held("device-of-this-test", "the GPU", 0.0):
+        pass
+
+
+def test_a_busy_device_is_waited_for_within_half_of_the_time(tmp_path: Path) -> None:
+    said: list[str] = []
+    with (
+        other_holder("device-of-this-test", tmp_path) as pid,
+        pytest.raises(Busy, match=rf"the GPU is in use: found process {pid} "),
+        opened(job(tmp_path), Clock(limit_s=0.6), said.append, tmp_path),
+    ):
+        raise AssertionError("the device is held by another process")
+    assert re.fullmatch(r"waiting up to \d+ ms for the GPU, in use by process .*", said[0])

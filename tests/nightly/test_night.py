@@ -1,13 +1,15 @@
-"""A night over simulated jobs: order, budgets, failures that stop no other job, kills, and what is written."""
+"""A night over simulated jobs: order, budgets, failures that stop no other job, kills, exit codes and the command."""
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from autofit import locks
+from autofit.core import errors
 from autofit.core.errors import (
     AutofitError,
     Busy,
@@ -17,8 +19,10 @@ from autofit.core.errors import (
     UserCodeError,
 )
 from autofit.core.outcome import Status
-from autofit.nightly.records import VerdictKind
-from autofit.nightly.schedule import plan_of_night
+from autofit.core.plan import Plan
+from autofit.nightly.night import WORST_FIRST, FailOn, code_of, notify, worst
+from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
+from autofit.nightly.schedule import scheduled
 from tests.fakes import always
 from tests.nightly.benches import faster
 from tests.nightly.nights import MachineRoom, stop_at
@@ -227,7 +231,7 @@ def test_a_dry_run_says_the_order_and_runs_nothing(room: MachineRoom) -> None:
     room.add("a")
     room.night()
     room.add("b", accepted=None)
-    order = plan_of_night(room.file, room.history, (), room.today())
+    order = scheduled(room.file, room.history, room.today())
     assert [each.job.name for each in order] == ["b", "a"]
     assert order[0].why == "never checked: first tuning, since it has no plan"
     assert order[1].why.endswith("ago (cannot compare): re-check of the accepted plan")
@@ -261,3 +265,87 @@ def test_a_command_that_fails_is_a_note_and_the_record_is_kept(room: MachineRoom
     assert result.exit_code == 4
     assert result.notes == ("a: on_regression: the command ./missing could not be started: No such file or directory",)
     assert len(room.records("a")) == 1
+
+
+SEGMENT = HistorySegment(workload="w", device="d", driver="", torch="2", protocol=1, plan="{}")
+
+
+def record(kind: VerdictKind, changed: tuple[str, ...] = (), **fields: object) -> NightRecord:
+    verdict = Verdict(kind=kind, reason="why", changed=changed)
+    return NightRecord.model_validate({"id": "a", "job": "j", "night": "n", "at": "t", "verdict": verdict} | fields)
+
+
+def test_every_exit_code_of_an_error_has_its_place() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AutofitError)]
+    assert {kind.exit_code for kind in kinds} | {0, 4, 130} == set(WORST_FIRST)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [((), 0), ((0, 4, 6), 4), ((4, 5), 5), ((0, 6, 7), 6), ((2, 5, 4), 2), ((130, 1), 130)]
+)
+def test_the_worst_code_wins(codes: tuple[int, ...], expected: int) -> None:
+    assert worst(codes) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "regression", "change"),
+    [
+        (record(VerdictKind.STEADY), 0, 0),
+        (record(VerdictKind.REGRESSION), 4, 4),
+        (record(VerdictKind.FASTER), 0, 4),
+        (record(VerdictKind.CANNOT_COMPARE), 0, 0),
+        (record(VerdictKind.CANNOT_COMPARE, changed=("torch: 2.14, was 2.13",)), 0, 4),
+        (record(VerdictKind.STEADY, proposed=Plan()), 0, 4),
+        (record(VerdictKind.DOES_NOT_FIT, segment=SEGMENT), 4, 4),
+        (record(VerdictKind.DOES_NOT_FIT, segment=SEGMENT, proposed=Plan()), 4, 4),
+        (record(VerdictKind.DOES_NOT_FIT, segment=SEGMENT, proposed=Plan(), replaced=True), 0, 4),
+        (record(VerdictKind.ERROR, segment=SEGMENT), 4, 4),  # the plan fails for another reason than memory
+        (record(VerdictKind.ERROR), 0, 0),  # the job was not opened; its error has a code of its own
+    ],
+)
+def test_what_counts_as_a_regression_and_as_a_change(found: NightRecord, regression: int, change: int) -> None:
+    asked: list[tuple[FailOn, int]] = [("regression", regression), ("change", change), ("never", 0)]
+    assert [code_of(found, fail_on) for fail_on, _ in asked] == [code for _, code in asked]
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_command_gets_the_text_in_the_folder_and_no_shell_reads_its_words(tmp_path: Path) -> None:
+    code = "import sys, pathlib; pathlib.Path('said').write_text(sys.stdin.read() + '|'.join(sys.argv[1:]))"
+    assert notify([*python(code), "$HOME", "a b;"], "# gpt: regression\n", tmp_path) == ""
+    assert (tmp_path / "said").read_text() == "# gpt: regression\n$HOME|a b;"
+
+
+def test_a_relative_program_is_relative_to_the_folder(tmp_path: Path) -> None:
+    script = tmp_path / "notify"
+    script.write_text("#!/bin/sh\ncat > said\n")
+    script.chmod(0o700)
+    assert notify(["./notify"], "text", tmp_path) == ""
+    assert (tmp_path / "said").read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["./missing"], "the command ./missing could not be started: No such file or directory"),
+        (python("import sys; sys.exit(3)"), f"the command {sys.executable} ended with exit code 3"),
+        (python("raise ValueError('password=hunter2 is wrong')"), "ended with exit code 1"),
+        (["a\0b"], "could not be started: embedded null byte"),
+    ],
+)
+def test_a_command_that_fails_is_a_note_without_secrets(command: list[str], expected: str, tmp_path: Path) -> None:
+    found = notify(command, "text", tmp_path)
+    assert expected in found
+    assert "hunter2" not in found
+
+
+def test_a_command_that_does_not_read_its_input_is_no_failure(tmp_path: Path) -> None:
+    assert notify(["true"], "x" * 2**20, tmp_path) == ""
+
+
+def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert "did not end within 1 s and was killed" in notify(["sleep", "60"], "text", tmp_path, patience_s=1.0)
+    assert time.monotonic() - began < 20

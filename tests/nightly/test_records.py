@@ -1,8 +1,30 @@
-"""Records of a night: a segment follows its environment, and a record survives its file."""
+"""Records of a night: what may be compared, and their texts."""
+
+import json
+import math
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from autofit.core.environment import Environment
+from autofit.core.errors import StudyError
 from autofit.core.plan import Plan
-from autofit.nightly.records import Figures, HistorySegment, NightRecord, Verdict, VerdictKind
+from autofit.nightly.records import (
+    Figures,
+    HistorySegment,
+    NightRecord,
+    NightResult,
+    Verdict,
+    VerdictKind,
+    check_schema,
+    from_text,
+    instant,
+    to_text,
+)
+from tests.nightly.history_samples import record
 
 PLAN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})
 
@@ -39,3 +61,86 @@ def test_a_record_survives_its_text() -> None:
     text = record.model_dump_json(by_alias=True)
     assert NightRecord.model_validate_json(text) == record
     assert '"schema":"autofit.night/1"' in text
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+FLOATS = st.floats(allow_nan=False)
+VALUES = st.dictionaries(TEXT, st.booleans() | st.integers(0, 99) | TEXT, max_size=3)
+TEXTS = st.lists(TEXT, max_size=3).map(tuple)
+RECORDS = st.builds(
+    NightRecord, id=TEXT, job=TEXT, night=TEXT, at=TEXT, duration_s=FLOATS, probes=st.integers(0, 2**40), unit=TEXT,
+    accepted=st.none() | st.builds(
+        Figures, plan=st.builds(Plan, values=VALUES),
+        rates_per_s=st.lists(FLOATS, min_size=1, max_size=4).map(tuple), peak_bytes=st.integers(0, 2**50),
+    ),
+    verdict=st.builds(Verdict, kind=st.sampled_from(VerdictKind), reason=TEXT, changed=TEXTS),
+    notes=TEXTS,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(RECORDS)
+def test_any_record_survives_its_text(night: NightRecord) -> None:
+    text = to_text(night)
+    assert from_text(text) == night
+    assert text.isascii()
+    assert json.dumps(json.loads(text)) == text  # so that a checksum of the text can be verified after reading JSON
+    check_schema(text, "here")
+
+
+def test_figures_that_are_not_numbers_survive() -> None:
+    night = record(1, accepted=Figures(plan=PLAN, rates_per_s=(math.nan, math.inf, -math.inf), peak_bytes=1))
+    found = from_text(to_text(night))
+    assert found is not None
+    assert found.accepted is not None
+    assert [repr(rate) for rate in found.accepted.rates_per_s] == ["nan", "inf", "-inf"]
+
+
+def test_unpaired_surrogates_are_replaced() -> None:
+    found = from_text(to_text(record(1, notes=("file \udc80.py",))))
+    assert found is not None
+    assert found.notes == ("file ?.py",)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"schema": "autofit.night/1"}', "3", "\x00"])
+def test_what_is_not_a_record_is_none(text: str) -> None:
+    assert from_text(text) is None
+
+
+@pytest.mark.parametrize("schema", ["autofit.night/2", '{"schema": "autofit.night/17", "x": 1}'])
+def test_a_newer_version_is_refused(schema: str) -> None:
+    with pytest.raises(
+        StudyError, match=r"here has records of the schema autofit\.night/\d+; expected autofit\.night/1"
+    ):
+        check_schema(schema, "here")
+
+
+@pytest.mark.parametrize("schema", [None, 3, "", "autofit.night/1", "{", '{"note": "autofit.night/2"}'])
+def test_what_is_damaged_is_not_a_newer_version(schema: object) -> None:
+    check_schema(schema, "here")
+
+
+NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("text", ["2026-11-25T01:00:00", "2026-11-25T01:00:00+00:00", "2026-11-25T02:30:00+01:30"])
+def test_a_time_is_in_utc(text: str) -> None:
+    found = instant(text)
+    assert found == NOW
+    assert found is not None
+    assert found.tzinfo is UTC
+
+
+@pytest.mark.parametrize("text", ["tonight", "", "2026-13-01", "0001-01-01T00:00:00+23:00"])
+def test_other_texts_are_no_times(text: str) -> None:
+    assert instant(text) is None  # the last one is before the first year
+
+
+def test_a_result_survives_its_text_and_refuses_unknown_fields() -> None:
+    record = NightRecord(
+        id="a", job="gpt", night="n", at="t", verdict=Verdict(kind=VerdictKind.ERROR, reason="your code failed")
+    )
+    result = NightResult(night="n", records=(record,), unchecked={"bert": "busy"}, notes=("a note",), exit_code=6)
+    assert NightResult.model_validate_json(result.model_dump_json(by_alias=True)) == result
+    with pytest.raises(ValidationError):
+        NightResult.model_validate({"night": "n", "code": 3})

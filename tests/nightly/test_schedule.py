@@ -1,4 +1,4 @@
-"""The order of a night: the longest unchecked job comes first; a continued night repeats nothing."""
+"""The order of a night, and how it is shown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ import pytest
 
 from autofit.core.errors import UsageError
 from autofit.nightly.history import History
-from autofit.nightly.job import FOLDER, Job, JobsFile
+from autofit.nightly.jobs import FOLDER, Job, JobsFile
 from autofit.nightly.records import NightRecord, Verdict, VerdictKind
-from autofit.nightly.schedule import Scheduled, age, plan_of_night, selected
+from autofit.nightly.schedule import Scheduled, age, order_document, order_table, scheduled, selected
+from tests.nightly.nights import MachineRoom
 
 NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)
 
@@ -48,7 +49,7 @@ def order_of(
     only: Sequence[str] = (),
 ) -> list[Scheduled]:
     file = JobsFile(path=Path("/nowhere/jobs.yaml"), history=":memory:", jobs=tuple(jobs))
-    return plan_of_night(file, cast(History, Past(records, unfinished)), only, NOW)
+    return scheduled(file, cast(History, Past(records, unfinished)), NOW, only)
 
 
 def test_never_checked_comes_first_then_the_longest_unchecked() -> None:
@@ -105,3 +106,36 @@ def test_ages_are_in_words_and_a_clock_that_went_back_is_no_negative_age() -> No
     assert age((NOW + timedelta(days=9)).isoformat(), NOW) == "0 ms ago"
     assert age("2026-11-25T00:59:00", NOW) == "1 min 0 s ago"  # without a time zone it is UTC
     assert age("yesterday", NOW) == "at an unknown time"
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> MachineRoom:
+    room = MachineRoom(tmp_path)
+    room.add("gpt")
+    room.night()
+    room.add("bert", accepted=None)
+    return room
+
+
+def words(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_the_table_has_the_order_with_the_last_verdict_and_the_reason(room: MachineRoom) -> None:
+    now = room.today() + timedelta(days=3)
+    order = scheduled(room.file, room.history, now)
+    assert words(order_table(order, 100)) == [
+        "order why",
+        "bert never checked: first tuning, since it has no plan",
+        "gpt last checked 3 days ago (cannot compare): re-check of the accepted plan",
+    ]
+
+
+def test_the_document_has_it_too(room: MachineRoom) -> None:
+    now = room.today()
+    found = order_document(scheduled(room.file, room.history, now), ["jobs.yaml, line 3: .."], now)
+    assert [job["name"] for job in found["jobs"]] == ["bert", "gpt"]
+    gpt = found["jobs"][1]
+    assert (gpt["verdict"], gpt["nights"], gpt["has_plan"]) == ("cannot compare", 1, True)
+    assert gpt["checked_at"] == room.records("gpt")[0].at
+    assert found["problems"] == ["jobs.yaml, line 3: .."]

@@ -9,7 +9,7 @@ from statistics import median
 
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.nightly.rule import MAD_SCALE
+from autofit.nightly.levels import MAD_SCALE
 from scripts.bench.search.replay import TableBench
 from scripts.bench.search.replay.table import Table, read_table
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from autofit.nightly.decision import Decision, decide
-from autofit.nightly.levels import Level, NightReading, PastNight
+from autofit.nightly.levels import Decision, Level, NightReading, PastNight, decide
 from scripts.bench.nightly.noise import Noise
 
 RATE_PER_S, PEAK_BYTES = 100.0, 10.0 * 2**30
@@ -94,6 +93,7 @@ def _past(night: str, first: NightReading, decision: Decision) -> PastNight:
         max(first.peak_bytes, second.peak_bytes),
         rate_side=rate.side,
         memory_side=decision.memory.side,
+        since=rate.since,
         evidence_nights=rate.suspicion.nights if rate.begins and rate.suspicion is not None else 1,
         expected=NightReading(rate.band.expected, decision.memory.band.expected),
     )

@@ -1,0 +1,271 @@
+"""A night for people and programs: as text for a terminal, as Markdown, and as JSON with a published schema."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.printable import printable
+from autofit.core.units import format_bytes, short_number
+from autofit.core.wording import describe_plan
+from autofit.nightly.records import NightRecord, NightResult, VerdictKind, instant
+from autofit.reports.canvas import Canvas
+from autofit.reports.markdown import table as markdown_table
+from autofit.reports.markdown import text as escaped
+from autofit.reports.markup import shortened
+from autofit.reports.sentences import counted, difference
+from autofit.reports.tables import Column
+from autofit.reports.tables import table as text_table
+from autofit.terminal import wrapped
+
+History = Mapping[str, Sequence[NightRecord]]
+"""All records of each job, oldest first."""
+MARK = "<!-- autofit nightly -->"
+"""Comment in the first line of the files of a night, by which an earlier one is recognised."""
+SCHEMA = "autofit.nightly/1"
+SCHEMA_FILE = Path(__file__).parent / "nightly.schema.json"
+"""The published JSON Schema, made by `schema_text`."""
+MOST_LETTERS = 60_000
+"""Maximum length of the Markdown: a comment on GitHub has at most 65,536 characters."""
+URGENCY = {
+    VerdictKind.REGRESSION: ("regression", "regressions"),
+    VerdictKind.DOES_NOT_FIT: ("does not fit", "do not fit"),
+    VerdictKind.ERROR: ("failed", "failed"),
+    VerdictKind.CANNOT_COMPARE: ("cannot be compared", "cannot be compared"),
+    VerdictKind.FASTER: ("faster", "faster"),
+    VerdictKind.STEADY: ("steady", "steady"),
+}
+"""Verdicts in the order in which they are shown, each with its name for one job and for several."""
+ATTENTION = frozenset({VerdictKind.REGRESSION, VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR})
+"""Verdicts that somebody should look at."""
+_NAME, _VALUE, _REASON, _MOST_ITEMS, _MOST_JOBS = 40, 300, 400, 10, 100
+_PLAN_KEY = re.compile(r"\{[^{}]*\}")
+
+
+def to_text(night: NightResult, history: History, canvas: Canvas | None = None) -> str:
+    """Returns a night for a person to read, ending without a newline."""
+    canvas = canvas or Canvas()
+    urgent = any(record.verdict.kind in ATTENTION for record in night.records)
+    head = [canvas.paint(line, "bad" if urgent else "good") for line in wrapped(headline(night), canvas.width)]
+    about = f"Night of {shortened(moment(night.night), _NAME)}, exit code {night.exit_code}."
+    others = f"Others: {found}. " if (found := other_counts(night)) else ""
+    parts = [[*head, *wrapped(f"{others}{about}", canvas.width)]]
+    if night.records:
+        names, *cells = zip(*map(_row, by_urgency(night.records)), strict=True)
+        columns = [Column("Jobs", names), Column("verdict", cells[0])]
+        columns += [Column(title, texts, right=True) for title, texts in zip(_HEAD[2:], cells[1:], strict=True)]
+        first, *rows = text_table(columns, canvas.width)
+        parts.append([canvas.paint(first, "title"), *rows])
+    for title, reason, items in _sections(night, history):
+        bad = any(title.endswith(f": {kind.value}") for kind in ATTENTION)
+        lines = [canvas.paint(title, "bad" if bad else "title")]
+        lines += wrapped(f"{shortened(reason, _REASON)}.", canvas.width, "  ", "  ") if reason else []
+        for item in items:
+            lines += wrapped(shortened(item, _VALUE), canvas.width, "  - ", "    ")
+        parts.append(lines)
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def to_markdown(night: NightResult, history: History) -> str:
+    """Returns a night for a job summary, a comment or a message. Text from the user's code is never read as markup."""
+    others = f"Others: {counts}. " if (counts := other_counts(night)) else ""
+    lines = [MARK, f"# autofit nightly: {escaped(moment(night.night), 60)}", "", f"**{headline(night)}**", ""]
+    lines += [f"{others}Exit code {night.exit_code}.", ""]
+    if night.records:
+        rows = [[escaped(cell, 80) for cell in _row(record)] for record in by_urgency(night.records)]
+        lines += markdown_table(_HEAD, rows, "jobs", _MOST_JOBS)
+    lines += [line for section in _sections(night, history) for line in _markdown_section(*section, "##")]
+    return _document(lines)
+
+
+def markdown_of_job(record: NightRecord, past: Sequence[NightRecord]) -> str:
+    """Returns the result of one job as Markdown, for a command that is notified of it."""
+    section = _job_section(record, (*past, record))
+    return _document([MARK, *_markdown_section(*section, "#"), f"Night of {escaped(moment(record.night), 60)}."])
+
+
+def to_json(night: NightResult) -> str:
+    """Returns a night as JSON text, as the published schema describes it.
+
+    Numbers that JSON does not have are null, and unpaired surrogates are "?".
+    """
+    text = json.dumps(night.model_dump(mode="json", by_alias=True))
+    document = {"schema": SCHEMA, **json.loads(text, parse_constant=lambda name: None)}
+    return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="replace").decode() + "\n"
+
+
+def schema_text() -> str:
+    """Returns the JSON Schema (draft 2020-12) of a night as JSON, as it is published in `SCHEMA_FILE`.
+
+    After a change of the records: `python -c "from autofit.nightly import outputs as o;
+    o.SCHEMA_FILE.write_text(o.schema_text())"`.
+    """
+    schema = NightResult.model_json_schema(by_alias=True, mode="serialization")
+    for about in [schema, *schema["$defs"].values()]:
+        if "properties" in about:  # a document has all fields, those with a default too
+            about["required"] = list(about["properties"])
+    schema["properties"] = {"schema": {"const": SCHEMA, "title": "Schema", "type": "string"}, **schema["properties"]}
+    schema["required"] = ["schema", *schema["required"]]
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
+
+
+def by_urgency(records: Sequence[NightRecord]) -> list[NightRecord]:
+    """Returns records, sorted so that those that somebody should look at come first."""
+    return sorted(records, key=lambda record: list(URGENCY).index(record.verdict.kind))
+
+
+def headline(night: NightResult) -> str:
+    """Returns in one sentence what somebody should look at."""
+    total = len(night.records) + len(night.unchecked)
+    urgent = [record for record in night.records if record.verdict.kind in ATTENTION]
+    problems = [f"{counted(len(night.problems), 'error')} in the jobs file"] if night.problems else []
+    if urgent:
+        start = "The job needs" if total == 1 else f"{len(urgent):,} of {total:,} jobs need{'s' * (len(urgent) == 1)}"
+        return f"{start} attention: {', '.join([*_counts(urgent), *problems])}."
+    start = "The job needs no attention" if total == 1 else f"None of {total:,} jobs needs attention"
+    return f"{'; '.join([start if night.records else 'No job was checked', *problems])}."
+
+
+def other_counts(night: NightResult) -> str:
+    """Returns how many jobs have the verdicts that the headline does not name; "" if there is none."""
+    counts = _counts([record for record in night.records if record.verdict.kind not in ATTENTION])
+    return ", ".join([*counts, *([f"{len(night.unchecked):,} not checked"] if night.unchecked else [])])
+
+
+def moment(night: str) -> str:
+    """Returns the time at which a night began, such as "2026-11-25 01:00 UTC"; other texts as given."""
+    found = instant(night)
+    return night if found is None else f"{found:%Y-%m-%d %H:%M} UTC"
+
+
+def rate(record: NightRecord) -> str:
+    """Returns the throughput of the accepted plan with its unit; "" if it did not run."""
+    return "" if record.accepted is None else f"{short_number(record.accepted.rate_per_s)} {record.unit}/s"
+
+
+def rate_change(record: NightRecord) -> str:
+    """Returns the relative difference of the throughput from the expected one; "" if it was not compared."""
+    expected = record.verdict.expected_per_s
+    return difference(record.accepted.rate_per_s / expected - 1) if record.accepted is not None and expected else ""
+
+
+def peak(record: NightRecord) -> str:
+    """Returns the measured peak and the budget; "" if the plan did not run."""
+    if record.accepted is None:
+        return ""
+    of = f" of {format_bytes(record.budget_bytes)}" if record.budget_bytes else ""
+    return f"{format_bytes(record.accepted.peak_bytes)}{of}"
+
+
+def evidence(record: NightRecord) -> list[str]:
+    """Returns what was measured and what it was compared with, each as "name: text"."""
+    verdict, second, segment = record.verdict, record.confirmation, record.segment
+    expected = ""
+    if verdict.low_per_s is not None and verdict.high_per_s is not None:
+        band = f"{short_number(verdict.low_per_s)} to {short_number(verdict.high_per_s)}"
+        expected = f"; expected {band} by {counted(verdict.compared_nights, 'night')}"
+    highest = "" if verdict.high_bytes is None else f"; expected at most {format_bytes(verdict.high_bytes)}"
+    proposed = "" if record.proposed is None else plan_words(record.proposed, record)
+    if record.proposed_gain is not None:
+        proposed += f": {record.proposed_gain} of the accepted plan's throughput"
+    device = ""
+    if segment is not None:
+        driver = f", driver {segment.driver}" if segment.driver else ""
+        device = f"{segment.device}{driver}, torch {segment.torch}"
+    entries = {
+        "throughput": record.accepted and rate(record) + expected,
+        "measured again": second and f"{short_number(second.rate_per_s)} {record.unit}/s",
+        "peak memory": record.accepted and peak(record) + highest,
+        "over the baseline": record.gain and str(record.gain),
+        "accepted plan": record.accepted and plan_words(record.accepted.plan, record),
+        "tuned because": record.tuned,
+        "new accepted plan" if record.replaced else "better plan": proposed,
+        "device": device,
+    }
+    return [f"{name}: {text}" for name, text in entries.items() if text]
+
+
+def plan_words(plan: Plan, record: NightRecord) -> str:
+    """Returns a plan in words: its batch, and what it changes from the baseline if that is known."""
+    sizes = [plan.values.get(name, 1) for name in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
+    if MICRO_BATCH_SIZE not in plan.values or not all(type(size) is int for size in sizes):
+        return str(plan)
+    return describe_plan(plan, record.baseline.plan if record.baseline is not None else Plan())
+
+
+_HEAD = ("job", "verdict", "throughput", "change", "peak memory")
+_Section = tuple[str, str, list[str]]
+"""A part of a text about a night: its title, a reason without a full stop or "", and a list."""
+
+
+def _row(record: NightRecord) -> tuple[str, ...]:
+    name, kind = shortened(record.job, _NAME), record.verdict.kind.value
+    return name, kind, shortened(rate(record), _NAME), rate_change(record), peak(record)
+
+
+def _sections(night: NightResult, history: History) -> Iterator[_Section]:
+    """Yields the jobs that somebody should look at or that have a better plan, and what concerns the whole night."""
+    for record in by_urgency(night.records)[:_MOST_JOBS]:
+        if record.verdict.kind in ATTENTION or record.proposed is not None:
+            yield _job_section(record, history.get(record.job, (record,)))
+    rest = {
+        "Not checked": [f"{job}: {why}" for job, why in night.unchecked.items()],
+        "Errors in the jobs file": night.problems,
+        "Notes": night.notes,
+    }
+    for title, items in rest.items():
+        if items:
+            yield title, "", _some(items)
+
+
+def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Section:
+    verdict, nights = record.verdict, 0
+    for one in reversed(records):
+        if one.verdict.kind is not verdict.kind:
+            break
+        first, nights = one, nights + 1
+    lasting = [f"the same verdict for {nights:,} nights, since {moment(first.night)}"] if nights > 1 else []
+    changed = [f"changed since the last steady night: {_readable(text)}" for text in verdict.changed]
+    items = [*lasting, *evidence(record), *_some(changed), *_some(record.notes)]
+    return f"{shortened(record.job, _NAME)}: {verdict.kind.value}", verdict.reason, items
+
+
+def _markdown_section(title: str, reason: str, items: Sequence[str], level: str) -> Iterator[str]:
+    yield from (f"{level} {escaped(title)}", "")
+    if reason:
+        yield from (f"{escaped(reason, _REASON)}.", "")
+    yield from (*(f"- {escaped(item, _VALUE)}" for item in items), "")
+
+
+def _document(lines: Sequence[str]) -> str:
+    text = printable("\n".join(lines)).rstrip() + "\n"
+    if len(text) <= MOST_LETTERS:
+        return text
+    begun = text[: text.rindex("\n", 0, MOST_LETTERS - 100)]
+    return f"{begun}\n\nThe rest is left out: this text has a maximum length.\n"
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    """Returns as many texts as a list may have, and the number of the others."""
+    more = len(texts) - _MOST_ITEMS
+    return [*texts[:_MOST_ITEMS], *([f"and {more:,} more"] if more > 0 else [])]
+
+
+def _counts(records: Sequence[NightRecord]) -> list[str]:
+    kinds = Counter(record.verdict.kind for record in records)
+    return [f"{kinds[kind]:,} {names[kinds[kind] != 1]}" for kind, names in URGENCY.items() if kinds[kind]]
+
+
+def _readable(changed: str) -> str:
+    """Returns a change with the keys of plans, which are JSON, as "knob=value knob=value"."""
+    return _PLAN_KEY.sub(_without_json, changed)
+
+
+def _without_json(found: re.Match[str]) -> str:
+    try:
+        values = json.loads(found[0])
+    except ValueError:
+        return found[0]
+    return " ".join(f"{name}={value}" for name, value in values.items()) or str(Plan())

@@ -1,1 +1,0 @@
-"""The history of all jobs as one HTML page that needs no network."""

@@ -1,0 +1,250 @@
+"""The outputs of a night: text for a terminal, Markdown of bounded length, and JSON as the schema says."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
+from autofit.nightly import outputs
+from autofit.nightly.outputs import (
+    MARK,
+    MOST_LETTERS,
+    SCHEMA,
+    by_urgency,
+    evidence,
+    headline,
+    markdown_of_job,
+    moment,
+    other_counts,
+    peak,
+    plan_words,
+    rate,
+    rate_change,
+    schema_text,
+    to_json,
+    to_markdown,
+    to_text,
+)
+from autofit.nightly.records import NightRecord, NightResult
+from autofit.reports.canvas import Canvas
+from autofit.terminal import cells
+from tests.nightly import samples
+
+YEAR = samples.result(samples.year())
+BY_NAME = {record.job: record for record in YEAR.records}
+TEXT, MARKDOWN = to_text(YEAR, samples.year()), to_markdown(YEAR, samples.year())
+
+
+def night(*names: str, problems: int = 0, unchecked: int = 0) -> NightResult:
+    """Returns a night over some of the jobs."""
+    return NightResult(
+        night=YEAR.night,
+        records=tuple(BY_NAME[name] for name in names),
+        problems=("x",) * problems,
+        unchecked={f"job {number}": "busy" for number in range(unchecked)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "rest"),
+    [
+        (night("gpt", "unet", "vit", "bert"), "3 of 4 jobs need attention: 2 regressions, 1 failed.", "1 steady"),
+        (night("t5", "bert"), "1 of 2 jobs needs attention: 1 does not fit.", "1 steady"),
+        (night("gpt"), "The job needs attention: 1 regression.", ""),
+        (night("gpt", problems=2), "The job needs attention: 1 regression, 2 errors in the jobs file.", ""),
+        (night("clip", "bert", unchecked=1), "None of 3 jobs needs attention.", "1 faster, 1 steady, 1 not checked"),
+        (night("bert", problems=1), "The job needs no attention; 1 error in the jobs file.", "1 steady"),
+        (night(), "No job was checked.", ""),
+        (night(unchecked=2), "No job was checked.", "2 not checked"),
+        (night("whisper"), "The job needs no attention.", "1 cannot be compared"),
+    ],
+)  # fmt: skip
+def test_the_headline_says_what_needs_attention_and_the_rest_is_counted(
+    given: NightResult, first: str, rest: str
+) -> None:
+    assert (headline(given), other_counts(given)) == (first, rest)
+
+
+def test_problems_come_first_and_otherwise_the_order_is_kept() -> None:
+    names = [record.job for record in by_urgency(YEAR.records)]
+    assert names[:7] == ["gpt", "unet", "t5", "vit", "whisper", "clip", "bert"]
+
+
+def test_times_are_in_utc_and_other_texts_as_given() -> None:
+    assert (moment("2026-11-25T02:30:00+01:30"), moment("tonight")) == ("2026-11-25 01:00 UTC", "tonight")
+
+
+def test_figures_are_beside_what_was_expected() -> None:
+    gpt = BY_NAME["gpt"]
+    assert (rate(gpt), rate_change(gpt), peak(gpt)) == ("46,670 tokens/s", "-5.9%", "14.87 GiB of 20 GiB")
+    found = evidence(gpt)
+    assert "throughput: 46,670 tokens/s; expected 48,630 to 50,610 by 14 nights" in found
+    assert "measured again: 46,580 tokens/s" in found
+    assert "peak memory: 14.87 GiB of 20 GiB; expected at most 15.17 GiB" in found
+    assert "over the baseline: 1.92x (1.90 to 1.94)" in found
+    assert "accepted plan: micro batch 32 x 8 accumulation steps = 256, precision=bf16" in found
+    assert found[-1].startswith("device: cuda NVIDIA H100 80GB HBM3, 80 GiB, driver 580.65.06, torch 2.13.0")
+    vit = BY_NAME["vit"]
+    assert (rate(vit), rate_change(vit), peak(vit), len(evidence(vit))) == ("", "", "", 1)
+
+
+def test_a_better_plan_says_what_it_gains_and_whether_it_is_accepted() -> None:
+    clip = BY_NAME["clip"].model_copy(update={"proposed_gain": Ratio(value=1.1, low=1.08, high=1.12, pairs=6)})
+    words = "micro batch 64 x 4 accumulation steps = 256, precision=bf16, compile=default"
+    words += ": 1.10x (1.08 to 1.12) of the accepted plan's throughput"
+    assert f"better plan: {words}" in evidence(clip)
+    assert f"new accepted plan: {words}" in evidence(clip.model_copy(update={"replaced": True}))
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"precision": "bf16"}, {"micro_batch_size": "many"}, {"micro_batch_size": True}]
+)
+def test_a_plan_without_a_batch_is_still_in_words(values: dict[str, bool | str]) -> None:
+    plan = Plan(values=values)
+    assert plan_words(plan, BY_NAME["gpt"]) == str(plan)
+
+
+def test_a_record_without_anything_measured_has_no_evidence() -> None:
+    failed: NightRecord = samples.failing()["gpt"][-1]
+    assert evidence(failed) == []
+
+
+def test_the_outcome_comes_first_and_then_the_jobs_with_problems_first() -> None:
+    lines = TEXT.splitlines()
+    assert lines[0].startswith("4 of 20 jobs need attention: 2 regressions, 1 does not fit, 1 failed,")
+    assert "Night of 2026-11-25 01:00 UTC, exit code 5." in " ".join(lines[:4])
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split() == ["Jobs", "verdict", "throughput", "change", "peak", "memory"]
+    assert [line.split()[0] for line in table[1:6]] == ["gpt", "unet", "t5", "vit", "whisper"]
+    assert table[1].split()[1:] == ["regression", "46,670", "tokens/s", "-5.9%", "14.87", "GiB", "of", "20", "GiB"]
+
+
+def test_details_are_those_of_jobs_that_need_attention_or_have_a_better_plan() -> None:
+    heads = re.findall(r"^([a-z0-9-]+): ([a-z ]+)$", TEXT, re.MULTILINE)
+    assert [name for name, _ in heads] == ["gpt", "unet", "t5", "vit", "clip"]
+    flat = " ".join(TEXT.split())
+    assert "changed since the last steady night: transformers: 5.23.0, was 5.22.1" in flat
+    assert "the same verdict for 23 nights, since 2026-11-03 01:00 UTC" in flat
+    assert flat.endswith("line 41: found 'fsat' as accept; expected 'propose' or 'auto'")
+    assert "Not checked\n  - llama: the night's time of 2 h was over" in TEXT
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_lines_fit_the_width(width: int) -> None:
+    lines = to_text(YEAR, samples.year(), Canvas(width)).splitlines()
+    assert [line for line in lines if cells(line) > width] == []
+
+
+def test_colours_only_on_a_canvas_with_colours() -> None:
+    assert "\x1b" not in TEXT
+    found = to_text(YEAR, samples.year(), Canvas(100, colour=True))
+    assert "\x1b[31mgpt: regression\x1b[0m" in found
+
+
+def test_a_night_without_jobs_is_one_sentence() -> None:
+    assert to_text(NightResult(night="x", exit_code=2), {}) == "No job was checked.\nNight of x, exit code 2."
+    assert "**No job was checked.**" in to_markdown(NightResult(night="x", exit_code=2), {})
+
+
+def test_markdown_has_the_outcome_the_jobs_and_what_needs_attention() -> None:
+    assert MARKDOWN.startswith(
+        f"{MARK}\n# autofit nightly: 2026-11-25 01:00 UTC\n\n**4 of 20 jobs need attention: 2 reg"
+    )
+    assert "\nOthers: 1 cannot be compared, 1 faster, 13 steady, 1 not checked. Exit code 5.\n" in MARKDOWN
+    headings = re.findall(r"^## (.*)$", MARKDOWN, re.MULTILINE)
+    expected = ["gpt: regression", "unet: regression", "t5: does not fit", "vit: error", "clip: faster"]
+    assert headings == [*expected, "Not checked", "Errors in the jobs file"]
+    rows = re.findall(r"^\| ([a-z0-9-]+) \| ([a-z ]+) \|", MARKDOWN, re.MULTILINE)
+    assert [row[0] for row in rows if row[0] != "job"][:5] == ["gpt", "unet", "t5", "vit", "whisper"]
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
+    for text in (MARKDOWN, to_markdown(samples.hostile_result(), samples.hostile())):
+        for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_hostile_texts_stay_text_and_are_cut() -> None:
+    found = to_markdown(samples.hostile_result(), samples.hostile())
+    assert "<script" not in found
+    assert "<img" not in found
+    found.encode("utf-8")
+    for text in (found, to_text(samples.hostile_result(), samples.hostile())):
+        assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text) is None
+        assert max(map(len, re.findall("A+", text))) <= 400
+
+
+@pytest.mark.parametrize("letter", ["@", "<", "`", "x ", "|"])
+def test_the_length_is_bounded_and_the_rest_is_named(letter: str) -> None:
+    text = letter * 5000
+    one = YEAR.records[0]
+    verdict = one.verdict.model_copy(update={"reason": text, "changed": (text,) * 90})
+    records = tuple(
+        one.model_copy(update={"id": str(number), "job": f"{number} {text}", "verdict": verdict, "notes": (text,) * 90})
+        for number in range(300)
+    )
+    night = NightResult(
+        night=text, records=records, problems=(text,) * 300, unchecked={f"{n}{text}": text for n in range(300)},
+        notes=(text,) * 300,
+    )  # fmt: skip
+    found = to_markdown(night, {})
+    assert len(found) <= MOST_LETTERS
+    assert re.search(r"^and [0-9]+ more jobs$", found, re.MULTILINE)
+    assert found.endswith("The rest is left out: this text has a maximum length.\n")
+    assert "and 290 more" in " ".join(to_text(night, {}).split())
+
+
+def test_one_job_can_be_told_apart_for_a_command_that_is_notified() -> None:
+    record, past = YEAR.records[0], samples.year()["gpt"][:-1]
+    found = markdown_of_job(record, past)
+    assert found.startswith(f"{MARK}\n# gpt: regression\n")
+    assert found.endswith("\nNight of 2026-11-25 01:00 UTC.\n")
+    assert "transformers: 5.23.0, was 5.22.1" in found
+
+
+def test_json_gives_back_an_equal_night() -> None:
+    document = json.loads(to_json(YEAR))
+    assert document.pop("schema") == SCHEMA
+    assert NightResult.model_validate(document) == YEAR
+
+
+def test_the_published_schema_is_that_of_the_records() -> None:
+    published = json.loads(outputs.SCHEMA_FILE.read_text())
+    assert published == json.loads(schema_text()), f"renew it: {schema_text.__doc__}"
+
+
+def test_a_night_has_what_the_schema_names_and_nothing_more() -> None:
+    schema = json.loads(outputs.SCHEMA_FILE.read_text())
+    seen = set[str]()
+
+    def check(value: Any, about: dict[str, Any]) -> None:
+        if "$ref" in about:
+            seen.add(name := about["$ref"].rpartition("/")[2])
+            about = schema["$defs"][name]
+        options = [one for one in about.get("anyOf", ()) if (value is None) == (one.get("type") == "null")]
+        if options:
+            check(value, options[0])
+        if "properties" in about:
+            assert set(about["required"]) == set(value) == set(about["properties"])
+            assert about["additionalProperties"] is False
+            for name, each in value.items():
+                check(each, about["properties"][name])
+        for each in value if isinstance(value, list) and isinstance(about.get("items"), dict) else []:
+            check(each, about["items"])
+
+    check(json.loads(to_json(YEAR)), schema)
+    assert {"NightRecord", "Verdict", "Figures", "HistorySegment", "Environment", "Ratio", "Plan"} <= seen
+
+
+def test_values_that_json_does_not_have_are_replaced() -> None:
+    night = samples.hostile_result()
+    one = night.records[0]
+    verdict = one.verdict.model_copy(update={"expected_per_s": float("nan"), "high_per_s": float("inf")})
+    text = to_json(night.model_copy(update={"records": (one.model_copy(update={"verdict": verdict}),)}))
+    text.encode("utf-8")
+    found = json.loads(text, parse_constant=lambda name: f"not JSON: {name}")["records"][0]
+    assert (found["verdict"]["expected_per_s"], found["verdict"]["high_per_s"]) == (None, None)
+    assert found["job"].startswith("</script><script>alert(1)</script>")
