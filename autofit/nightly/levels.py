@@ -309,8 +309,6 @@ class Level:
     rate: Track = field(default_factory=Track)
     memory: Track = field(default_factory=Track)
     highest: list[float] = field(default_factory=list)
-    _first_bytes: float = 0.0
-    _lower_nights: int = 0
 
     @property
     def missing_nights(self) -> int:
@@ -332,7 +330,10 @@ class Level:
         else:
             self.memory.add(peak_bytes)
             self.highest = sorted((*self.highest, past.highest_bytes))[-FAMILIAR:]
-            self._follow_down(peak_bytes)
+            latest = self.memory.reference[-LEAST_NIGHTS:]
+            lower = max(latest) < (1 - LEAST_CHANGE) * median(self.memory.reference[:WINDOW])
+            if lower and len(latest) == LEAST_NIGHTS:  # a new level, so that later growth is seen
+                self.memory.reference, self.highest = latest, sorted(latest)[-FAMILIAR:]
 
     def accept(self) -> None:
         """Makes the level of an open regression the reference, because a person accepted it."""
@@ -340,23 +341,7 @@ class Level:
             self.rate.accept()
         if self.memory.side:
             self.memory.accept()
-            self._restart_memory()
-
-    def _follow_down(self, peak_bytes: float) -> None:
-        """Begins a new level of memory after `LEAST_NIGHTS` nights below the old one, so that later growth is seen."""
-        reference = self.memory.reference
-        if len(reference) <= WINDOW:
-            self._first_bytes = median(reference)
-        lower = peak_bytes < self._first_bytes * (1 - LEAST_CHANGE)
-        self._lower_nights = self._lower_nights + 1 if lower else 0
-        if self._lower_nights >= LEAST_NIGHTS:
-            del reference[:-LEAST_NIGHTS]
-            self._restart_memory()
-
-    def _restart_memory(self) -> None:
-        reference = self.memory.reference
-        self.highest = sorted(reference)[-FAMILIAR:]
-        self._first_bytes, self._lower_nights = median(reference[:WINDOW]), 0
+            self.highest = sorted(self.memory.reference)[-FAMILIAR:]
 
 
 class Ruling(NamedTuple):

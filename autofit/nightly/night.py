@@ -81,7 +81,7 @@ class NightOptions:
 
 
 def run_night(jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened) -> NightResult:
-    """Checks the jobs, one after the other, and returns what was found.
+    """Checks the jobs, one after the other, and returns the result of the night.
 
     The record of a job is in the history before the next job begins. An interrupt ends the running job, keeps what has
     a verdict, and leaves the night unfinished, so that the next call continues it.

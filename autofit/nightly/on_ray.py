@@ -21,7 +21,7 @@ RETRIES = 2
 
 
 def run_on_ray(jobs: JobsFile, options: NightOptions) -> NightResult:
-    """Checks the jobs as Ray tasks, the longest unchecked first, and returns what was found.
+    """Checks the jobs as Ray tasks, the longest unchecked first, and returns the result of the night.
 
     It connects to the cluster of `RAY_ADDRESS` or of this machine, and starts a local one if there is none. The time of
     the night limits each task, its time in Ray's queue included.

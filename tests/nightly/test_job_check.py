@@ -134,7 +134,7 @@ def test_auto_replaces_the_plan_and_the_next_night_begins_a_segment(room: Machin
 
 
 @pytest.mark.parametrize("accept", ["propose", "auto"])
-def test_the_proposal_of_an_earlier_night_does_not_outlive_another_search(
+def test_the_better_plan_of_an_earlier_night_does_not_outlive_another_search(
     accept: str, room: MachineRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = room.add("a", accept=accept)
