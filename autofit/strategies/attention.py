@@ -14,7 +14,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
-from autofit.strategies.compiled_modules import has_compiled_part
+from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
