@@ -38,7 +38,6 @@ class Capability(StrEnum):
     FUSED = "fused"
     OWN_MEMORY = "own_memory"  # apart from the machine's main memory
     CUDNN = "cudnn"
-    CUDNN_ATTENTION = "cudnn_attention"
     COMPILE = "compiled code"
     TUNED_KERNELS = "tuned kernels"
     CUDA_GRAPHS = "cuda graphs"

@@ -35,8 +35,6 @@ AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
 ADA = (8, 9)
 """The first compute capability with float8 products (`torch._scaled_mm`)."""
-HOPPER = (9, 0)
-"""The first compute capability for which torch prefers cuDNN's attention to flash (`check_prefer_cudnn_attention`)."""
 VOLTA = (7, 0)
 """The first compute capability that torch.compile generates code for."""
 
@@ -57,8 +55,6 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
         found.add(Capability.TF32)
     if compute_capability is not None and compute_capability >= ADA:
         found.add(Capability.FP8)
-    if compute_capability is not None and compute_capability >= HOPPER:
-        found.add(Capability.CUDNN_ATTENTION)
     if compute_capability is None or compute_capability >= VOLTA:
         found |= {Capability.COMPILE, Capability.TUNED_KERNELS, Capability.CUDA_GRAPHS}
     return frozenset(found)

@@ -66,7 +66,6 @@ class DeepSpeed(Exporter):
         },
         "attention": {
             "sdpa": 'load the model with attn_implementation="sdpa"',
-            "flash": "torch.backends.cuda.enable_cudnn_sdp(False)",
         },
     }
 

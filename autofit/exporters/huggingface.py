@@ -87,7 +87,6 @@ class HuggingFace(Exporter):
         COMPILE: {"blocks": "call .compile() on each repeated layer of the model before the Trainer is made"},
         "attention": {
             "sdpa": 'load the model with attn_implementation="sdpa"',
-            "flash": "call torch.backends.cuda.enable_cudnn_sdp(False) before the training",
         },
         "packing": {True: _PACKING},
         UPDATE: {value: f"make the optimizer with {flags}, {_PASS}" for value, flags in FLAGS.items()},

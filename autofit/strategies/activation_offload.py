@@ -1,21 +1,189 @@
 """Activation offload: keeps what the backward pass needs in main memory instead of on the device."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
-from autofit.strategies.host_store import HOST_SHARE, HostStore
 from autofit.strategies.undo import Undo
 from autofit.workloads.loss import Compute
 from autofit.workloads.step import Draft
-from autofit.workloads.tree import Batch
+from autofit.workloads.tree import Batch, tensors
+
+SMALLEST_BYTES = 1024
+"""Smaller tensors stay on the device: a copy would cost more than it frees."""
+MOST_IN_FLIGHT = 5
+"""Number of tensors whose copy to main memory may be unfinished. Their memory on the device is not free yet."""
+HOST_SHARE = 0.8
+"""Share of the available main memory that activations may take."""
+
+
+class _Saved(Protocol):
+    """What the graph holds in place of a saved tensor."""
+
+    def tensor(self) -> torch.Tensor:
+        """Returns the tensor, on the device on which it was saved."""
+
+
+class HostStore:
+    """Moves saved tensors to main memory and counts their bytes.
+
+    A tensor that several operators save is moved once. Parameters, buffers, the batch, views of these, small tensors
+    and tensors that are not plain memory stay where they are. As autograd itself does, the backward pass reports an
+    error if one that stayed was changed in place.
+
+    Args:
+        device: device of the training.
+        limit_bytes: main memory that is available; None does not limit what is moved.
+    """
+
+    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
+        self.held_bytes = 0
+        self._device_type = device.type
+        self._limit_bytes = None if limit_bytes is None else int(HOST_SHARE * limit_bytes)
+        self._staying: set[int] = set()
+        self._moved: dict[tuple[Any, ...], tuple[StorageWeakRef, _OnHost]] = {}
+        self._in_flight: deque[tuple[torch.Tensor, torch.Event | None]] = deque()
+        self._side_stream: torch.Stream | None = None
+
+    @contextmanager
+    def saving(self, model: nn.Module, batch: Batch) -> Iterator[None]:
+        """Moves what autograd saves while the context is open: one forward pass of `model` on `batch`."""
+        staying = chain(model.parameters(), model.buffers(), tensors(batch))
+        self._staying = {_storage_key(tensor) for tensor in staying if tensor.layout is torch.strided}
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._save, lambda saved: saved.tensor()):
+                yield
+        finally:
+            self._land(0)
+            self._moved.clear()
+
+    def _save(self, tensor: torch.Tensor) -> _Saved:
+        if not self._moves(tensor):
+            return _Held(tensor)
+        layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = (_storage_key(tensor), tensor._version, *layout)
+        known = self._moved.get(key)
+        if known is not None and not known[0].expired():  # type: ignore[no-untyped-call]  # torch has no types here
+            return known[1]
+        self._land(MOST_IN_FLIGHT - 1)
+        saved = self._move(tensor)
+        weak: Any = StorageWeakRef
+        self._moved[key] = (weak(tensor.untyped_storage()), saved)
+        return saved
+
+    def _moves(self, tensor: torch.Tensor) -> bool:
+        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+            return False
+        if isinstance(tensor, nn.Parameter) or is_traceable_wrapper_subclass(tensor) or tensor.nbytes < SMALLEST_BYTES:
+            return False
+        # An expanded tensor has more elements than memory, and its copy would have memory for each of them.
+        return tensor.nbytes <= tensor.untyped_storage().nbytes() and _storage_key(tensor) not in self._staying
+
+    def _move(self, tensor: torch.Tensor) -> "_OnHost":
+        """Starts the copy of a tensor to main memory.
+
+        Raises:
+            MemoryError: main memory does not hold it too.
+        """
+        real = type(tensor) is torch.Tensor  # a trace runs on fake tensors, without streams and pinned memory
+        pinned = real and torch.accelerator.is_available()
+        # Pinned memory is allocated in powers of two.
+        size = 1 << (tensor.nbytes - 1).bit_length() if pinned else tensor.nbytes
+        if real and self._limit_bytes is not None and self.held_bytes + size > self._limit_bytes:
+            raise MemoryError(
+                f"activations of {format_bytes(self.held_bytes + size)} do not fit in main memory, of which "
+                f"{format_bytes(self._limit_bytes)} may be used for them"
+            )
+        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+        if not tensor.is_cpu and host.stride() != tensor.stride():
+            # A view with gaps, such as the queries in one product with keys and values. torch would copy it through
+            # main memory that is not pinned, and wait for it.
+            tensor = tensor.detach().clone()
+        event = self._copy_beside(tensor, host) if pinned and not tensor.is_cpu else None
+        if event is None:
+            host.copy_(tensor)
+        self._in_flight.append((tensor, event))
+        return _OnHost(self, host, tensor.device, size)
+
+    def _copy_beside(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.Event:
+        """Copies on a second stream, once the work that is queued so far is done; returns the end of the copy."""
+        if self._side_stream is None:
+            self._side_stream = torch.Stream(tensor.device)
+        side = self._side_stream
+        side.wait_stream(torch.accelerator.current_stream(tensor.device))
+        with side:
+            host.copy_(tensor, non_blocking=True)
+        return side.record_event()
+
+    def _land(self, most: int) -> None:
+        """Lets all but the last `most` tensors go; the device waits for their copies before it uses their memory.
+
+        The tensor is released after the wait is queued on its own stream, on which its memory is reused. Its content
+        and that of the copy are therefore safe without `record_stream`, and what memory is reused does not depend on
+        timing.
+        """
+        while len(self._in_flight) > most:
+            tensor, event = self._in_flight.popleft()
+            if event is not None:
+                torch.accelerator.current_stream(tensor.device).wait_event(event)
+
+
+class _Held:
+    """A saved tensor that stays on the device."""
+
+    __slots__ = ("_kept", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # An operator's own result refers to the operator, which would hold itself. Without the history it does not.
+        self._kept, self._version = tensor.detach(), tensor._version
+
+    def tensor(self) -> torch.Tensor:
+        """Returns the tensor.
+
+        Raises:
+            RuntimeError: it was changed in place. With hooks on saved tensors, autograd does not check this itself.
+        """
+        if self._kept._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{list(self._kept.shape)} is at version {self._kept._version}; expected version {self._version}"
+            )
+        return self._kept
+
+
+class _OnHost:
+    """A saved tensor in main memory."""
+
+    __slots__ = ("_device", "_host", "_size", "_store")
+
+    def __init__(self, store: HostStore, host: torch.Tensor, device: torch.device, size: int) -> None:
+        self._store, self._host, self._device, self._size = store, host, device, size
+        store.held_bytes += size
+
+    def __del__(self) -> None:
+        self._store.held_bytes -= self._size
+
+    def tensor(self) -> torch.Tensor:
+        """Returns a copy of the tensor on its device."""
+        return self._host.to(self._device, non_blocking=True)
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    """Returns a number that tensors with the same memory share."""
+    return int(tensor.untyped_storage()._cdata)
+
 
 KNOB = "activation_offload"
 OWN_MEMORY = "own_memory"

@@ -1,10 +1,9 @@
-"""Attention: another implementation of the same products, where the model or the device has one that may be faster."""
+"""Attention: the fused kernels of torch for a transformers model that computes attention by plain products."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -12,33 +11,22 @@ from torch.overrides import TorchFunctionMode
 from autofit.core.errors import Untraceable
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
-from autofit.strategies.compiled_modules import has_compiled_part
+from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
 KNOB = "attention"
-VALUES = ("default", "sdpa", "flash")
-ABOUT = "implementation of attention"
+VALUES = ("default", "sdpa")
 IMPLEMENTATION = "_attn_implementation_internal"
 """Attribute of a transformers configuration that its models read at each call."""
-CUDNN = "cudnn_attention"
-"""Capability of devices on which torch prefers cuDNN's attention to flash."""
 NEEDS_WEIGHTS = "output_attentions=True needs the attention weights, which only the eager implementation returns"
-MOST_CUDNN_WIDTH = 128
-"""Maximum width of a head for cuDNN's attention (`check_cudnn_hardware_support` and `check_for_head_dim`)."""
-_FLAGS: Any = torch.backends.cuda
 
 
 class Attention(Strategy):
-    """The attention of a transformers model, or the kernel of `scaled_dot_product_attention`.
+    """The attention of a transformers model that computes it by plain products ("eager").
 
-    * "sdpa": a transformers model that computes attention by plain products ("eager") calls
-      `scaled_dot_product_attention` instead.
-    * "flash": the flash kernel, on devices where torch would run cuDNN's.
-
-    The kernels are alternatives for 16-bit attention without a mask. In float32 torch has only one fused kernel.
+    "sdpa": the model calls `scaled_dot_product_attention` instead.
     """
 
     name = "attention"
@@ -50,28 +38,19 @@ class Attention(Strategy):
     gated = True
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knob `attention` with the implementation that may be faster than the default."""
-        owners = tuple(_owners(facts.model))
-        eager = [owner for owner in owners if _implementation(owner) == "eager"]
-        if eager:
-            reason = next((why for owner in eager if (why := _lack(owner, facts.batch)) is not None), None)
-            value = "sdpa"
-        elif CUDNN not in facts.capabilities:
-            reason = "scaled_dot_product_attention has no other fused kernel on this device than its default"
-            return self.refuse(reason, origin="device")
-        else:
-            reason, value = None, "flash"
-        reason = reason or _seen(facts, value)
+        """Returns the knob `attention` if a model computes attention by plain products and can be switched."""
+        eager = [owner for owner in _owners(facts.model) if _implementation(owner) == "eager"]
+        if not eager:
+            return self.refuse("no transformers model here computes attention by plain products")
+        reason = next((why for owner in eager if (why := _lack(owner, facts.batch)) is not None), None)
+        reason = reason or _seen(facts)
         if reason is not None:
             return self.refuse(reason)
-        why = "it stores all attention weights, which the fused kernels do not"
-        refused = () if eager else (Refusal(name=f"{KNOB}=math", reason=why),)
-        expected = (1.0, 1.0) if value == "flash" else ()  # the default is a fused kernel, too
-        knob = Knob(name=KNOB, values=("default", value), default="default", about=ABOUT, expected=expected)
-        return Offer((knob,), refused)
+        about = "implementation of attention"
+        return Offer((Knob(name=KNOB, values=VALUES, default="default", about=about),))
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
-        """Switches the models' implementation, or excludes cuDNN's kernel in the whole process.
+        """Switches the models' implementation.
 
         Raises:
             SpaceError: the value is unknown, or no transformers model here can be switched.
@@ -81,8 +60,6 @@ class Attention(Strategy):
             return nullcontext()
         if value not in VALUES:
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)}")
-        if value == "flash":
-            return _without_cudnn()
         eager = [owner for owner in _owners(draft.model) if _implementation(owner) == "eager"]
         reason = next((why for owner in eager if (why := _lack(owner, None)) is not None), None)
         if not eager or reason is not None:
@@ -121,15 +98,20 @@ def _lack(owner: Any, batch: Any) -> str | None:
     return None
 
 
-def _seen(facts: Facts, value: str) -> str | None:
-    """Returns why one step of the user would not run attention by `value`, or None."""
+def _seen(facts: Facts) -> str | None:
+    """Returns why one step of the user would not run another attention, or None."""
     if facts.rehearse is None:
         return "the user's step could not be inspected"
-    calls = _Calls()
+    calls, wants_weights = list[str](), list[bool]()
+
+    def asked(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        wants_weights.append(kwargs.get("output_attentions") is True)
 
     @contextmanager
     def watch(model: nn.Module) -> Iterator[None]:
-        with _switched(model) if value == "sdpa" else nullcontext(), calls.of(model):
+        for owner in _owners(model):  # of a copied model, which is discarded
+            owner.register_forward_pre_hook(asked, with_kwargs=True)
+        with _switched(model), _Calls(calls):
             yield
 
     failed = ""
@@ -137,68 +119,23 @@ def _seen(facts: Facts, value: str) -> str | None:
         facts.rehearse(watch)
     except Untraceable as error:
         failed = f"the user's step cannot be run without data: {error.reason} ({error.where})"
-    if calls.wants_weights or failed:
-        return NEEDS_WEIGHTS if calls.wants_weights else failed
-    if not calls.count:
-        return "the user's step does not call scaled_dot_product_attention"
-    if value == "flash" and not calls.either:
-        return "no call of scaled_dot_product_attention could run both cuDNN's kernel and flash: they need no mask"
-    if value == "flash" and facts.numerics == "exact" and not calls.half:
-        return "attention is computed in float32, for which torch has only one fused kernel"
-    return None
+    if any(wants_weights) or failed:
+        return NEEDS_WEIGHTS if any(wants_weights) else failed
+    return None if calls else "the user's step does not call scaled_dot_product_attention"
 
 
 class _Calls(TorchFunctionMode):
-    """Watches the calls of `scaled_dot_product_attention`.
+    """Notes the calls of `scaled_dot_product_attention`."""
 
-    Attributes:
-        count: number of calls.
-        either: whether cuDNN's kernel and flash both support one of them, up to its type.
-        half: whether one of them is in 16 bits.
-        wants_weights: whether a transformers model was asked for its attention weights.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, calls: list[str]) -> None:
         super().__init__()
-        self.count, self.either, self.half, self.wants_weights = 0, False, False, False
-        self._function = functional.scaled_dot_product_attention
-
-    @contextmanager
-    def of(self, model: nn.Module) -> Iterator[None]:
-        """Watches a step of a copied model, which is discarded."""
-        for owner in _owners(model):
-            owner.register_forward_pre_hook(self._asked, with_kwargs=True)
-        # The mode sees every call but those inside a function that it runs, such as multi_head_attention_forward. These
-        # go through the module.
-        functional.scaled_dot_product_attention = self._noted
-        try:
-            with self:
-                yield
-        finally:
-            functional.scaled_dot_product_attention = self._function
-
-    def _asked(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.wants_weights |= kwargs.get("output_attentions") is True
+        self._calls = calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes a call and runs it."""
-        return (self._noted if func is self._function else func)(*args, **(kwargs or {}))
-
-    def _noted(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        query, mask = args[0] if args else kwargs["query"], args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        width = query.shape[-1]
-        self.count += 1
-        self.half |= query.dtype.itemsize == torch.float16.itemsize
-        self.either |= query.dim() == 4 and mask is None and width % 8 == 0 and width <= MOST_CUDNN_WIDTH
-        return self._function(*args, **kwargs)
-
-
-@contextmanager
-def _without_cudnn() -> Iterator[None]:
-    with Undo() as undo:
-        undo.callback(_FLAGS.enable_cudnn_sdp, _FLAGS.cudnn_sdp_enabled())
-        _FLAGS.enable_cudnn_sdp(False)
-        yield
+        if func is functional.scaled_dot_product_attention:
+            self._calls.append(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -8,6 +8,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+
+def is_compiled(module: nn.Module) -> bool:
+    """Returns whether the module itself was compiled, as a wrapper or in place."""
+    # By name: importing torch._dynamo takes seconds.
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def has_compiled_part(model: nn.Module) -> bool:
+    """Returns whether the model or a module in it was compiled."""
+    return any(map(is_compiled, model.modules()))
+
+
 _SPLIT_GAIN = 1.25
 """Minimum ratio of memory freed by inner blocks to that of outer ones, for inner blocks to be used. It is well above 1
 because parameters are a rough measure."""

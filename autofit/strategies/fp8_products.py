@@ -14,8 +14,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
-from autofit.strategies.blocks import find_blocks
-from autofit.strategies.compiled_modules import has_compiled_part
+from autofit.strategies.blocks import find_blocks, has_compiled_part
 from autofit.strategies.optional_libraries import missing, quietly, unusable
 from autofit.strategies.precision import computes_in_another_type_than_bf16
 from autofit.strategies.undo import Undo

@@ -10,8 +10,7 @@ from autofit.core.errors import Untraceable
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
-from autofit.strategies.blocks import find_blocks
-from autofit.strategies.compiled_modules import has_compiled_part
+from autofit.strategies.blocks import find_blocks, has_compiled_part
 from autofit.strategies.deferred_logits import DeferringForward, Usage
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft

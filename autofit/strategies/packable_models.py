@@ -1,24 +1,177 @@
 """Packable models: models of `transformers` whose layers can run packed rows, and the check that samples stay apart.
 
 Above and below the layers nothing changes: tokens are packed on the way in, and hidden states unpacked on the way out.
+
+A decoder is given the position of each token in its own sample. By these positions it keeps the samples of a row apart
+in its attention, with any window (`transformers.masking_utils.find_packed_sequence_indices`). The embeddings of an
+encoder have seen the batch's rows, so each token has its position already, and the mask of the layers keeps the samples
+of a row apart.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from autofit.strategies.moved_tokens import moved
-from autofit.strategies.packed_decoder import IMPLEMENTATIONS, OUTPUTS, PackedCall, decoder_lack, pack_decoder
-from autofit.strategies.packed_encoder import encoder_lack, pack_encoder, stacks
-from autofit.strategies.packed_rows import PackedRows, packed_rows
+from autofit.strategies.packed_rows import PackedRows, moved, packed_rows
 from autofit.strategies.undo import Undo
 from autofit.workloads.lengths import IDS, MASK
-from autofit.workloads.tree import safe_getattr
+from autofit.workloads.tree import safe_getattr, tensors
+
+PARAMETERS = {"input_ids", MASK, "position_ids", "past_key_values", "use_cache"}
+"""Parameters of the decoders of `transformers`."""
+TOKENS = ("input_ids", "token_type_ids")
+"""Arguments with one number for each token."""
+OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+"""Arguments and settings that ask for results of each layer, which would come in packed rows."""
+IMPLEMENTATIONS = ("sdpa", "eager")
+"""Implementations of attention that keep the samples of a row apart. Flash attention does so in a batch of one row
+only."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCall:
+    """A call of a module on packed rows.
+
+    Attributes:
+        arguments: its arguments, by name.
+        sources, places: where each token comes from and where it is, on the device (`packed_rows.PackedRows`).
+    """
+
+    arguments: dict[str, Any]
+    sources: torch.Tensor
+    places: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: PackedRows, arguments: dict[str, Any], device: torch.device) -> "PackedCall":
+        """Returns the call with its indices on a device."""
+        return cls(arguments, rows.sources.to(device), rows.places.to(device))
+
+
+def pack_decoder(decoder: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedCall | None:
+    """Returns a call for packed rows.
+
+    None if the call is not packed: nothing would be saved, or something else in it depends on the rows.
+
+    Args:
+        decoder: the model.
+        users: its `forward`.
+        args: positional arguments of the call.
+        kwargs: its other arguments.
+    """
+    given = named_arguments(users, args, kwargs)
+    rows = packed_rows(given[MASK].cpu()) if _can_pack(decoder, given) else None
+    if rows is None:
+        return None
+    found = PackedCall.of(rows, given, given["input_ids"].device)
+    present = (name for name in TOKENS if given.get(name) is not None)
+    packed = {name: given[name].flatten()[found.sources.clamp(min=0)] for name in present}
+    positions = rows.positions.to(found.sources.device)
+    without = {MASK: None, "past_key_values": None, "use_cache": False}  # with a cache, rows are not kept apart
+    found.arguments.update(packed | without | {"position_ids": positions})
+    return found
+
+
+def decoder_lack(decoder: Any) -> str | None:
+    """Returns why a causal model cannot run packed rows, or None."""
+    name = type(decoder).__name__
+    if missing := sorted(PARAMETERS - inspect.signature(decoder.forward).parameters.keys()):
+        return f"the forward of {name} has no {' and no '.join(missing)}, by which samples of a row are kept apart"
+    masks = sys.modules.get("transformers.masking_utils")
+    of_transformers = type(decoder).__module__.partition(".")[0] == "transformers"
+    if of_transformers and not hasattr(masks, "find_packed_sequence_indices"):
+        return "this version of transformers does not keep the samples of a row apart by their positions"
+    return None
+
+
+def named_arguments(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns all arguments of a call by name."""
+    signature = inspect.signature(function)
+    found = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= found.pop(parameter.name, {})
+    return found
+
+
+def depends_on_rows(module: Any, given: Mapping[str, Any], packed: tuple[str, ...]) -> bool:
+    """Returns whether a call has more to pack than the arguments of these names, or asks for more than hidden states.
+
+    That is a cache, which text is generated with, or the results of each layer.
+    """
+    config = safe_getattr(module, "config")
+    asked = given.get("use_cache") is True or any(given.get(name) or safe_getattr(config, name) for name in OUTPUTS)
+    others = [value for name, value in given.items() if name not in packed]
+    return asked or given.get("past_key_values") is not None or any(tensor.dim() for tensor in tensors(others))
+
+
+def _can_pack(decoder: Any, given: Mapping[str, Any]) -> bool:
+    ids, mask, types = given.get("input_ids"), given.get(MASK), given.get("token_type_ids")
+    if not isinstance(ids, torch.Tensor) or not isinstance(mask, torch.Tensor) or ids.dim() != 2:
+        return False
+    same = mask.shape == ids.shape and (types is None or types.shape == ids.shape)
+    apart = safe_getattr(decoder.config, "_attn_implementation") in IMPLEMENTATIONS
+    return same and apart and not depends_on_rows(decoder, given, (*TOKENS, MASK))
+
+
+HIDDEN = "hidden_states"
+
+
+def stacks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the outermost modules with a list of layers that turn hidden states and a mask into hidden states."""
+    listed = any(isinstance(child, nn.ModuleList) for child in module.children())
+    if listed and [*inspect.signature(module.forward).parameters][:2] == [HIDDEN, MASK]:
+        yield module
+        return
+    for child in module.children():
+        yield from stacks(child)
+
+
+def pack_encoder(stack: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedCall | None:
+    """Returns a call for packed rows; None if the call is not packed.
+
+    The arguments are those of `packed_decoder.pack_decoder`. The mask is [samples, 1, 1 or width, width], the same for
+    all tokens of a sample: true where a token is seen, or 0 where it is and a large negative number where it is not.
+    """
+    given = named_arguments(users, args, kwargs)
+    hidden: Any = given.get(HIDDEN)
+    mask: Any = given.get(MASK)
+    if not _can_pack_layers(hidden, mask) or depends_on_rows(stack, given, (HIDDEN, MASK)):
+        return None
+    seen = mask[:, 0, -1]
+    rows = packed_rows((seen if mask.dtype == torch.bool else seen == 0).cpu())
+    if rows is None:
+        return None
+    found = PackedCall.of(rows, given, hidden.device)
+    sample = (rows.positions.diff(prepend=rows.positions[:, :1] - 1) != 1).cumsum(1).to(mask.device)
+    apart = (sample.unsqueeze(1) == sample.unsqueeze(2)).unsqueeze(1)
+    if mask.dtype != torch.bool:
+        apart = torch.zeros_like(apart, dtype=mask.dtype).masked_fill(~apart, torch.finfo(mask.dtype).min)
+    found.arguments.update({HIDDEN: moved(hidden, found.sources, found.places), MASK: apart})
+    return found
+
+
+def _can_pack_layers(hidden: Any, mask: Any) -> bool:
+    if not isinstance(hidden, torch.Tensor) or not isinstance(mask, torch.Tensor):
+        return False
+    if hidden.dim() != 3 or mask.dim() != 4 or mask.shape[:2] != (len(hidden), 1) or mask.shape[3] != hidden.shape[1]:
+        return False
+    return mask.shape[2] == 1 or mask.stride(2) == 0 or bool((mask == mask[:, :, -1:]).all())
+
+
+def encoder_lack(model: nn.Module) -> str | None:
+    """Returns why the layers of a model that is not causal cannot be packed, or None."""
+    found = list(stacks(model))
+    if len(found) == 1 and not safe_getattr(safe_getattr(model, "config"), "is_encoder_decoder"):
+        return None
+    return f"{type(model).__name__} has no single stack of layers that takes {HIDDEN} and {MASK}"
+
 
 MOST_CHANGE = 1e-5
 """Maximum change of a hidden state by tokens of another sample, relative to its norm. Attention that keeps samples

@@ -14,7 +14,7 @@ from autofit.core.briefing import Options
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.probing.local_bench import LocalBench
-from autofit.strategies.host_store import HostStore
+from autofit.strategies.activation_offload import HostStore
 from tests.cuda.scaled import MAKERS
 from tests.cuda.searches import MIB, quick
 

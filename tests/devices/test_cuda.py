@@ -437,7 +437,7 @@ def test_making_a_device_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "hip", "expected"),
     [
-        ((9, 0), None, {"bf16", "tf32", "fp8", "cudnn_attention"}),
+        ((9, 0), None, {"bf16", "tf32", "fp8"}),
         ((8, 9), None, {"bf16", "tf32", "fp8"}),
         ((8, 0), None, {"bf16", "tf32"}),
         ((7, 5), None, set()),

@@ -18,9 +18,20 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import collect
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.strategies.activation_budget import WithinBudget, refusal
 from autofit.strategies.base import Facts
-from autofit.strategies.compilation import BLOCKS, BUDGET, GRAPHS, MODEL, OFF, SHARES, TUNED, WHOLE, Compilation
+from autofit.strategies.compilation import (
+    BLOCKS,
+    BUDGET,
+    GRAPHS,
+    MODEL,
+    OFF,
+    SHARES,
+    TUNED,
+    WHOLE,
+    Compilation,
+    WithinBudget,
+    budget_refusal,
+)
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
 
@@ -169,8 +180,8 @@ class Dropping(nn.Module):
 
 
 def test_a_dropout_that_drops_nothing_or_is_switched_off_draws_nothing() -> None:
-    assert refusal(facts(stack(dropout=0.0))) == ""
-    assert refusal(facts(stack(dropout=0.1).eval())) == ""
+    assert budget_refusal(facts(stack(dropout=0.0))) == ""
+    assert budget_refusal(facts(stack(dropout=0.1).eval())) == ""
 
 
 @pytest.mark.parametrize(
@@ -190,10 +201,10 @@ def test_others_keep_the_reason(make: Callable[[], Facts], reason: str) -> None:
 
 def test_what_the_user_has_set_is_kept() -> None:
     with functorch.patch(activation_memory_budget=0.3):
-        assert "activation_memory_budget is 0.3, which the user has chosen" in refusal(facts(stack()))
+        assert "activation_memory_budget is 0.3, which the user has chosen" in budget_refusal(facts(stack()))
     inductor: Any = sys.modules["torch._inductor.config"]
     with inductor.patch(joint_custom_pre_pass=copy.copy):
-        assert "the user has set torch._inductor.config.joint_custom_pre_pass" in refusal(facts(stack()))
+        assert "the user has set torch._inductor.config.joint_custom_pre_pass" in budget_refusal(facts(stack()))
         with pytest.raises(Exception, match=r"joint_custom_pre_pass.*Set it back to None, or tune again"):
             kept_bytes(plan("half"), stack())
 

@@ -1,6 +1,7 @@
 """Attention: what is offered, that transformers models compute the same, and that nothing is left behind."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.attention import Attention
-from autofit.strategies.base import Facts, Numerics, Offer
+from autofit.strategies.base import Facts, Offer
 from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule, resolve_loss
@@ -24,28 +25,21 @@ from autofit.workloads.workload import Workload
 
 STRATEGY = Attention()
 HOST = torch.device("cpu")
-SDPA, FLASH = (Plan(values={"attention": value}) for value in ("sdpa", "flash"))
-HOPPER = frozenset({"cudnn_attention"})
+SDPA = Plan(values={"attention": "sdpa"})
 TOKENS, WORDS = 12, 50
 
 
-def facts_of(
-    model: nn.Module,
-    batch: Any,
-    rule: LossRule,
-    capabilities: frozenset[str] = frozenset(),
-    numerics: Numerics = "mixed",
-) -> Facts:
+def facts_of(model: nn.Module, batch: Any, rule: LossRule) -> Facts:
     return Facts(
-        model=model, batch=batch, optimizer=None, device_type="cpu", capabilities=capabilities, numerics=numerics,
+        model=model, batch=batch, optimizer=None, device_type="cpu", capabilities=frozenset(), numerics="mixed",
         training=True, micro_batch_size=2,
         rehearse=partial(rehearse, Workload(model, [batch]), rule, Counted(batch, 2)),
     )  # fmt: skip
 
 
-def offer(model: nn.Module, batch: Any = None, **options: Any) -> Offer:
+def offer(model: nn.Module, batch: Any = None) -> Offer:
     batch = words() if batch is None else batch
-    return STRATEGY.offer(facts_of(model, batch, resolve_loss(model, batch), **options))
+    return STRATEGY.offer(facts_of(model, batch, resolve_loss(model, batch)))
 
 
 def words() -> dict[str, torch.Tensor]:
@@ -73,61 +67,29 @@ def bert(implementation: str = "eager") -> Any:
     return transformers.BertForMaskedLM(config)
 
 
-class Attending(nn.Module):
-    """A hand-written layer that calls `scaled_dot_product_attention`."""
-
-    def __init__(self, masked: bool = False) -> None:
-        super().__init__()
-        self.mix, self.masked = nn.Linear(16, 48), masked
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = self.mix(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if self.masked else None
-        return F.scaled_dot_product_attention(query, key, value, mask).mean((1, 2))
-
-
-NUMBERS = (torch.randn(2, 6, 16), torch.zeros(2, 8))
-
-
 @pytest.mark.parametrize("make", [gpt2, bert])
 def test_eager_model_is_offered_sdpa(make: Any) -> None:
     (knob,) = offer(make()).knobs
     assert (knob.values, knob.default) == (("default", "sdpa"), "default")
 
 
-def test_model_on_sdpa_gets_nothing_to_try_on_a_cpu() -> None:
-    found = offer(gpt2("sdpa"))
+@pytest.mark.parametrize("model", [partial(gpt2, "sdpa"), lambda: nn.Linear(16, 8)], ids=["sdpa", "no transformers"])
+def test_model_without_plain_attention_is_refused(model: Any) -> None:
+    facts = facts_of(gpt2(), words(), resolve_loss(gpt2(), words()))
+    found = STRATEGY.offer(replace(facts, model=model()))
     assert not found.knobs
-    assert "no other fused kernel on this device" in found.refused[0].reason
-    assert found.refused[0].origin == "device"
+    assert "no transformers model here computes attention by plain products" in found.refused[0].reason
 
 
-def test_flash_is_offered_where_torch_would_run_cudnn_and_math_never() -> None:
-    found = offer(Attending(), NUMBERS, capabilities=HOPPER)
-    assert [knob.values for knob in found.knobs] == [("default", "flash")]
-    assert [refusal.name for refusal in found.refused] == ["attention=math"]
+def test_a_step_without_attention_is_refused() -> None:
+    model = gpt2()
 
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        result: torch.Tensor = model.get_input_embeddings()(batch["input_ids"]).sum()  # type: ignore[operator]
+        return result
 
-def test_attention_inside_a_layer_of_torch_is_seen() -> None:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(96, 8))
-    assert offer(model, NUMBERS, capabilities=HOPPER).knobs
-    assert F.scaled_dot_product_attention.__name__ == "scaled_dot_product_attention"
-
-
-@pytest.mark.parametrize(
-    ("model", "numerics", "text"),
-    [
-        (nn.Sequential(nn.Linear(16, 8), nn.Flatten(), nn.Linear(48, 8)), "mixed", "does not call scaled_dot_product"),
-        (Attending(masked=True), "mixed", "they need no mask"),
-        (Attending(), "exact", "computed in float32"),
-    ],
-    ids=["no attention", "masked", "float32"],
-)
-def test_flash_is_refused_where_it_would_not_run(model: nn.Module, numerics: Numerics, text: str) -> None:
-    found = offer(model, NUMBERS, capabilities=HOPPER, numerics=numerics)
-    assert not found.knobs
-    assert text in found.refused[0].reason
+    found = STRATEGY.offer(facts_of(model, words(), LossRule("step_fn", loss, False, "")))
+    assert "does not call scaled_dot_product_attention" in found.refused[0].reason
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,20 +178,6 @@ def test_model_inside_another_is_switched_too() -> None:
     with STRATEGY.apply(SDPA, draft_of(model)):
         assert model.inner.config._attn_implementation == "sdpa"
     assert model.inner.config._attn_implementation == "eager"
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_flash_excludes_cudnn_until_it_is_undone(own: bool) -> None:
-    flags: Any = torch.backends.cuda
-    before = flags.cudnn_sdp_enabled()
-    flags.enable_cudnn_sdp(own)
-    try:
-        with STRATEGY.apply(FLASH, draft_of(Attending())):
-            assert not flags.cudnn_sdp_enabled()
-            assert flags.flash_sdp_enabled()
-        assert flags.cudnn_sdp_enabled() is own
-    finally:
-        flags.enable_cudnn_sdp(before)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autofit.strategies.chunked_cross_entropy import CHUNKS, Product, Reduction, chunked_cross_entropy
+from autofit.strategies.deferred_logits import CHUNKS, Product, Reduction, chunked_cross_entropy
 
 ROWS, FEATURES, CLASSES = 37, 8, 101
 

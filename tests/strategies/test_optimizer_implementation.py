@@ -178,7 +178,7 @@ def test_scheduled_optimizer_is_offered() -> None:
     assert values(optimizer) == ("default", "foreach", "fused")
 
 
-def test_what_a_trial_step_cannot_run_is_refused_with_its_error() -> None:
+def test_what_torch_cannot_run_is_refused() -> None:
     found = offer(AdamW(net().parameters(), lr=torch.tensor(0.01)))
     assert found.knobs[0].values == ("default", "fused")
     assert any("lr as a Tensor is not supported" in refusal.reason for refusal in found.refused)

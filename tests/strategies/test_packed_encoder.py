@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.strategies.packed_encoder import encoder_lack, pack_encoder, stacks
+from autofit.strategies.packable_models import encoder_lack, pack_encoder, stacks
 
-LENGTHS = [5, 2, 2]
-SEEN = torch.tensor([[token < length for token in range(5)] for length in LENGTHS])
+STACK_LENGTHS = [5, 2, 2]
+SEEN = torch.tensor([[token < length for token in range(5)] for length in STACK_LENGTHS])
 
 
 class Stack(nn.Module):
