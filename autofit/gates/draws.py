@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from autofit.torch_internals import TorchDispatchMode
 from autofit.workloads.random_operators import draws
 
 _DROPOUT, _ORDER = torch.ops.aten.native_dropout, torch.ops.aten.randperm

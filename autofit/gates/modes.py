@@ -11,16 +11,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
+
+from autofit.torch_internals import DropoutNd, NormBase
 
 Modes = Callable[[nn.Module], AbstractContextManager[None]]
 """Sets the modes of a model's modules for a comparison of gradients, and restores them."""
 
 
 @contextmanager
-def evaluating(model: nn.Module, keep: tuple[type[nn.Module], ...] = (_NormBase,)) -> Iterator[None]:
+def evaluating(model: nn.Module, keep: tuple[type[nn.Module], ...] = (NormBase,)) -> Iterator[None]:
     """Sets every module to evaluation mode, except batch normalisation, whose training behaviour is to be compared.
 
     Recurrent layers keep their mode too, without dropout: on CUDA they have no backward pass in evaluation mode.
@@ -62,7 +62,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 _SWITCHES: tuple[tuple[Any, str, Any], ...] = (
-    ((_DropoutNd, nn.RReLU), "training", False),
+    ((DropoutNd, nn.RReLU), "training", False),
     # Recurrent layers on CUDA have no backward pass in evaluation mode.
     ((nn.RNNBase, nn.MultiheadAttention), "dropout", 0.0),
 )

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from autofit.core.plan import Plan
@@ -28,6 +27,7 @@ from autofit.gates.compare import PRECISION, REDUCED_L2, ZERO, Limits, compare, 
 from autofit.gates.gradients import BASELINE, Gradients, Steps, generators_restored, seed_all, sketch
 from autofit.gates.modes import Modes, dropout_off, evaluating
 from autofit.gates.verdict import GateVerdict, failed, unchecked
+from autofit.torch_internals import NormBase
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.step import TrainStep
@@ -124,7 +124,7 @@ class _Sides:
         less than `error`, the relative L2 difference that was found. `most` is the one that is allowed in any case.
         """
         with gradients.steps.build(BASELINE) as step, gradients.modes(step.draft.model):
-            if not any(isinstance(module, _NormBase) and module.training for module in step.draft.model.modules()):
+            if not any(isinstance(module, NormBase) and module.training for module in step.draft.model.modules()):
                 return None
         moved = _moved_by_rounding(gradients, self.batch)
         if moved <= REDUCED_L2 or error > MOST_OVER_ROUNDING * moved:
@@ -153,7 +153,7 @@ def _moved_by_rounding(gradients: Gradients, batch: Counted) -> float:
 @contextmanager
 def _fixed_statistics(model: nn.Module) -> Iterator[None]:
     """Sets every module to evaluation mode, and normalisation layers to a mean of 0 and a variance of 1."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    norms = [module for module in model.modules() if isinstance(module, NormBase)]
     kept = [(norm, norm.running_mean, norm.running_var) for norm in norms]
     try:
         for norm, mean, variance in kept:

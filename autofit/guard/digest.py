@@ -12,8 +12,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.tree import pieces
 
 if TYPE_CHECKING:

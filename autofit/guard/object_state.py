@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from autofit.guard.digest import SIMPLE, fingerprint, in_full
+from autofit.torch_internals import set_version
 
 
 class Piece(Protocol):
@@ -225,7 +226,7 @@ class TensorPiece:
             if present[attribute] is not kept[attribute]:
                 setattr(tensor, attribute, kept[attribute])
         if self._version is not None and tensor._version != self._version:
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (self._version,))
+            set_version(tensor, self._version)
 
     def differences(self) -> Iterator[str]:
         """Yields the name of each attribute that differs, such as "model.weight.grad"."""

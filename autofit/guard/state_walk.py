@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.guard import walk_rules
@@ -40,6 +39,7 @@ from autofit.guard.object_state import (
 from autofit.guard.unguarded import Unguarded, many_samples
 from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 from autofit.guard.walk_rules import Origin, class_origin, namespaces
+from autofit.torch_internals import is_traceable_wrapper_subclass
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 

@@ -15,6 +15,7 @@ import torch
 from autofit.guard.digest import fingerprint
 from autofit.guard.object_state import ValuePiece
 from autofit.guard.tensor_state import same_bytes
+from autofit.torch_internals import set_version
 
 _SAMPLES, _SAMPLE_BYTES = 64, 64 * 2**10
 """Number and size of the samples of a large tensor or array that are read to detect a change: at most 4 MiB."""
@@ -84,7 +85,7 @@ class SamplesPiece:
                         tensor.data.copy_(kept.view(tensor.shape))
             written = [(t, version) for t, version in zip(group, versions, strict=True) if t._version != version]
             for tensor, version in written:
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+                set_version(tensor, version)
 
     def differences(self) -> Iterator[str]:
         """Yields the name if a tensor was written to, through torch or numpy."""

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.distributions import Distribution
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.guard.digest import SIMPLE
+from autofit.torch_internals import LoaderIterator, is_traceable_wrapper_subclass, is_wrapped_by_functorch
 
 INSTALLED = ("site-packages", "dist-packages")
 """Names of the folders in which libraries are installed."""
@@ -138,7 +138,7 @@ _QUIET_LIBRARIES = frozenset({
 })  # fmt: skip
 """Libraries whose compiled objects are data or vocabularies, which a training step does not change."""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
-_LOADING: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+_LOADING: Any = LoaderIterator
 _FILE, _LOCK, _GENERATOR, _ITERATOR = "an open file", "a lock", "a generator in progress", "an iterator in progress"
 _NAMED = (_FILE, _LOCK, _GENERATOR, _ITERATOR)
 _MEMO = type(lru_cache(len))
@@ -208,7 +208,7 @@ def _nature(kind: type) -> str:
 def has_no_storage(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is nested or inside a function transform, so that its bytes cannot be accessed."""
     nested = tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
-    return nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return nested or is_wrapped_by_functorch(tensor)
 
 
 def entries(found: Any) -> Collection[Any]:

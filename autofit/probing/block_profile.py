@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.plan import Plan
 from autofit.gates.gradients import Gradients, Steps
@@ -17,6 +15,7 @@ from autofit.gates.modes import dropout_off
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Span
+from autofit.torch_internals import TorchDispatchMode, pytree
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.operation_count import Tally
 from autofit.workloads.counted_batches import Counted

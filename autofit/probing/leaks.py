@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.probing.timing_window import MOST_KEPT_BYTES
+from autofit.torch_internals import FakeTensor
 
 LEAST_BYTES = 2**20
 """Smallest leak that is reported. A kept loss takes 512 bytes; a table that a library makes lazily takes some KiB."""

@@ -18,8 +18,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data import _utils
-
 from autofit.core.loading import PREFETCH_FACTOR, Loading, LoadingTrial
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
@@ -28,6 +26,7 @@ from autofit.devices.base import Device
 from autofit.devices.host_memory import available, kib_line
 from autofit.failures.evidence import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.torch_internals import loader_utils
 from autofit.workloads.batches import BatchSource
 
 TIME_SHARE, MOST_S = 0.1, 8.0
@@ -259,7 +258,7 @@ def _end(batches: object) -> None:
 @contextmanager
 def _as_before() -> Iterator[None]:
     """Takes off the handler that torch installs with the first workers of a process, and mutes warnings of forking."""
-    handling: Any = _utils.signal_handling
+    handling: Any = loader_utils.signal_handling
     was_set = handling._SIGCHLD_handler_set
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     try:

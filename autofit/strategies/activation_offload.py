@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.loss import Compute
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch, tensors

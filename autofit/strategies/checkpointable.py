@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.recompute import Recompute
 from autofit.strategies.undo import ABSENT, Undo, put
+from autofit.torch_internals import pytree
 
 
 class Checkpointable:

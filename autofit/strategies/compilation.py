@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from autofit.core.knob import Knob
 from autofit.core.plan import KnobValue, Plan
@@ -31,6 +30,7 @@ from autofit.strategies.blocks import find_blocks, is_compiled
 from autofit.strategies.checkpointing import recomputes
 from autofit.strategies.compiled_regions import compile_loss, find_regions
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import DropoutNd
 from autofit.workloads.random_operators import draws
 from autofit.workloads.step import Draft
 
@@ -62,7 +62,7 @@ def _drawing_module(model: nn.Module) -> str:
         if not module.training:
             continue
         rates = [key for key, value in vars(module).items() if "drop" in key and type(value) is float and value > 0]
-        if rates or (isinstance(module, _DropoutNd) and module.p > 0):
+        if rates or (isinstance(module, DropoutNd) and module.p > 0):
             return f"{type(module).__name__} {name}".rstrip()
     return ""
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from autofit.strategies.deferred_logits import DeferringForward
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import pytree
 from autofit.workloads.step import Draft
 
 MOST_PARTS = 16

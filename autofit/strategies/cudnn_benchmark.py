@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules.conv import _ConvNd
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import ConvNd
 from autofit.workloads.step import Draft
 
 KNOB, CUDNN = "cudnn_benchmark", "cudnn"
@@ -72,7 +72,7 @@ def _refusal(facts: Facts) -> str | None:
     """Returns why the user's setting is kept, or None."""
     if facts.numerics == "exact":
         return "another kernel sums in another order, and numerics='exact' keeps the arithmetic"
-    if not any(isinstance(module, _ConvNd) for module in facts.model.modules()):
+    if not any(isinstance(module, ConvNd) for module in facts.model.modules()):
         return "the model has no convolution among its modules (calls of torch.nn.functional are not seen)"
     if SETTINGS.benchmark or not SETTINGS.enabled:
         return f"torch.backends.cudnn.{'benchmark is already on' if SETTINGS.benchmark else 'enabled is off'}"

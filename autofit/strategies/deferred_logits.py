@@ -21,9 +21,9 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
-from torch.utils import _pytree as pytree
+
+from autofit.torch_internals import FakeTensor, pytree, without_tensor_subclasses
 
 CHUNKS = 8
 """Number of chunks. The memory of the logits shrinks by this factor. Each chunk adds its share to the gradient of the
@@ -501,7 +501,7 @@ class DeferredLogits(torch.Tensor):
         """Defers `func` if it is known and nothing was computed yet; else computes the logits and runs it."""
         kwargs = kwargs or {}
         if func in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_tensor_subclasses():
                 return func(*args, **kwargs)
         logits, defer = args[0] if args else None, DEFERRED.get(func)
         if defer is not None and isinstance(logits, cls) and logits.is_deferred and torch.is_grad_enabled():

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
@@ -18,6 +17,7 @@ from autofit.strategies.blocks import find_blocks, has_compiled_part
 from autofit.strategies.optional_libraries import missing, quietly, unusable
 from autofit.strategies.precision import computes_in_another_type_than_bf16
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.step import Draft
 
 KNOB, LIBRARY = "fp8_products", "torchao"

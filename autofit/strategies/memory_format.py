@@ -8,13 +8,13 @@ from itertools import chain
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch, children, tensors
 

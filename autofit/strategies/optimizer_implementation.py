@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
@@ -16,6 +15,7 @@ from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.torch_optimizers import MARKS, grouped_parameters, has_own_step, placed_counter
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.step import Draft
 from autofit.workloads.workload import each_of
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
@@ -17,6 +16,7 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
 from autofit.strategies.precision import scales_gradients
 from autofit.strategies.torch_optimizers import has_own_step, watched_step
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_in_backward"

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.optim import Adam, Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
@@ -33,6 +32,7 @@ from autofit.strategies.torch_optimizers import (
     watched_step,
 )
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import has_kernel, is_traceable_wrapper_subclass
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_states"
@@ -149,7 +149,7 @@ class _Bitsandbytes(Library):
 
     def lack(self, device_type: str, capabilities: frozenset[str] | None) -> str | None:
         operator = "bitsandbytes::optimizer_update_8bit_blockwise"
-        if torch._C._dispatch_has_kernel_for_dispatch_key(operator, device_type.upper()):
+        if has_kernel(operator, device_type.upper()):
             return None
         return f"bitsandbytes has no 8-bit update for this {device_type} device"
 

@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from autofit.core.wording import a_type
 from autofit.strategies.selective_recompute import selective_contexts
+from autofit.torch_internals import BatchNorm, FakeTensor, InstanceNorm, NormBase
 
-_KEEPS_MOMENTUM = (_BatchNorm.forward, nn.SyncBatchNorm.forward, _InstanceNorm.forward)
+_KEEPS_MOMENTUM = (BatchNorm.forward, nn.SyncBatchNorm.forward, InstanceNorm.forward)
 
 
 class Recompute:
@@ -34,7 +32,7 @@ class Recompute:
         parts = list(block.modules())
         self.selective = selective
         self.label = type(block).__name__
-        self.norms = [part for part in parts if isinstance(part, _NormBase) and _keeps_momentum(part)]
+        self.norms = [part for part in parts if isinstance(part, NormBase) and _keeps_momentum(part)]
         self.buffers = [(part, name) for part in parts if not _keeps_momentum(part) for name in part._buffers]
         self.changing: set[int] | None = None
 
@@ -82,7 +80,7 @@ class Recompute:
         if isinstance(value, FakeTensor):
             _compare(value, entry)
             return True
-        return not isinstance(self.buffers[position][0], _NormBase) and torch.equal(value, entry)
+        return not isinstance(self.buffers[position][0], NormBase) and torch.equal(value, entry)
 
     def _values(self) -> list[torch.Tensor | None]:
         return [part._buffers[name] for part, name in self.buffers]

@@ -5,9 +5,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
 from autofit.core.errors import Untraceable
+from autofit.torch_internals import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from autofit.tracing.cuda.results import known
 
 aten = torch.ops.aten

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import WorkloadError
+from autofit.torch_internals import FakeTensor, FakeTensorMode, is_traceable_wrapper_subclass, without_tensor_subclasses
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.tree import Batch, map_tensors
@@ -137,7 +136,7 @@ class _Copier(TorchFunctionMode):
             if id(tensor) not in memo:
                 memo[id(tensor)] = self.fake(tensor)
             return memo[id(tensor)]
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_tensor_subclasses():
             return func(*args, **(kwargs or {}))
 
     def fake_state(self, tensor: torch.Tensor) -> torch.Tensor:

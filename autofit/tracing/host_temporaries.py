@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from autofit.devices.base import Device
+from autofit.torch_internals import pytree
 
 aten = torch.ops.aten
 
@@ -82,7 +82,7 @@ class HostTemporaries:
         return max(low + (high - low) * (samples - small) // (large - small), 0)
 
     def _of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        key = (func, *(_sketch(leaf) for leaf in tree_leaves((args, kwargs))))
+        key = (func, *(_sketch(leaf) for leaf in pytree.tree_leaves((args, kwargs))))
         if key not in self._known:
             self._known[key] = self._run(func, args, kwargs)
         return self._known[key]
@@ -99,8 +99,8 @@ class HostTemporaries:
             nonlocal found
             if torch.get_num_threads() != self._threads:  # in a fork, where a new thread has OpenMP threads of its own
                 torch.set_num_threads(self._threads)
-            leaves, spec = tree_flatten((args, kwargs))
-            real_args, real_kwargs = tree_unflatten([_real(leaf) for leaf in leaves], spec)
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            real_args, real_kwargs = pytree.tree_unflatten([_real(leaf) for leaf in leaves], spec)
             with torch.no_grad(), self._device.meter(lambda: 0) as reading:
                 results = func(*real_args, **real_kwargs)
             kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(results)}
@@ -150,7 +150,7 @@ def _sketch(leaf: Any) -> Any:
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
 
 
 def _flop(factors: Sequence[torch.Tensor]) -> float:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from autofit.torch_internals import current_node
+
 aten = torch.ops.aten
 SCATTERING = frozenset((
     aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_add.default, aten.index_put.default,
@@ -34,7 +36,7 @@ def replaces(func: Any, args: tuple[Any, ...], maker: str) -> bool:
         args: its arguments.
         maker: name of the operator that allocated the first operand.
     """
-    node = torch._C._current_autograd_node()
+    node = current_node()
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return False  # a custom autograd function runs exactly as written
     if func in SCATTERING:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.optim.optimizer as torch_optimizer
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
-from torch.utils import _foreach_utils as torch_foreach
 
+from autofit.torch_internals import FakeTensor
+from autofit.torch_internals import foreach as torch_foreach
 from autofit.tracing.recorder import Recorder
 from autofit.workloads.tree import Batch, tensors
 

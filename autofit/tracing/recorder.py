@@ -16,12 +16,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.errors import Untraceable
 from autofit.memory.trace import Kind
+from autofit.torch_internals import (
+    FakeTensor,
+    TorchDispatchMode,
+    backward_id,
+    current_node,
+    has_kernel,
+    next_sequence_number,
+)
 from autofit.tracing.cuda.reduce_config import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
@@ -63,7 +69,7 @@ class ModuleStack:
             return self._stack[-1]
         if not in_backward():
             return -1
-        node = torch._C._current_autograd_node()
+        node = current_node()
         position = bisect_right(self._firsts, node._sequence_nr()) - 1 if node is not None else -1
         # Nodes that accumulate a parameter's gradient have the largest possible number. They belong to no module.
         accumulates = node is not None and node._sequence_nr() >= 2**63
@@ -88,13 +94,13 @@ class ModuleStack:
 
     def _begin_interval(self) -> None:
         if not in_backward():
-            self._firsts.append(torch._C._autograd._get_sequence_nr())
+            self._firsts.append(next_sequence_number())
             self._owners.append(self._stack[-1] if self._stack else -1)
 
 
 def in_backward() -> bool:
     """Returns whether this thread is running a backward pass of the autograd engine."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return backward_id() != -1
 
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -353,7 +359,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
 def _is_composite(func: Any) -> bool:
     is_aten = func.namespace == "aten"  # others (prim) are not operators of the dispatcher
-    return is_aten and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
+    return is_aten and has_kernel(func.name(), COMPOSITE)
 
 
 def _is_on(argument: Any, device_type: str) -> bool:

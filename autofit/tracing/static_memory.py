@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import Untraceable
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Kind
+from autofit.torch_internals import FakeTensor
 from autofit.tracing.fake_copy import fake_mode, fake_workload
 from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload, each_of, state_tensors

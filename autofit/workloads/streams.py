@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.core.errors import WorkloadError
 from autofit.core.wording import a_type
+from autofit.torch_internals import LoaderIterator
 from autofit.workloads.tree import nbytes, safe_getattr
 
 STREAM_BATCHES = 64
@@ -63,7 +63,7 @@ def _refuse_one_shot(source: Any, what: str) -> None:
     holds = [
         name
         for name, value in (safe_getattr(source, "__dict__") or {}).items()
-        if isinstance(value, Iterator) and not isinstance(value, (_BaseDataLoaderIter, itertools.count))
+        if isinstance(value, Iterator) and not isinstance(value, (LoaderIterator, itertools.count))
         if not (isinstance(value, io.IOBase) and not _is_readable(value))
     ]
     if first is source or first is iter(source) or holds:

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import WorkloadError
+from autofit.torch_internals import is_traceable_wrapper_subclass
 
 Batch: TypeAlias = Any
 

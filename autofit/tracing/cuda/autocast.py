@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from autofit.torch_internals import has_kernel
+
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 LOW = """
@@ -151,7 +153,7 @@ def _named(names: str) -> Iterator[tuple[str, Any]]:
 
 def converts(name: str) -> bool:
     """Returns whether autocast on CUDA has a kernel for an operator. This also works in builds without CUDA."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA"))
+    return has_kernel(name, "AutocastCUDA")
 
 
 def _refuse(*args: Any) -> Any:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from autofit.torch_internals import FakeTensor
 from autofit.tracing.cuda.reduce_config import Chip
 
 CUDA = torch.device("cuda", 0)

@@ -1,0 +1,119 @@
+"""Each private name of torch does what its users rely on, with the installed version."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit import torch_internals as internals
+
+
+@pytest.mark.parametrize(
+    ("base", "module"),
+    [
+        (internals.BatchNorm, nn.BatchNorm1d(2)),
+        (internals.NormBase, nn.InstanceNorm1d(2)),
+        (internals.InstanceNorm, nn.InstanceNorm1d(2)),
+        (internals.ConvNd, nn.Conv2d(1, 1, 1)),
+        (internals.DropoutNd, nn.Dropout2d()),
+    ],
+)
+def test_base_classes_of_modules(base: type[nn.Module], module: nn.Module) -> None:
+    assert isinstance(module, base)
+    assert not isinstance(nn.Linear(1, 1), base)
+
+
+def test_a_fake_tensor_has_a_shape_and_no_data() -> None:
+    with internals.FakeTensorMode():
+        found = torch.ones(2, 3) @ torch.ones(3, 4)
+        assert isinstance(found, internals.FakeTensor)
+        assert found.shape == (2, 4)
+        with pytest.raises(internals.DataDependentOutputException):
+            found.sum().item()
+        with pytest.raises(internals.DynamicOutputShapeException):
+            found.nonzero()
+
+
+def test_a_dispatch_mode_sees_every_operator() -> None:
+    seen = []
+
+    class Mode(internals.TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():  # type: ignore[no-untyped-call]  # torch has no types here
+        torch.ones(2) + 1
+    assert torch.ops.aten.add.Tensor in seen
+
+
+def test_a_tree_is_taken_apart_and_put_together() -> None:
+    leaves, spec = internals.pytree.tree_flatten({"a": [1, 2], "b": 3})
+    assert leaves == [1, 2, 3]
+    assert internals.pytree.tree_unflatten([4, 5, 6], spec) == {"a": [4, 5], "b": 6}
+
+
+def test_the_backward_pass_is_known_inside_and_not_outside() -> None:
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: seen.append((internals.current_node(), internals.backward_id())))  # type: ignore[no-untyped-call]
+    y.sum().backward()  # type: ignore[no-untyped-call]  # torch has no type for it
+    ((node, number),) = seen
+    assert node.name() == "MulBackward0"
+    assert number >= 0
+    assert internals.current_node() is None
+    assert internals.backward_id() == -1
+
+
+def test_sequence_numbers_grow_with_the_graph() -> None:
+    before = internals.next_sequence_number()
+    torch.ones(2, requires_grad=True).mul(2).sum()
+    assert internals.next_sequence_number() == before + 2
+
+
+def test_a_version_is_put_back() -> None:
+    tensor = torch.ones(2)
+    before = tensor._version
+    tensor.add_(1)
+    internals.set_version(tensor, before)
+    assert tensor._version == before
+
+
+def test_which_kernels_an_operator_has() -> None:
+    assert internals.has_kernel("aten::add.Tensor", "CPU")
+    assert not internals.has_kernel("aten::add.Tensor", "IPU")
+
+
+def test_a_tensor_of_vmap_is_told_from_one_of_its_own() -> None:
+    found = []
+
+    def seen(row: torch.Tensor) -> torch.Tensor:
+        found.append(internals.is_wrapped_by_functorch(row))
+        return row
+
+    torch.vmap(seen)(torch.ones(2, 2))
+    assert found == [True]
+    assert not internals.is_wrapped_by_functorch(torch.ones(2))
+
+
+def test_subclasses_are_passed_over() -> None:
+    class Loud(torch.Tensor):
+        pass
+
+    loud = torch.ones(2).as_subclass(Loud)
+    with internals.without_tensor_subclasses():
+        assert type(loud + 1) is torch.Tensor
+    assert type(loud + 1) is Loud
+
+
+def test_tensors_that_hold_tensors_are_known() -> None:
+    assert not internals.is_traceable_wrapper_subclass(torch.ones(2))
+
+
+def test_what_iterates_a_loader_and_the_types_of_foreach_kernels() -> None:
+    assert isinstance(iter(DataLoader(TensorDataset(torch.ones(2)))), internals.LoaderIterator)
+    assert hasattr(internals.loader_utils.signal_handling, "_SIGCHLD_handler_set")
+    assert torch.Tensor in internals.foreach._foreach_supported_types
