@@ -147,6 +147,7 @@ def wide() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
 
 def decoder() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     model, tokens = Classifier(11), torch.randint(1, 11, (SAMPLES, 5))
+    model.decoder.set_attn_implementation("eager")
     tokens[1:3, 2:] = tokens[3:, 1:] = 0  # texts of 5, 2, 2 and 1 tokens, which fit into two rows
     return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3), tokens
 

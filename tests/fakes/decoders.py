@@ -1,6 +1,5 @@
 """A decoder with the interface of `transformers`: it keeps the samples of a row apart by the positions of tokens."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,11 +18,26 @@ class Layer(nn.Module):
         super().__init__()
         self.norm, self.mix, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor, attention: str = "sdpa") -> torch.Tensor:
         queries, keys, values = self.mix(self.norm(hidden)).unsqueeze(1).chunk(3, dim=-1)
-        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.unsqueeze(1))
+        if attention == "eager":
+            scores = (queries @ keys.mT / WIDTH**0.5).masked_fill(~mask.unsqueeze(1), -torch.inf)
+            attended = scores.softmax(-1) @ values
+        else:
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.unsqueeze(1))
         output: torch.Tensor = hidden + self.out(torch.tanh(attended.squeeze(1)))
         return output
+
+
+class Config:
+    """The configuration of a model: its attention is "sdpa" or "eager"."""
+
+    def __init__(self) -> None:
+        self._attn_implementation_internal = "sdpa"
+
+    @property
+    def _attn_implementation(self) -> str:
+        return self._attn_implementation_internal
 
 
 class Decoder(nn.Module):
@@ -36,7 +50,7 @@ class Decoder(nn.Module):
 
     def __init__(self, vocabulary: int, leaks: bool = False) -> None:
         super().__init__()
-        self.config = SimpleNamespace(_attn_implementation="sdpa")
+        self.config: Any = Config()
         self.embedding, self.positions = nn.Embedding(vocabulary, WIDTH), nn.Embedding(LONGEST, WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(2))
         self.leaks = leaks
@@ -47,7 +61,7 @@ class Decoder(nn.Module):
         return self
 
     def set_attn_implementation(self, name: str) -> None:
-        self.config._attn_implementation = name
+        self.config._attn_implementation_internal = name
 
     def forward(
         self,
@@ -69,7 +83,7 @@ class Decoder(nn.Module):
             mask = mask & (sample.unsqueeze(1) == sample.unsqueeze(2))
         hidden = self.embedding(input_ids) + self.positions(positions)
         for layer in self.layers:
-            hidden = layer(hidden, mask)
+            hidden = layer(hidden, mask, self.config._attn_implementation)
         return (hidden,)
 
 
