@@ -177,7 +177,7 @@ OFFERED = {
         "length_grouping compilation checkpointing batching"
     ),
     "decoder": (
-        "precision optimizer_implementation optimizer_in_backward packing length_grouping compilation "
+        "precision optimizer_implementation optimizer_in_backward attention packing length_grouping compilation "
         "checkpointing batching"
     ),
 }
@@ -291,7 +291,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 each_member = pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
 INEXACT = {"precision", "packing", "length_grouping", "optimizer_states", "fp8_products"}
-IN_INFERENCE = {"memory_format", "precision", "compilation", "batching"}
+IN_INFERENCE = {"memory_format", "precision", "attention", "compilation", "batching"}
 """The members that offer nothing at `numerics="exact"`, and those that offer something in inference."""
 
 
