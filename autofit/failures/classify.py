@@ -77,7 +77,7 @@ _MUTE_TYPES = frozenset(
 )  # fmt: skip
 
 _LOADER_WORKER = re.compile(r"Caught \w+ in (?:DataLoader worker process|pin memory thread)")
-_OUR_ERRORS = "autofit.core.errors."
+_OUR_ERRORS = ("autofit.core.errors.", "autofit.probing.watchdog.")
 _HINT = "Set TORCHDYNAMO_VERBOSE=1"
 """Beginning of the hints for developers of torch that end the message of an error of torch.compile."""
 _LOCATION = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')

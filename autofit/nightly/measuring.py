@@ -150,7 +150,8 @@ class PlanRunner:
         if late or outcome.status is Status.SKIPPED:
             self.cut_off = (plan, purpose, took_s)
             limit = "" if self.clock.limit_s is None else f" of {format_duration(self.clock.limit_s)}"
-            raise BudgetSpent(f"the time budget{limit} ended before a {purpose.value} of {plan} was finished")
+            named = describe_plan(plan, self.baseline)
+            raise BudgetSpent(f"the time budget{limit} ended before a {purpose.value} of {named} was finished")
         return outcome
 
 

@@ -26,6 +26,7 @@ import torch
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.uninterrupted import FROM_OUTSIDE, uninterrupted
+from autofit.core.units import format_duration
 from autofit.memory.trace import Trace
 from autofit.probing.linux_process import die_with
 from autofit.probing.watchdog import SIGNAL
@@ -167,7 +168,7 @@ def _read(descriptor: int, child: int, limit_s: float, arrived: list[int]) -> by
 
 def _parsed(reply: bytes | None, limit_s: float) -> Trace:
     if reply is None:
-        raise Untraceable(f"the trace was not finished after {limit_s:.0f} s", "in the process that traces")
+        raise Untraceable(f"the trace was not finished after {format_duration(limit_s)}", "in the process that traces")
     kind, content = reply[:1], reply[1:]
     if kind == _TRACE:
         return Trace.model_validate_json(content)

@@ -54,7 +54,10 @@ def applying_lines(r: Recommendation, *, from_file: bool) -> list[str]:
         ]
     inference = settings.get("mode") == "inference"
     given, result = ("model, loader", "output") if inference else ("model, loader, optimizer", "loss")
-    note = [f"# with the {settings.get(UPDATE, 'loss_fn or step_fn')} of tune"] if from_file and not inference else []
+    update = settings.get(UPDATE)
+    if from_file and update is not None:
+        given += f", {update}={update}"
+    note = ["# with the loss_fn or step_fn of tune"] if from_file and not inference and update is None else []
     return [*note, f"step = fit.prepare({given})", "for batch in step.loader:", f"    {result} = step(batch)"]
 
 

@@ -99,7 +99,7 @@ def _environment(report: Report) -> Markup:
 
 Tile = tuple[str, ...]
 """A key figure: name, value, note and perhaps its kind; or a row of the comparison: name, before, after and change."""
-_EFFECTS: dict[Effect, str] = {"changes the result": "others", "rounding": "differ by rounding", "exact": "the same"}
+_EFFECTS: dict[Effect, str] = {"changes the result": "changed", "rounding": "differ by rounding", "exact": "the same"}
 """What a plan does to the values that are trained, strongest first."""
 
 
@@ -189,7 +189,7 @@ def _compared(report: Report) -> list[Tile]:
     rows += [*_readings(report, baseline, best), *_phases(baseline, best)]
     effects = {each.effect for each in report.strategies}
     effect = next((_EFFECTS[name] for name in _EFFECTS if name in effects), "")
-    return [*rows, ("training results", "as they are", effect, "")] if effect else rows
+    return [*rows, ("training results", "unchanged", effect, "")] if effect else rows
 
 
 def _phases(baseline: PlanRow, best: PlanRow) -> Iterator[Tile]:

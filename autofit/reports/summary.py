@@ -93,7 +93,8 @@ def _headline(r: Recommendation, width: int) -> list[Line]:
         unknown = unknown_gain(r)
         text, colour = f"Use {plan}{change}. {unknown[0].upper()}{unknown[1:]}.", "title"
     else:
-        text = f"Use {plan}: {r.gain} the throughput of the baseline{change}."
+        apart = "" if r.gain.pairs else " The two were not compared side by side."
+        text = f"Use {plan}: {r.gain} the throughput of the baseline{change}.{apart}"
         colour = "good" if r.gain.low > 1 else "title"
     return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(_proven(r), width))]
 

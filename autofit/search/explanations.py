@@ -102,9 +102,10 @@ class Explanations:
             return ""
         ran = [t for t in self._runner.trials if t.plan != winner.plan and t.outcome.status not in NOT_RUN]
         if ran:
-            which = "No other plan" if len(ran) > 1 else f"{self._runner.named(ran[0].plan)} was tried and"
+            plan, *more = {t.plan for t in ran}
+            which = "No other plan ran" if more else f"{self._runner.named(plan)} was tried"
             outcome = ran[-1].outcome
-            return f"{which} ran: {outcome.status.value}, {cut_middle(outcome.reason, _REASON)}".rstrip(".")
+            return f"{which}: {outcome.status.value}, {cut_middle(outcome.reason, _REASON)}".rstrip(".")
         if not end.early:
             return self._alone() or "No other plan is likely to fit and be faster"
         next_one = "" if end.wanted is None else f"; {self._runner.named(end.wanted)} was next"

@@ -96,8 +96,8 @@ class Earlier:
         plan, what = next(iter(self._dropped.items()))
         return [
             "the speed or the free memory of this machine has changed since earlier runs: the earlier trials of "
-            f"{count} were dropped, first because {plan} now shows {what}, which is more than noise. If something else "
-            "uses the machine, tune again when it is idle"
+            f"{count} were dropped, first because {describe_plan(plan, self._baseline)} now shows {what}, which is "
+            "more than noise. If something else uses the machine, tune again when it is idle"
         ]
 
     def measure_again(self, run: Callable[[], Trial]) -> None:
@@ -156,11 +156,11 @@ class Earlier:
         return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)
 
     def _drop_all(self, plan: Plan, what: str) -> None:
-        reason = f"{plan} now shows {what}"
-        self._tuning.log.drop(reason)
+        self._tuning.log.drop(f"{plan} now shows {what}")
         self._another = (
-            f"the {len(self.trials)} trials of earlier runs were dropped from the study: {reason}, which is more than "
-            "noise. The workload has changed: if the search had begun, tune again to measure everything again"
+            f"the {len(self.trials)} trials of earlier runs were dropped from the study: "
+            f"{describe_plan(plan, self._baseline)} now shows {what}, which is more than noise. The workload has "
+            "changed: if the search had begun, tune again to measure everything again"
         )
         self.trials = self.known = ()
 

@@ -35,7 +35,7 @@ class MemoryFormat(Strategy):
 
     name = "memory_format"
     about = "stores images and the weights of convolutions channels last"
-    cost = "nothing, but noise that a step draws for images comes in another order"
+    cost = "nothing, but random noise for images is drawn in a different order"
     effect = "rounding"
     phase = Phase.LAYOUT
     owns = (KNOB,)

@@ -18,6 +18,7 @@ from autofit.core.errors import WorkloadError
 from autofit.core.outcome import Status
 from autofit.failures.classify import classify, failure_texts
 from autofit.failures.evidence import ErrorLink, Evidence, collect, scrub
+from autofit.probing.watchdog import Overdue
 from tests.failures.raising import OOM_TEXT, oom, raised
 
 CORPUS = json.loads((Path(__file__).parents[1] / "data" / "failure_corpus.json").read_text(encoding="utf-8"))
@@ -128,6 +129,15 @@ def test_an_error_of_autofit_says_by_itself_what_was_found() -> None:
         failure = classify(collect(error))
     assert failure.status is Status.USER_ERROR
     assert failure.reason.startswith("loss_fn returned an int; expected a scalar tensor")
+
+
+def test_an_end_by_the_watchdog_is_told_without_the_name_of_its_class() -> None:
+    try:
+        raise Overdue("the time budget of 30 s ran out: 'step' had been running for 1 s")
+    except Overdue as error:
+        failure = classify(collect(error))
+    assert failure.status is Status.TIMED_OUT
+    assert failure.reason == "the time budget of 30 s ran out: 'step' had been running for 1 s"
 
 
 def test_memory_error_is_the_devices_when_the_device_is_the_host() -> None:

@@ -47,7 +47,9 @@ def test_it_names_the_functions_that_the_plan_file_does_not_hold() -> None:
     r = recommendation()
     assert "# with the loss_fn or step_fn of tune" in apply_code(r)
     environment = r.environment.model_copy(update={"settings": {**r.environment.settings, "update": "update_fn"}})
-    assert "# with the update_fn of tune" in apply_code(r.model_copy(update={"environment": environment}))
+    assert "fit.prepare(model, loader, optimizer, update_fn=update_fn)" in apply_code(
+        r.model_copy(update={"environment": environment})
+    )
 
 
 def for_a(library: str) -> Recommendation:

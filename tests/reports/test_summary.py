@@ -73,6 +73,9 @@ def test_the_first_line_is_the_answer() -> None:
     lines = summarize(record()).splitlines()
     assert lines[0] == "Use micro batch 32, precision=bf16: 2.04x (1.90 to 2.20) the throughput of the baseline."
     assert lines[1] == "Proven by 4 whole steps on the worst batch, inside the budget."
+    apart = " ".join(summarize(record(gain=Ratio(value=29.3, low=16.4, high=52.3))).split("\n\n")[0].split())
+    assert "29.3x (16.4 to 52.3) the throughput of the baseline. The two were not compared side by side." in apart
+    assert "side by side" not in " ".join(lines[:3])
     kept = summarize(record(plan=OWN, gain=Ratio(value=1, low=1, high=1)))
     assert kept.startswith(
         "Keep the baseline: micro batch 8 x 4 accumulation steps = 32. Nothing that was tried is faster.\n"

@@ -88,6 +88,15 @@ def test_a_long_message_of_the_users_code_is_cut_in_what_becomes_the_headline() 
     assert len(untried) < 160
 
 
+def test_the_one_plan_that_was_tried_and_failed_is_named() -> None:
+    bench = calm(effects={}, slower=lambda plan: 1.0)
+    fast = at(bench, 8, precision="bf16")
+    bench.faults[fast.key] = always(Status.TIMED_OUT, "the time ran out")
+    untried = run(only(bench, bench.space.baseline, fast)).untried
+    assert untried.endswith(" was tried: timed out, the time ran out")
+    assert "precision=bf16" in untried
+
+
 def test_what_new_shapes_cost_is_said_of_the_plan_that_pays_most() -> None:
     bench, low = calm(), "precision=bf16"
     plans = [bench.space.baseline, at(bench, 8, precision="bf16")]
