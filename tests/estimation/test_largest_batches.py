@@ -7,7 +7,7 @@ import pytest
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import KnobValue, Plan
-from autofit.core.space import Refusal
+from autofit.core.space import Conflict, Refusal
 from autofit.estimation.estimate import estimate
 from autofit.estimation.estimation import Estimation
 from autofit.estimation.largest_batches import MOST
@@ -199,6 +199,6 @@ def test_a_precision_that_cannot_be_traced_keeps_its_reason_and_the_others_their
 
 
 def test_a_forbidden_combination_keeps_its_reason() -> None:
-    key = Plan(values={"precision": "bf16", "checkpointed_blocks": 0}).key
-    found = rows_of(estimate(briefing(1000 * MIB, forbidden={key: "they do not go together"}), trace_of))
+    conflict = Conflict(values={"precision": "bf16", "checkpointed_blocks": 0}, reason="they do not go together")
+    found = rows_of(estimate(briefing(1000 * MIB, forbidden=(conflict,)), trace_of))
     assert found["bf16"].reason == "they do not go together"

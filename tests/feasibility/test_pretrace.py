@@ -5,7 +5,7 @@ from typing import Any
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.core.space import SearchSpace, SpaceFacts
+from autofit.core.space import Conflict, SearchSpace, SpaceFacts
 from autofit.feasibility.feasibility import plans_to_estimate
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -61,5 +61,5 @@ def test_one_size_says_nothing_of_growth() -> None:
 
 
 def test_a_forbidden_change_is_left_out() -> None:
-    key = space().baseline.replace(precision="bf16").combination.key
-    assert "bf16" not in [precision for _, _, precision in seen(200, forbidden={key: "no"})]
+    conflict = Conflict(values={"precision": "bf16"}, reason="no")
+    assert "bf16" not in [precision for _, _, precision in seen(200, forbidden=(conflict,))]
