@@ -125,6 +125,9 @@ def headline(night: NightResult) -> str:
         start = "The job needs" if total == 1 else f"{len(urgent):,} of {total:,} jobs need{'s' * (len(urgent) == 1)}"
         return f"{start} attention: {', '.join([*_counts(urgent), *problems])}."
     start = "The job needs no attention" if total == 1 else f"None of {total:,} jobs needs attention"
+    if unknown := sum(record.verdict.kind is VerdictKind.CANNOT_COMPARE for record in night.records):
+        several = f"no job is known to need attention, and {unknown:,} of {total:,} cannot be compared"
+        start = "The job cannot be compared" if total == 1 else several.capitalize()
     return f"{'; '.join([start if night.records else 'No job was checked', *problems])}."
 
 

@@ -59,7 +59,12 @@ def night(*names: str, problems: int = 0, unchecked: int = 0) -> NightResult:
         (night("bert", problems=1), "The job needs no attention; 1 error in the jobs file.", "1 steady"),
         (night(), "No job was checked.", ""),
         (night(unchecked=2), "No job was checked.", "2 not checked"),
-        (night("whisper"), "The job needs no attention.", "1 cannot be compared"),
+        (night("whisper"), "The job cannot be compared.", "1 cannot be compared"),
+        (
+            night("whisper", "bert"),
+            "No job is known to need attention, and 1 of 2 cannot be compared.",
+            "1 cannot be compared, 1 steady",
+        ),
     ],
 )  # fmt: skip
 def test_the_headline_says_what_needs_attention_and_the_rest_is_counted(
