@@ -57,7 +57,9 @@ def allowed_s(budget_s: float) -> float:
     return 1.1 * budget_s + 5.0
 
 
-@pytest.mark.parametrize("place", ["step", "data", "factory"])
+@pytest.mark.parametrize(
+    "place", ["step", *(pytest.param(place, marks=pytest.mark.slow) for place in ("data", "factory"))]
+)
 def test_defect_04_a_hang_ends_with_the_budget_of_the_command(tmp_path: Path, place: str) -> None:
     """F15, F17: --time 20s took 135 s with a hang in a step, 611 s in the data set, 608 s in the factory."""
     (tmp_path / "train.py").write_text(TRAIN)

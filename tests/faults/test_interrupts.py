@@ -159,7 +159,7 @@ def young_heap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("heap_not_frozen", "young_heap")
 @pytest.mark.timeout(900)  # a minute alone, five on a machine that does much else
-@pytest.mark.parametrize("strike", [raise_on_the_spot, raise_the_signal])
+@pytest.mark.parametrize("strike", [pytest.param(raise_on_the_spot, marks=pytest.mark.slow), raise_the_signal])
 def test_f27_defect_14_an_interrupt_at_any_line_loses_nothing(
     strike: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_small_space_is_exhausted() -> None:
     assert len(asked) == 2 * len(facts.knobs[0].values)
 
 
+@pytest.mark.slow
 def test_the_gaussian_process_learns_where_a_random_order_does_not() -> None:
     pytest.importorskip("scipy")
     found = {}

@@ -294,6 +294,7 @@ def test_a_packed_model_shows_the_users_signature_and_is_packed_once_more_alike(
     torch.testing.assert_close(gradient_of(model)[0], expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_a_pickled_model_runs_in_a_fresh_process(tmp_path: Path) -> None:
     model = gpt2()
     pack_for_good(packable_models(model))

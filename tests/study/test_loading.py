@@ -40,6 +40,7 @@ assert model() is None, "the model outlives the function that tuned it"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process for each search")
 def test_the_model_of_the_first_caller_is_freed_when_its_function_ends(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False)
