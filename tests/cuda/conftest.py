@@ -80,7 +80,7 @@ def allocated_after_tidying() -> int:
 def tensors_on_device() -> list[tuple[int, ...]]:
     """Returns the shapes of the tensors that Python holds there; those that only C++ holds are not among them."""
     gc.unfreeze()
-    return [tuple(each.shape) for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.is_cuda]
+    return [tuple(each.shape) for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and each.is_cuda]
 
 
 def fraction() -> float:
