@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, replace
 
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
@@ -286,16 +285,8 @@ class Loop:
         if reason := reason or self.checks.refusal(plan):
             return self.runner.skip(plan, reason)
         self.runner.say_running(plan, self.feasibility.estimate(plan))
-        return self.runner.probe(plan, self._terms(plan))
-
-    def _terms(self, plan: Plan) -> RunTerms:
-        """Returns the terms of a probe. One that was expected to leave time for a race is ended before it takes it."""
         expected_s = None if plan == self._baseline else self._searcher.expected_s(plan)
-        terms = self.answers.terms(plan, expected_s)
-        before_race_s = self._ledger.left_s() - self._race_s()
-        if terms.limit_s is None or expected_s is None or not expected_s < before_race_s < terms.limit_s:
-            return terms
-        return terms.model_copy(update={"limit_s": before_race_s})
+        return self.runner.probe(plan, self.answers.terms(plan, expected_s))
 
     def _learn(self, trial: Trial) -> None:
         self.runner.record[trial.plan.key] = trial

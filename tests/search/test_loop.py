@@ -186,7 +186,8 @@ def test_the_time_budget_covers_race_and_proof(time_s: float) -> None:
     assert any(end in findings.stopped for end in ends)
 
 
-def test_a_probe_that_was_to_leave_time_for_a_race_is_ended_before_it_takes_that() -> None:
+def test_a_probe_may_take_all_the_time_that_is_left() -> None:
+    """A race is a refinement: time is not kept back for it, as from a compilation that takes longer than expected."""
     bench, left_s = calm(), []
     tuning = tuning_of(bench, budget=Budget(memory_bytes=bench.budget_bytes, time_s=25.0))
 
@@ -196,9 +197,8 @@ def test_a_probe_that_was_to_leave_time_for_a_race_is_ended_before_it_takes_that
         return bench.evaluate(plan, purpose, terms)
 
     run(replace(tuning, evaluate=evaluate, clock=tuning.clock))
-    assert left_s[0] == pytest.approx(0.0), "the baseline may take all the time"
     assert len(left_s) > 3
-    assert min(left_s[2:]) > 3.0, "the least rounds of two plans take longer"
+    assert left_s == pytest.approx([0.0] * len(left_s))
 
 
 # Failures

@@ -69,7 +69,8 @@ class Guided(Searcher):
         self._looked: set[int] = set()
         self._declined: set[int] = set()
         self._throughput = Throughput(self._knobs, self._points)
-        self._openers = [place for plan in usual_plans(problem.space) if (place := self._place(plan)) is not None]
+        groups = usual_plans(problem.space)
+        self._openers = [[place for plan in group if (place := self._place(plan)) is not None] for group in groups]
         self._payback = Payback(_with_a_choice(problem.space.facts), self._points, problem.objective)
 
     def tell(self, trial: Trial) -> None:
@@ -158,13 +159,12 @@ class Guided(Searcher):
     def _usual(self, too_long: NDArray[np.bool_]) -> int | None:
         """Returns the first of the plans that an expert writes at once that ends in time and is likely to fit.
 
-        None once one of them was measured: from then on the model decides.
+        None once one of each group was measured: from then on the model decides.
         """
-        if any(place in self._scores for place in self._openers):
-            return None
+        due = [group for group in self._openers if not any(place in self._scores for place in group)]
         excluded = self._excluded() | too_long
         excluded[[*self._outcomes, *self._declined]] = True
-        able = (place for place in self._openers if not excluded[place])
+        able = (place for group in due for place in group if not excluded[place])
         return next((place for place in able if self._feasibility.is_likely(self._plans[place])), None)
 
     def _is_wanted(self, place: int) -> bool:
