@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autofit.api import estimate, load, tune
+    from autofit.core.answer import Answer
     from autofit.core.errors import (
         AutofitError,
         BudgetSpent,
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from autofit.core.plan import Plan
-    from autofit.core.recommendation import Recommendation
     from autofit.estimation.estimation import Estimation
     from autofit.fit import Fit
     from autofit.workloads.step import TrainStep
     from autofit.workloads.workload import Workload
 
 __all__ = [
+    "Answer",
     "AutofitError",
     "BudgetSpent",
     "Busy",
@@ -52,7 +53,6 @@ __all__ = [
     "NothingFits",
     "Plan",
     "PlanFileError",
-    "Recommendation",
     "RestoreError",
     "SpaceError",
     "StorageError",
@@ -72,7 +72,7 @@ _HOMES = {
     "Estimation": "autofit.estimation.estimation",
     "Fit": "autofit.fit",
     "Plan": "autofit.core.plan",
-    "Recommendation": "autofit.core.recommendation",
+    "Answer": "autofit.core.answer",
     "TrainStep": "autofit.workloads.step",
     "Workload": "autofit.workloads.workload",
     "estimate": "autofit.api",

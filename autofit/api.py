@@ -178,7 +178,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         with following(listeners, attach=attached, time_s=request.time_s) as followers:
             found, result = search_with_evaluation(workload, chosen, options, request, clock, progress, followers)
     except SearchInterrupted as interrupted:
-        interrupted.fit = Fit(interrupted.recommendation, terms)
+        interrupted.fit = Fit(interrupted.answer, terms)
         interrupted.add_note("autofit: the best plan that is proven so far is the attribute `fit` of this exception")
         raise
     return Fit(found, terms, result)

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from autofit import devices, exporters, planfile
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.environment import UPDATE
 from autofit.core.errors import PlanFileError, WorkloadError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.wording import describe_plan
 from autofit.exporters.base import Export
 from autofit.guard import Guard
@@ -47,13 +47,13 @@ class Fit:
     """The result of `tune()`: a proven plan that can be applied, saved and exported.
 
     Attributes:
-        recommendation: the record that `save` writes.
+        answer: the record that `save` writes.
         terms: loss and optimizer of the tuned workload. Empty after `autofit.load`, since a plan file holds no code.
         result: the search that found the plan, for reports; None after `autofit.load`, when its study is read.
         plan_file: path that the plan was loaded from, or "".
     """
 
-    recommendation: Recommendation
+    answer: Answer
     terms: Terms = field(default_factory=Terms)
     result: SearchResult | None = field(default=None, repr=False)
     plan_file: str = ""
@@ -61,22 +61,22 @@ class Fit:
     @property
     def plan(self) -> Plan:
         """The recommended plan."""
-        return self.recommendation.plan
+        return self.answer.plan
 
     @property
     def proof(self) -> Measurement:
         """The measurement of the run that proved the plan."""
-        return self.recommendation.proof
+        return self.answer.proof
 
     @property
     def baseline(self) -> Candidate:
         """The baseline, with its measurement or the reason why there is none."""
-        return self.recommendation.baseline
+        return self.answer.baseline
 
     @property
     def gain(self) -> Ratio | None:
-        """Throughput over the baseline, with its interval. None if it is unknown; see `Recommendation.gain`."""
-        return self.recommendation.gain
+        """Throughput over the baseline, with its interval. None if it is unknown; see `Answer.gain`."""
+        return self.answer.gain
 
     @property
     def evaluation(self) -> "Fit | None":
@@ -84,38 +84,38 @@ class Fit:
 
         Its changes to the model hold inside `with fit.evaluation.prepare(model, eval_loader) as step:`.
         """
-        found = self.recommendation.evaluation
+        found = self.answer.evaluation
         return None if found is None else Fit(found, Terms(step_fn=self.terms.step_fn), plan_file=self.plan_file)
 
     @property
     def alternatives(self) -> tuple[Candidate, ...]:
         """Other plans that were measured, best first."""
-        return self.recommendation.alternatives
+        return self.answer.alternatives
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """Notes to read before using the plan."""
-        return self.recommendation.caveats
+        return self.answer.caveats
 
     @property
     def stopped(self) -> str:
         """What ended the search: its time, an error, the user, or that nothing was left that was worth a probe."""
-        return self.recommendation.stopped
+        return self.answer.stopped
 
     def __str__(self) -> str:
-        return brief(self.recommendation, Canvas.of(sys.stdout))
+        return brief(self.answer, Canvas.of(sys.stdout))
 
     def __repr__(self) -> str:
-        r = self.recommendation
+        r = self.answer
         gain = "" if r.gain is None else f", {r.gain} the throughput of the baseline"
         return f"Fit({describe_plan(r.plan, r.baseline.plan)}{gain})"
 
     def details(self) -> str:
         """Returns the answer with all that was tried and left out, and how it was found, for a person to read."""
-        return summarize(self.recommendation, Canvas.of(sys.stdout))
+        return summarize(self.answer, Canvas.of(sys.stdout))
 
     def _repr_html_(self) -> str:
-        return card(self.recommendation)
+        return card(self.answer)
 
     def plot(self, kind: str = "front") -> Plot:
         """Returns one chart of the report, which a notebook shows and which can be saved as SVG.
@@ -187,7 +187,7 @@ class Fit:
             rebuilt = self._loader(source)
         self._check_loss(loss, signature(model, source.structure(), loss.name))
         self._check_length(source.length)
-        weighing, host_bytes = Weighing.of(self.recommendation.environment.settings), devices.available_host_bytes()
+        weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
         draft.scaler, draft.scheduler = scaler, scheduler
         self._check_optimizer(draft.optimizer)
@@ -210,7 +210,7 @@ class Fit:
         Raises:
             PlanFileError: the path cannot be written, or holds a file that is not a plan file.
         """
-        planfile.save(self.recommendation, path)
+        planfile.save(self.answer, path)
 
     def report(self, path: str | Path, *, force: bool = False) -> None:
         """Writes a report of the search: what was found, what else was tried, and why. An earlier report is replaced.
@@ -237,15 +237,15 @@ class Fit:
         Raises:
             UsageError: there is no such exporter or version, or it cannot express the plan's batch.
         """
-        return exporters.by_name(target).export(self.recommendation, target_version)
+        return exporters.by_name(target).export(self.answer, target_version)
 
     def _report(self) -> Report:
-        if self.result is not None and self.result.recommendation is not None:
+        if self.result is not None and self.result.answer is not None:
             return assembled(sources.of_result(self.result, self.plan_file))
-        return assembled(sources.of_recommendation(self.recommendation, self.plan_file))
+        return assembled(sources.of_answer(self.answer, self.plan_file))
 
     def _setting(self, name: str) -> str | None:
-        return self.recommendation.environment.settings.get(name)
+        return self.answer.environment.settings.get(name)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         tuned, found = self._setting("optimizer"), names_of(optimizer)
@@ -267,7 +267,7 @@ class Fit:
             ) from None
 
     def _check_loss(self, loss: LossRule, found: str) -> None:
-        if loss.inferred and found != self.recommendation.environment.workload:
+        if loss.inferred and found != self.answer.environment.workload:
             warnings.warn(
                 f"the loss was inferred here ({loss.about}), but the plan was measured with another loss or other "
                 "batches. Pass loss_fn= or step_fn= as in your call of autofit.tune.",
@@ -290,7 +290,7 @@ class Fit:
             )
 
     def _check_model(self, model: nn.Module) -> None:
-        made_for = self.recommendation.environment.workload.partition("-")[0]
+        made_for = self.answer.environment.workload.partition("-")[0]
         found = model_signature(model)
         if found != made_for:
             raise PlanFileError(
@@ -302,7 +302,7 @@ class Fit:
         """Returns the device that a step runs on. Warns if the plan was proven on another."""
         model = workload.model
         place = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-        device, proven = devices.choose(str(place)), self.recommendation.environment
+        device, proven = devices.choose(str(place)), self.answer.environment
         if (place.type, device.name()) != (proven.device_type, proven.device_name):
             warnings.warn(
                 f"the plan was proven on {proven.device_name} ({proven.device_type}) and is used on {device.name()} "

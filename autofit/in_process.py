@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from autofit import locks
+from autofit.core.answer import Answer
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent
-from autofit.core.recommendation import Recommendation
 from autofit.devices.base import Device
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
@@ -31,7 +31,7 @@ def search_in_process(
     clock: Clock,
     progress: bool | Listen,
     followers: Sequence[Listen],
-) -> tuple[Recommendation, SearchResult | None]:
+) -> tuple[Answer, SearchResult | None]:
     """Returns the answer of a search on a device, and its last event's result. The device is locked meanwhile.
 
     Args:
@@ -68,7 +68,7 @@ def search_in_process(
                 ]
                 found = search(bench, request, everyone, clock)
     found, result = _with_what_changed(found, bench.changed), results[-1]
-    return found, None if result is None else replace(result, recommendation=found)
+    return found, None if result is None else replace(result, answer=found)
 
 
 def search_with_evaluation(
@@ -79,7 +79,7 @@ def search_with_evaluation(
     clock: Clock,
     progress: bool | Listen,
     followers: Sequence[Listen],
-) -> tuple[Recommendation, SearchResult | None]:
+) -> tuple[Answer, SearchResult | None]:
     """Searches as `search_in_process`, and then evaluation if the workload has an `eval_loader`.
 
     Followers get the events of the training's search alone.
@@ -93,13 +93,13 @@ def search_with_evaluation(
     first = training_request(request)
     found, result = search_in_process(workload, chosen, options, first, clock, progress, followers)
 
-    def searched(options: Options, request: Request, clock: Clock) -> Recommendation:
+    def searched(options: Options, request: Request, clock: Clock) -> Answer:
         with Progress.of(progress) as listen:
             listen(Event("stage", STAGE))
         return search_in_process(evaluation, chosen, options, request, clock, progress, ())[0]
 
     found = with_evaluation(found, options, request, clock, searched)
-    return found, None if result is None else replace(result, recommendation=found)
+    return found, None if result is None else replace(result, answer=found)
 
 
 def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
@@ -114,7 +114,7 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
 
 
-def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
+def _with_what_changed(found: Answer, changed: Sequence[str]) -> Answer:
     """Adds a caveat that names what could not be restored, if there is any."""
     if not changed:
         return found

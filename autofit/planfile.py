@@ -1,4 +1,4 @@
-"""The plan file: a Recommendation as YAML that can be read, compared and kept under version control."""
+"""The plan file: an Answer as YAML that can be read, compared and kept under version control."""
 
 import json
 import re
@@ -10,10 +10,10 @@ import yaml
 from pydantic import ValidationError
 
 from autofit import strict_yaml
+from autofit.core.answer import PLAN_SCHEMA, Answer, Candidate
+from autofit.core.answer_checks import problems
 from autofit.core.errors import PlanFileError
 from autofit.core.printable import one_line
-from autofit.core.recommendation import PLAN_SCHEMA, Candidate, Recommendation
-from autofit.core.recommendation_checks import problems
 from autofit.core.wording import a_type, describe_outcome, describe_plan
 from autofit.files import head_of, replaceable, unwritable, write_atomically
 
@@ -32,21 +32,21 @@ _JOURNAL_HEAD = b'{"op_code":'
 _AGAIN = "Create the file again with `autofit tune ... -o FILE`, or correct it."
 
 
-def dumps(recommendation: Recommendation) -> str:
+def dumps(answer: Answer) -> str:
     """Returns the text of the plan file: a comment, then the complete record. `load` returns an equal record."""
-    full = recommendation.model_dump(mode="json", by_alias=True)
-    changed = recommendation.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return _comment(recommendation) + strict_yaml.dump(_without_empty(full, changed))
+    full = answer.model_dump(mode="json", by_alias=True)
+    changed = answer.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return _comment(answer) + strict_yaml.dump(_without_empty(full, changed))
 
 
-def save(recommendation: Recommendation, path: str | Path, *, force: bool = False) -> None:
+def save(answer: Answer, path: str | Path, *, force: bool = False) -> None:
     """Writes the plan file atomically. An earlier plan file at `path` is replaced and its mode is kept.
 
     If the alternatives do not fit into the file, those of evaluation are left out, and then the last ones that are not
     on the Pareto front, with a caveat.
 
     Args:
-        recommendation: the record to write.
+        answer: the record to write.
         path: path of the file. Links are followed.
         force: whether a file that is not a plan may be replaced.
 
@@ -54,15 +54,15 @@ def save(recommendation: Recommendation, path: str | Path, *, force: bool = Fals
         PlanFileError: `path` is not a plan file, or cannot be written.
     """
     path = Path(path)
-    data = dumps(recommendation).encode()
-    if len(data) > MAX_BYTES and recommendation.evaluation is not None:
-        shorter = _with(recommendation.evaluation, ())
-        recommendation = recommendation.model_copy(update={"evaluation": shorter})
-        data = dumps(recommendation).encode()
-    kept = recommendation.alternatives
+    data = dumps(answer).encode()
+    if len(data) > MAX_BYTES and answer.evaluation is not None:
+        shorter = _with(answer.evaluation, ())
+        answer = answer.model_copy(update={"evaluation": shorter})
+        data = dumps(answer).encode()
+    kept = answer.alternatives
     while len(data) > MAX_BYTES and kept:
         kept = _best_share(kept, _ROOM_RATIO * MAX_BYTES / len(data))
-        data = dumps(_with(recommendation, kept)).encode()
+        data = dumps(_with(answer, kept)).encode()
     if len(data) > MAX_BYTES:
         raise PlanFileError(
             f"the plan file would be {len(data)} bytes without alternatives; expected at most {MAX_BYTES}, the "
@@ -80,12 +80,10 @@ def _best_share(candidates: tuple[Candidate, ...], share: float) -> tuple[Candid
     return tuple(candidates[at] for at in sorted(first[: int(share * len(candidates))]))
 
 
-def _with(recommendation: Recommendation, alternatives: tuple[Candidate, ...]) -> Recommendation:
-    total = len(recommendation.alternatives)
+def _with(answer: Answer, alternatives: tuple[Candidate, ...]) -> Answer:
+    total = len(answer.alternatives)
     caveat = f"{total - len(alternatives)} of {total} alternatives are left out of this file; the study contains them"
-    return recommendation.model_copy(
-        update={"alternatives": alternatives, "caveats": (*recommendation.caveats, caveat)}
-    )
+    return answer.model_copy(update={"alternatives": alternatives, "caveats": (*answer.caveats, caveat)})
 
 
 def check_replaceable(path: str | Path, *, force: bool = False) -> Path:
@@ -98,8 +96,8 @@ def check_replaceable(path: str | Path, *, force: bool = False) -> Path:
     return replaceable(path, "an autofit plan", _is_earlier, force=force, error=PlanFileError)
 
 
-def load(path: str | Path) -> Recommendation:
-    """Returns the recommendation of a plan file.
+def load(path: str | Path) -> Answer:
+    """Returns the answer of a plan file.
 
     Raises:
         PlanFileError: the file is missing, damaged, too large, or of another schema.
@@ -109,12 +107,12 @@ def load(path: str | Path) -> Recommendation:
         raise PlanFileError(f"{path}: found {_kind(data)}; expected a mapping that begins with `schema`. {_AGAIN}")
     _check_schema(data, path)
     try:
-        recommendation = Recommendation.model_validate(data)
+        answer = Answer.model_validate(data)
     except ValidationError as error:
         raise PlanFileError(f"{path} is not valid {PLAN_SCHEMA}: {_explained(error)}. {_AGAIN}") from error
-    for problem in problems(recommendation):
+    for problem in problems(answer):
         raise PlanFileError(f"{path}: {problem}. {_AGAIN}")
-    return recommendation
+    return answer
 
 
 def schema_text() -> str:
@@ -123,18 +121,18 @@ def schema_text() -> str:
     Run this after a change to the records: `python -c "from autofit import planfile as p;
     p.SCHEMA_FILE.write_text(p.schema_text())"`.
     """
-    schema = Recommendation.model_json_schema(by_alias=True)
+    schema = Answer.model_json_schema(by_alias=True)
     # A file without `schema` is rejected. The model has a default only for use in code.
     kinds = schema["$defs"]
-    record = kinds.pop(Recommendation.__name__)
+    record = kinds.pop(Answer.__name__)
     record["required"] = ["schema", *record["required"]]
     full = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": kinds, **record}
     # The plan for evaluation has the schema of the whole document.
     return json.dumps(full, indent=2).replace(schema["$ref"], "#") + "\n"
 
 
-def _comment(recommendation: Recommendation) -> str:
-    r = recommendation
+def _comment(answer: Answer) -> str:
+    r = answer
     lines = [
         "An autofit plan, made by `autofit tune`. `autofit show FILE` explains it, `autofit.load(FILE)` applies it.",
         f"{describe_plan(r.plan, r.baseline.plan)}{f': {r.gain} the throughput of the baseline' if r.gain else ''}",
@@ -143,8 +141,8 @@ def _comment(recommendation: Recommendation) -> str:
     return "".join(f"# {one_line(line)}\n" for line in lines)
 
 
-def _baseline(r: Recommendation) -> str:
-    """Returns the outcome of the baseline on the scale of `Recommendation.rate_per_s`."""
+def _baseline(r: Answer) -> str:
+    """Returns the outcome of the baseline on the scale of `Answer.rate_per_s`."""
     return describe_outcome(r.baseline.outcome, r.objective.unit, r.baseline.rate_per_s)
 
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import torch
 
+from autofit.core.answer import Answer
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Trial
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
@@ -61,10 +61,10 @@ class Words(Exporter):
 
     name, filename = "words", "plan.txt"
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         return {knob: {knob: value} for knob, value in plan.values.items()}
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         return "".join(f"{key} is {value}\n" for key, value in settings.items())
 
 

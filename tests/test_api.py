@@ -206,7 +206,7 @@ def test_an_optimizer_with_state_is_measured_and_put_back() -> None:
     assert digest_of(model, optimizer, loader) == before
     for mine, theirs in zip(optimizer.state_dict()["state"].values(), state["state"].values(), strict=True):
         assert torch.equal(mine["momentum_buffer"], theirs["momentum_buffer"])
-    assert fit.recommendation.environment.settings["optimizer"] == "SGD"
+    assert fit.answer.environment.settings["optimizer"] == "SGD"
     assert not any("no optimizer was given" in caveat for caveat in fit.caveats)
 
 
@@ -221,12 +221,12 @@ def test_an_optimizer_recipe_is_called_with_the_parameters() -> None:
 
     fit = tune(model, targets.vectors(), optimizer=recipe)
     assert set(seen) == {len(list(model.parameters()))}
-    assert fit.recommendation.environment.settings["optimizer"] == "Adagrad"
+    assert fit.answer.environment.settings["optimizer"] == "Adagrad"
 
 
 def test_the_default_optimizer_is_named() -> None:
     fit = tune(targets.mlp(), targets.vectors())
-    assert fit.recommendation.environment.settings["optimizer"] == "AdamW"
+    assert fit.answer.environment.settings["optimizer"] == "AdamW"
     assert any("no optimizer was given" in caveat and "AdamW" in caveat for caveat in fit.caveats)
 
 
@@ -251,7 +251,7 @@ def test_progress_goes_to_stderr_in_the_objectives_unit(capsys: pytest.CaptureFi
 
 def test_a_planned_training_is_charged_for_its_start() -> None:
     fit = tune(targets.mlp(), targets.vectors(), planned_steps=1000)
-    assert fit.recommendation.objective.planned_samples == 1000 * 8
+    assert fit.answer.objective.planned_samples == 1000 * 8
     assert fit.proof.startup_s is not None
     assert "planned   8,000 samples" in fit.details()
     assert not any("first steps" in caveat for caveat in fit.caveats)

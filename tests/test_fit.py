@@ -42,7 +42,7 @@ def tuned() -> Fit:
 
 def with_plan(fit: Fit, terms: Terms | None = None, settings: dict[str, str] | None = None, **values: Any) -> Fit:
     """Returns `fit` with another plan, as if that had won."""
-    record = fit.recommendation
+    record = fit.answer
     environment = record.environment.model_copy(
         update={"settings": {**record.environment.settings, **(settings or {})}}
     )
@@ -171,7 +171,7 @@ def looks(model: nn.Module) -> list[Any]:
 def test_a_saved_plan_gives_the_same_step(fit: Fit, tmp_path: Path) -> None:
     fit.save(tmp_path / "plan.yaml")
     loaded = autofit.load(str(tmp_path / "plan.yaml"))
-    assert loaded.recommendation == fit.recommendation
+    assert loaded.answer == fit.answer
     models = targets.mlp(), targets.mlp()
     for one, model in zip((fit, loaded), models, strict=True):
         with one.prepare(model, seeded(8), loss_fn=F.cross_entropy) as step:
@@ -194,7 +194,7 @@ def test_a_plan_of_another_model_is_refused(fit: Fit) -> None:
 
 
 def test_another_device_is_warned_of(fit: Fit) -> None:
-    record = fit.recommendation
+    record = fit.answer
     environment = record.environment.model_copy(update={"device_name": "Big Chip 9"})
     other = Fit(record.model_copy(update={"environment": environment}), fit.terms)
     with pytest.warns(UserWarning, match=r"proven on Big Chip 9 .*Tune again on this device"):
@@ -300,7 +300,7 @@ def test_a_report_of_a_loaded_plan_says_what_is_missing(tuned: Fit, tmp_path: Pa
 
 def test_it_says_plan_gain_peak_and_why(tuned: Fit) -> None:
     text = str(tuned)
-    record = tuned.recommendation
+    record = tuned.answer
     assert f"micro batch {tuned.plan.micro_batch_size}" in text.splitlines()[0]
     flat = " ".join(text.split())  # lines are as wide as the terminal
     assert "the throughput of the baseline" in flat or "Keep the baseline" in flat
@@ -313,7 +313,7 @@ def test_it_says_plan_gain_peak_and_why(tuned: Fit) -> None:
 
 
 def test_its_parts_are_those_of_the_record(tuned: Fit) -> None:
-    record = tuned.recommendation
+    record = tuned.answer
     assert (tuned.plan, tuned.proof, tuned.baseline) == (record.plan, record.proof, record.baseline)
     assert (tuned.gain, tuned.alternatives, tuned.caveats) == (record.gain, record.alternatives, record.caveats)
 

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
 from autofit import in_process, locks
+from autofit.core.answer import Answer
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError, WorkloadError
-from autofit.core.recommendation import Recommendation
 from autofit.guard import digest_of
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.event import Event
@@ -41,7 +41,7 @@ def test_listeners_are_called_in_the_callers_thread_and_the_result_is_the_answer
     assert "waiting" not in {event.kind for event in events}
     result = events[-1].result
     assert result is not None
-    assert result.recommendation == fit.recommendation
+    assert result.answer == fit.answer
     asked = events[0].asked
     assert asked is not None
     assert "listeners" not in asked.command
@@ -49,7 +49,7 @@ def test_listeners_are_called_in_the_callers_thread_and_the_result_is_the_answer
 
 
 def test_a_search_without_a_last_event_still_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = recorded_search().recommendation
+    found = recorded_search().answer
     assert found is not None
     monkeypatch.setattr(in_process, "search", lambda *_: found)
     fit = autofit.tune(
@@ -61,7 +61,7 @@ def test_a_search_without_a_last_event_still_has_its_answer(monkeypatch: pytest.
 
 
 def test_the_wait_for_the_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, waits = recorded_search().recommendation, list[float]()
+    found, waits = recorded_search().answer, list[float]()
     assert found is not None
 
     @contextmanager
@@ -69,7 +69,7 @@ def test_the_wait_for_the_device_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.3)
         yield
 
-    def search(bench: object, request: object, listeners: object, clock: Clock) -> Recommendation:
+    def search(bench: object, request: object, listeners: object, clock: Clock) -> Answer:
         waits.append(clock.waited_s)
         return found
 
@@ -84,7 +84,7 @@ def test_the_wait_for_the_device_is_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_wait_for_another_tuner_is_reported_and_is_not_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, phases, events = recorded_search().recommendation, list[str](), list[Event]()
+    found, phases, events = recorded_search().answer, list[str](), list[Event]()
     assert found is not None
 
     class Watched(Watchdog):
@@ -129,12 +129,12 @@ def test_one_call_finds_a_plan_for_training_and_one_for_evaluation_without_a_tra
     found = fit.evaluation
     assert found is not None
     assert found.baseline.plan.micro_batch_size == 4
-    assert found.recommendation.environment.settings["mode"] == "inference"
+    assert found.answer.environment.settings["mode"] == "inference"
     momentum_bytes = 4 * sum(p.numel() for p in model.parameters())
-    assert found.recommendation.budget.memory_bytes == fit.recommendation.budget.memory_bytes - momentum_bytes
+    assert found.answer.budget.memory_bytes == fit.answer.budget.memory_bytes - momentum_bytes
     fit.save(tmp_path / "plan.yaml")
     loaded = autofit.load(tmp_path / "plan.yaml")
-    assert loaded.recommendation == fit.recommendation
+    assert loaded.answer == fit.answer
     assert loaded.evaluation is not None
     with fit.prepare(model, loader, optimizer) as step:
         step(next(iter(step.loader)))
@@ -157,7 +157,7 @@ def test_a_technique_of_evaluation_is_undone_when_training_goes_on() -> None:
     )  # fmt: skip
     assert fit.evaluation is not None
     plan = fit.evaluation.plan.replace(memory_format="channels_last")
-    record = fit.evaluation.recommendation.model_copy(update={"plan": plan})
+    record = fit.evaluation.answer.model_copy(update={"plan": plan})
     weight, image = convolution.weight, next(iter(loader))[0]
     with fit.prepare(model, loader) as step:
         strides, expected = weight.stride(), model(image)
@@ -186,6 +186,6 @@ def test_both_searches_end_within_the_time_budget() -> None:
     began = time.monotonic()
     fit = evaluated(time_budget=30)
     assert time.monotonic() - began < 38
-    assert fit.recommendation.budget.time_s == 24
+    assert fit.answer.budget.time_s == 24
     assert fit.evaluation is not None
-    assert (fit.evaluation.recommendation.budget.time_s or 0) > 6
+    assert (fit.evaluation.answer.budget.time_s or 0) > 6

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autofit import planfile
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
@@ -21,7 +22,6 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
@@ -32,7 +32,7 @@ PROOF = Measurement(
     worst_steps=3,
     phases_s={"forward": 1e-5},
 )
-RECORD = Recommendation(
+RECORD = Answer(
     plan=OWN.replace(micro_batch_size=32, accumulation_steps=1, precision="bf16", fuse=True),
     proof=PROOF,
     baseline=Candidate(plan=OWN, outcome=Outcome(status=Status.MEASURED, measurement=PROOF)),

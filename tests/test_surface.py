@@ -14,10 +14,10 @@ from autofit.core import errors
 ROOT = Path(__file__).parents[1]
 
 NAMES = [
-    "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Estimation", "Fit",
-    "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "Recommendation", "RestoreError", "SpaceError",
-    "StorageError", "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload",
-    "WorkloadError", "estimate", "load", "tune",
+    "Answer", "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Estimation",
+    "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "RestoreError", "SpaceError", "StorageError",
+    "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate",
+    "load", "tune",
 ]  # fmt: skip
 
 FLAGS = {

@@ -17,12 +17,12 @@ from autofit.study.location import dereferenced
 
 
 def show(given: argparse.Namespace) -> int:
-    """Prints the plan file's recommendation."""
-    recommendation = planfile.load(given.plan)
+    """Prints the plan file's answer."""
+    answer = planfile.load(given.plan)
     if given.json:
-        print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
+        print(ascii_json(answer.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(summarize(recommendation, Canvas.of(sys.stdout), given.plan))
+        print(summarize(answer, Canvas.of(sys.stdout), given.plan))
     return 0
 
 

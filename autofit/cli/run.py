@@ -13,13 +13,13 @@ import torch
 from autofit.cli import values
 from autofit.cli.outcome import INTERRUPTED
 from autofit.cli.saving import check_output, save_plan
+from autofit.core.answer import Answer
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, UsageError, WorkloadError
 from autofit.core.printable import printable
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_time
 from autofit.fit import Fit
 from autofit.integrations.observed_loop import ObservedLoop, ObservedWorkload, accelerate_precision
-from autofit.integrations.observed_trainers import Answer, TunedTrainers
+from autofit.integrations.observed_trainers import OnTuned, TunedTrainers
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import brief
 from autofit.search.search import SearchInterrupted
@@ -93,7 +93,7 @@ class _Run:
         self.tuned = False
         self.failed: AutofitError | None = None
 
-    def begin(self) -> Answer | None:
+    def begin(self) -> OnTuned | None:
         """Ends the observation where a training starts; returns what tunes the first one of this process."""
         self.loop.close()
         if self.tuned or not self.loop.here:
@@ -123,7 +123,7 @@ class _Run:
         try:
             fit = find()
         except SearchInterrupted as stopped:
-            self._show(stopped.recommendation)
+            self._show(stopped.answer)
             raise KeyboardInterrupt(str(stopped)) from None
         except (RestoreError, DevicePoisoned) as error:
             self.failed = error
@@ -132,14 +132,14 @@ class _Run:
             kind = "" if isinstance(error, AutofitError) else f"internal error, {type(error).__name__}: "
             advice = _LINES if type(error) in (UsageError, WorkloadError) else "The script continues as it is."
             return self.say(f"{self._given.script} was not tuned: {kind}{error}\n{advice}")
-        self._show(fit.recommendation)
+        self._show(fit.answer)
         try:
             apply(fit)
         except AutofitError as error:
             return self.say(f"the plan was not applied: {error}")
         return self.say(applied) if applied else None
 
-    def _show(self, found: Recommendation) -> None:
+    def _show(self, found: Answer) -> None:
         given = self._given
         unsaved = save_plan(found, given.output, force=given.force)
         print(brief(found, Canvas.of(sys.stderr), given.output), file=sys.stderr)

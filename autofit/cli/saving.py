@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from autofit import planfile
+from autofit.core.answer import Answer
 from autofit.core.errors import PlanFileError
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
 from autofit.files import head_of, replaceable, unwritable, write_atomically
 
@@ -30,12 +30,12 @@ def check_output(path: Path, *, force: bool) -> None:
         raise PlanFileError(f"{path} cannot be written: {found}. Give another --output.") from None
 
 
-def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:
+def save_plan(answer: Answer, output: str, *, force: bool) -> str:
     """Writes the plan file. Returns "", or an error that also says where the plan was saved instead."""
     try:
-        planfile.save(recommendation, output, force=force)
+        planfile.save(answer, output, force=force)
     except PlanFileError as error:
-        return f"{error} {_kept_elsewhere(recommendation)}"
+        return f"{error} {_kept_elsewhere(answer)}"
     return ""
 
 
@@ -59,12 +59,12 @@ def _is_earlier(path: Path, export: Export) -> bool:
     return not head or (bool(colon) and head.startswith(f"{mark}{colon}".encode()))
 
 
-def _kept_elsewhere(recommendation: Recommendation) -> str:
+def _kept_elsewhere(answer: Answer) -> str:
     """Saves the plan to a temporary file. Returns where it is, or how to get it again."""
     try:
         path = Path(tempfile.mkdtemp(prefix="autofit-")) / "autofit.yaml"
-        planfile.save(recommendation, path)
+        planfile.save(answer, path)
     except (OSError, PlanFileError):
-        study = f"the study {recommendation.study}" if recommendation.study else "the study"
+        study = f"the study {answer.study}" if answer.study else "the study"
         return f"The trials are in {study}: run the same command again to get the plan from them."
     return f"The plan was written to {path} instead: `autofit show {path}`."

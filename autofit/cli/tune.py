@@ -11,13 +11,13 @@ from autofit import locks
 from autofit.cli import values
 from autofit.cli.outcome import INTERRUPTED, terminable
 from autofit.cli.saving import check_output, save_plan
+from autofit.core.answer import Answer
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json, printable
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_time
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
@@ -36,21 +36,21 @@ from autofit.trackers.search_state import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Tunes the target, writes the plan file, prints the recommendation."""
+    """Tunes the target, writes the plan file, prints the answer."""
     target = _target(given)
     request = _request(given)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     check_output(Path(given.output), force=given.force)
     interrupted = False
     try:
-        recommendation = _tuned(target, request, clock, given)
+        answer = _tuned(target, request, clock, given)
     except SearchInterrupted as stopped:
-        recommendation, interrupted = stopped.recommendation, True
-    unsaved = save_plan(recommendation, given.output, force=given.force)
+        answer, interrupted = stopped.answer, True
+    unsaved = save_plan(answer, given.output, force=given.force)
     if given.json:
-        print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
+        print(ascii_json(answer.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(brief(recommendation, Canvas.of(sys.stdout), given.output))
+        print(brief(answer, Canvas.of(sys.stdout), given.output))
     if unsaved:  # on stderr, since the result above is the only document on stdout
         print(f"autofit: {printable(unsaved)}", file=sys.stderr)
         return PlanFileError.exit_code
@@ -62,19 +62,19 @@ def execute(given: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Recommendation:
+def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Answer:
     """Returns the result of the search, with that of evaluation if the target has an `eval_loader`."""
     found, evaluates = _searched(target, request, clock, given)
     if not evaluates:
         return found
 
-    def searched(options: Options, request: Request, clock: Clock) -> Recommendation:
+    def searched(options: Options, request: Request, clock: Clock) -> Answer:
         return _searched(replace(target, evaluation=True, options=options), request, clock, given)[0]
 
     return with_evaluation(found, target.options, request, clock, searched)
 
 
-def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> tuple[Recommendation, bool]:
+def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> tuple[Answer, bool]:
     """Opens the target in a child process and searches, with progress on stderr unless it is to be quiet.
 
     Returns:

@@ -5,7 +5,7 @@ from pydantic import BaseModel, ConfigDict
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
 WEIGHING, TRAINER = "weighing", "trainer"
-"""Settings of a recommendation's environment: how micro batches are weighted, absent if by their samples; the library
+"""Settings of an answer's environment: how micro batches are weighted, absent if by their samples; the library
 whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""
 
 

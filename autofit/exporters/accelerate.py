@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import yaml
 
+from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, worker_arguments
 from autofit.exporters.plan_facts import clipping_caveat, weighing_caveat
@@ -60,16 +60,16 @@ class Accelerate(Exporter):
         },
     }
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys of the file for each knob."""
-        found = dict(super().fields(plan, recommendation, version))
+        found = dict(super().fields(plan, answer, version))
         if plan.values.get("compile") == "blocks" and version < _REGIONAL:
             del found["compile"]
         return found
 
-    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the DataLoader and the `Accelerator`, and lines of plain PyTorch."""
-        lines = code_lines(plan, recommendation)
+        lines = code_lines(plan, answer)
         steps = plan.values.get(ACCUMULATION_STEPS)
         if type(steps) is int and MICRO_BATCH_SIZE in lines:
             lines[ACCUMULATION_STEPS] = (
@@ -78,14 +78,14 @@ class Accelerate(Exporter):
             )
         return lines
 
-    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan, and how to clip it."""
-        clipping = clipping_caveat(recommendation, "Accelerate", _CLIP)
-        return (*weighing_caveat(recommendation, "Accelerate"), *clipping)
+        clipping = clipping_caveat(answer, "Accelerate", _CLIP)
+        return (*weighing_caveat(answer, "Accelerate"), *clipping)
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the file's text."""
-        on_host: Settings = {"use_cpu": recommendation.environment.is_host}
+        on_host: Settings = {"use_cpu": answer.environment.is_host}
         text = yaml.safe_dump({**_FIXED, **on_host, **settings}, sort_keys=True)
-        workers = ", ".join(worker_arguments(recommendation))
+        workers = ", ".join(worker_arguments(answer))
         return f"# The loader was measured with DataLoader(..., {workers}).\n{text}" if workers else text

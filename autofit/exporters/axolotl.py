@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.plan_facts import (
     checkpointing_fields,
@@ -70,26 +70,26 @@ class Axolotl(Exporter):
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # without it, the Trainer's default is the norm 1.0
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
         padding = _padding(plan.values.get("padding_multiple"))
         found = {
-            **super().fields(plan, recommendation, version),
-            **_optimizer(plan, recommendation),
-            **checkpointing_fields(recommendation, _NONE, _EVERY),
+            **super().fields(plan, answer, version),
+            **_optimizer(plan, answer),
+            **checkpointing_fields(answer, _NONE, _EVERY),
             **({} if padding is None else {"padding_multiple": padding}),
         }
         return {knob: settings for knob, settings in found.items() if knob in plan.values}
 
-    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(recommendation, "Axolotl")
+        return weighing_caveat(answer, "Axolotl")
 
-    def loading(self, recommendation: Recommendation) -> Settings:
+    def loading(self, answer: Answer) -> Settings:
         """Returns the keys of the loader's worker processes, if they were chosen."""
-        return dataloader_fields(recommendation)
+        return dataloader_fields(answer)
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the YAML text."""
         batch = f"{self.comment}The batch is that of one device. Axolotl multiplies it by the number of devices.\n"
         use = f"{self.comment}Replace the keys of the same names in your Axolotl configuration; `batch_size` must not "
@@ -103,11 +103,11 @@ def _padding(value: KnobValue | None) -> Settings | None:
     return {"pad_to_multiple_of": value, "pad_to_sequence_len": None} if value > 1 else {}
 
 
-def _optimizer(plan: Plan, recommendation: Recommendation) -> dict[str, Settings]:
+def _optimizer(plan: Plan, answer: Answer) -> dict[str, Settings]:
     """Returns the name of the optimizer, if the plan chose how it updates and it is AdamW."""
-    on_host = recommendation.environment.is_host
+    on_host = answer.environment.is_host
     knobs = ("optimizer_implementation", "optimizer_states")
     names = {knob: _ADAMW.get((knob, plan.values.get(knob, ""), on_host)) for knob in knobs}
-    if optimizer_name(recommendation) != "AdamW":
+    if optimizer_name(answer) != "AdamW":
         return {}
     return {knob: {"optimizer": name} for knob, name in names.items() if name is not None}

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
+from autofit.core.answer import Answer
 from autofit.core.environment import UPDATE
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.printable import one_line
-from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
 from autofit.exporters.target_version import TargetVersion
 
@@ -47,17 +47,17 @@ _KEEP_LOADER = (
 )
 
 
-def has_fixed_batches(recommendation: Recommendation) -> bool:
+def has_fixed_batches(answer: Answer) -> bool:
     """Returns whether the batches of the user's loader are those of the plan, because no others can be made."""
-    return any(refusal.name == MICRO_BATCH_SIZE for refusal in recommendation.refused)
+    return any(refusal.name == MICRO_BATCH_SIZE for refusal in answer.refused)
 
 
-def max_grad_norm(recommendation: Recommendation) -> float | None:
+def max_grad_norm(answer: Answer) -> float | None:
     """Returns the norm to which the measured training clips its gradients; None if it does not, or only infers."""
-    if recommendation.environment.settings.get("mode") == "inference":
+    if answer.environment.settings.get("mode") == "inference":
         return None
     try:
-        norm = float(recommendation.environment.settings.get("max_grad_norm", ""))
+        norm = float(answer.environment.settings.get("max_grad_norm", ""))
     except ValueError:
         return None
     return norm if norm > 0 and math.isfinite(norm) else None
@@ -67,7 +67,7 @@ class Exporter(ABC):
     """Writes a plan as code or settings for another framework.
 
     `export` calls `fields`, `by_hand`, `caveats` and `render` once each, in the user's process or in that of the
-    command line. Neither torch nor the target needs to be installed. A recommendation may come from an untrusted file:
+    command line. Neither torch nor the target needs to be installed. An answer may come from an untrusted file:
     every value in an export is a number, a constant from the exporter's own table, or quoted text.
 
     Attributes:
@@ -96,7 +96,7 @@ class Exporter(ABC):
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {}
     clipping_key: ClassVar[str] = ""
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the target's settings for each knob of `plan` that it can express, by name of the knob.
 
         The settings of `counts` and `table` are returned. Override it for settings that depend on more than the value
@@ -111,7 +111,7 @@ class Exporter(ABC):
                 found[knob] = settings
         return found
 
-    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns for each knob that the target expresses only in the user's code the line to write there.
 
         The lines of `lines` are returned. `plan` has the same values as for `fields`. A knob of `fields` is ignored
@@ -120,32 +120,32 @@ class Exporter(ABC):
         found = ((knob, self.lines.get(knob, {}).get(value)) for knob, value in plan.values.items())
         return {knob: line for knob, line in found if line}
 
-    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
         """Returns how the target trains in another way than the plan, for this plan; each without a full stop."""
         return ()
 
-    def loading(self, recommendation: Recommendation) -> Settings:
+    def loading(self, answer: Answer) -> Settings:
         """Returns the target's settings of the loader's worker processes, if these were chosen. No knob has them."""
         return {}
 
-    def clipping(self, recommendation: Recommendation) -> Settings:
+    def clipping(self, answer: Answer) -> Settings:
         """Returns the target's settings that clip gradients as the plan was measured. No knob has them.
 
         A plan without clipping leaves the user's own. A target without a `clipping_key` says so in `caveats`.
         """
-        norm = max_grad_norm(recommendation) if self.clipping_key else None
+        norm = max_grad_norm(answer) if self.clipping_key else None
         return {} if norm is None else {self.clipping_key: norm}
 
     @abstractmethod
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the text of the file for all settings of the export, without the leading comment."""
 
     @final
-    def export(self, recommendation: Recommendation, target_version: str | None = None) -> Export:
+    def export(self, answer: Answer, target_version: str | None = None) -> Export:
         """Returns the plan for the target. Knobs that it cannot express are listed in the result and in the file.
 
         Args:
-            recommendation: the plan with its proof.
+            answer: the plan with its proof.
             target_version: version of the target, such as "4.57"; None for the one that is installed, or else the
                 newest that is known.
 
@@ -154,23 +154,23 @@ class Exporter(ABC):
                 so that the global batch would be another, or it only trains and the plan is for inference, or the
                 user's `update_fn` does the step.
         """
-        self._check_step(recommendation)
+        self._check_step(answer)
         version = TargetVersion.of(target_version, self.name, self.package, self.oldest, self.newest)
-        plan, baseline = recommendation.plan, recommendation.baseline.plan
-        fields, changes = self.fields(plan, recommendation, version), plan.changes_from(baseline)
+        plan, baseline = answer.plan, answer.baseline.plan
+        fields, changes = self.fields(plan, answer, version), plan.changes_from(baseline)
         by_hand = {
             knob: line
-            for knob, line in self.by_hand(plan, recommendation, version).items()
+            for knob, line in self.by_hand(plan, answer, version).items()
             if knob in changes and knob not in fields
         }
         unmapped = tuple(knob for knob in changes if knob not in fields and knob not in by_hand)
         self._check_batch(plan, unmapped)
         merged = {key: value for settings in fields.values() for key, value in settings.items()}
-        merged |= {**self.loading(recommendation), **self.clipping(recommendation)}
-        fixed = (_KEEP_LOADER.format(size=plan.micro_batch_size),) if has_fixed_batches(recommendation) else ()
-        warnings = (*version.warnings, *fixed, *self.caveats(recommendation, version))
-        text = self._header(recommendation, unmapped, by_hand, version.text, warnings)
-        text += self.render(merged, recommendation, version)
+        merged |= {**self.loading(answer), **self.clipping(answer)}
+        fixed = (_KEEP_LOADER.format(size=plan.micro_batch_size),) if has_fixed_batches(answer) else ()
+        warnings = (*version.warnings, *fixed, *self.caveats(answer, version))
+        text = self._header(answer, unmapped, by_hand, version.text, warnings)
+        text += self.render(merged, answer, version)
         return Export(
             text=text.rstrip("\n") + "\n",
             filename=self.filename,
@@ -181,14 +181,14 @@ class Exporter(ABC):
             settings=merged,
         )
 
-    def _check_step(self, recommendation: Recommendation) -> None:
+    def _check_step(self, answer: Answer) -> None:
         """Refuses a plan for another step than that of the target."""
-        if recommendation.environment.settings.get("mode") == "inference" and not self.infers:
+        if answer.environment.settings.get("mode") == "inference" and not self.infers:
             raise UsageError(
                 "the plan was not exported: found a plan for inference, whose batch does not fit in training; expected "
                 f"one for training, which is all that {self.name} does. Tune with mode='train'."
             )
-        if UPDATE in recommendation.environment.settings:
+        if UPDATE in answer.environment.settings:
             raise UsageError(
                 f"the plan was not exported: found a plan for a step that update_fn does, which {self.name} cannot "
                 "express; expected a step with a loss. Train with fit.prepare(model, loader, optimizer, "
@@ -207,7 +207,7 @@ class Exporter(ABC):
 
     def _header(
         self,
-        recommendation: Recommendation,
+        answer: Answer,
         unmapped: tuple[str, ...],
         by_hand: Mapping[str, str],
         version: str,
@@ -215,7 +215,7 @@ class Exporter(ABC):
     ) -> str:
         if not self.comment:
             return ""
-        r = recommendation
+        r = answer
         torch = r.environment.versions.get("torch", "unknown")
         lines = [
             f"autofit plan: {describe_plan(r.plan, r.baseline.plan)}",

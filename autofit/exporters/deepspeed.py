@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings, max_grad_norm
 from autofit.exporters.code_lines import code_lines, padding_line
 from autofit.exporters.plan_facts import optimizer_name, weighing_caveat
@@ -69,36 +69,36 @@ class DeepSpeed(Exporter):
         },
     }
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the sections for each knob."""
-        found = dict(super().fields(plan, recommendation, version))
+        found = dict(super().fields(plan, answer, version))
         if version < {"bf16": AUTOCAST_SINCE, "fp16": SCALER_SINCE}.get(str(plan.values.get("precision")), "0"):
             found.pop("precision")
         return found
 
-    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns lines for the code that makes the model, the optimizer and the engine."""
-        lines = {**code_lines(plan, recommendation), **super().by_hand(plan, recommendation, version)}
+        lines = {**code_lines(plan, answer), **super().by_hand(plan, answer, version)}
         lines.pop(MICRO_BATCH_SIZE, None)  # a section has it
         more = {
             "padding_multiple": padding_line(plan.values.get("padding_multiple")),
-            "optimizer_states": _states_line(plan, recommendation),
+            "optimizer_states": _states_line(plan, answer),
         }
         return {**lines, **{knob: line for knob, line in more.items() if line is not None}}
 
-    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(recommendation, "DeepSpeed")
+        return weighing_caveat(answer, "DeepSpeed")
 
-    def clipping(self, recommendation: Recommendation) -> Settings:
+    def clipping(self, answer: Answer) -> Settings:
         """Returns the key of clipping, which is written for a plan without it too."""
-        return {"gradient_clipping": max_grad_norm(recommendation) or 0.0}
+        return {"gradient_clipping": max_grad_norm(answer) or 0.0}
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the configuration."""
         return json.dumps({**settings, "zero_optimization": {"stage": 0}}, indent=2)
 
 
-def _states_line(plan: Plan, recommendation: Recommendation) -> str | None:
+def _states_line(plan: Plan, answer: Answer) -> str | None:
     made = _LIBRARIES.get(plan.values.get("optimizer_states", ""))
-    return made and f"{made} in place of torch.optim.AdamW(...)" if optimizer_name(recommendation) == "AdamW" else None
+    return made and f"{made} in place of torch.optim.AdamW(...)" if optimizer_name(answer) == "AdamW" else None

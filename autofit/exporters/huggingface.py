@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from autofit.core.answer import Answer
 from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import FLAGS, benchmark_line, padding_line
 from autofit.exporters.plan_facts import (
@@ -98,13 +98,13 @@ class HuggingFace(Exporter):
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # its default is the norm 1.0
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the fields for each knob."""
         found: dict[str, Settings | None] = {
-            **_implementation(plan, recommendation),
-            **super().fields(plan, recommendation, version),
+            **_implementation(plan, answer),
+            **super().fields(plan, answer, version),
         }
-        if _evaluates(recommendation):
+        if _evaluates(answer):
             found |= _evaluation(plan)
         if COMPILE in found and plan.values[COMPILE] != "off" and plan.values.get("precision") != "tf32":
             found[COMPILE] = {
@@ -115,36 +115,36 @@ class HuggingFace(Exporter):
             del found[STATES]
         if found.get(GROUPED) and version < STRATEGY_SINCE:
             found[GROUPED] = {"group_by_length": True}
-        found |= _checkpointing(recommendation, version)
+        found |= _checkpointing(answer, version)
         return {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
 
-    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns what to do in the code that makes the model, the optimizer and the collator."""
         more = {
             "padding_multiple": padding_line(plan.values.get("padding_multiple")),
             "cudnn_benchmark": benchmark_line(plan),
             **_blocks_lines(plan, version),
         }
-        found = super().by_hand(plan, recommendation, version)
+        found = super().by_hand(plan, answer, version)
         return {**found, **{knob: line for knob, line in more.items() if line is not None}}
 
-    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(recommendation, "the Trainer", _COUNTED if version >= COUNTED_SINCE else "")
+        return weighing_caveat(answer, "the Trainer", _COUNTED if version >= COUNTED_SINCE else "")
 
-    def loading(self, recommendation: Recommendation) -> Settings:
+    def loading(self, answer: Answer) -> Settings:
         """Returns the fields of the loader's worker processes, if they were chosen."""
-        loading = chosen_loading(recommendation)
+        loading = chosen_loading(answer)
         lasting = {} if loading is None else {"dataloader_persistent_workers": loading.persistent_workers}
-        return {**dataloader_fields(recommendation), **lasting}
+        return {**dataloader_fields(answer), **lasting}
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the YAML text, with comments."""
         lines = ["To load: args, = HfArgumentParser(TrainingArguments).parse_yaml_file(path)"]
-        if _evaluates(recommendation):
+        if _evaluates(answer):
             lines.append("The batch is that of one device.")
         else:
-            samples = recommendation.plan.global_batch_size
+            samples = answer.plan.global_batch_size
             lines.append(
                 f"The batch is that of one device: {samples} samples per step. With several, divide its steps."
             )
@@ -154,8 +154,8 @@ class HuggingFace(Exporter):
         return comments + dump(settings)
 
 
-def _evaluates(recommendation: Recommendation) -> bool:
-    return recommendation.environment.settings.get("mode") == "inference"
+def _evaluates(answer: Answer) -> bool:
+    return answer.environment.settings.get("mode") == "inference"
 
 
 def _evaluation(plan: Plan) -> dict[str, Settings | None]:
@@ -167,18 +167,18 @@ def _evaluation(plan: Plan) -> dict[str, Settings | None]:
     }
 
 
-def _implementation(plan: Plan, recommendation: Recommendation) -> dict[str, Settings | None]:
-    if optimizer_name(recommendation) != "AdamW":
+def _implementation(plan: Plan, answer: Answer) -> dict[str, Settings | None]:
+    if optimizer_name(answer) != "AdamW":
         return {}
-    optim = _IMPLEMENTATIONS.get((plan.values.get(UPDATE, ""), recommendation.environment.device_type))
+    optim = _IMPLEMENTATIONS.get((plan.values.get(UPDATE, ""), answer.environment.device_type))
     return {} if optim is None else {UPDATE: {"optim": optim}}
 
 
-def _checkpointing(recommendation: Recommendation, version: TargetVersion) -> dict[str, Settings]:
+def _checkpointing(answer: Answer, version: TargetVersion) -> dict[str, Settings]:
     """Returns the fields of checkpointing: that of every block, or of none."""
     name = "activation_checkpointing" if version >= ACTIVATION_SINCE else "gradient_checkpointing"
     every = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
-    return checkpointing_fields(recommendation, {name: False}, every)
+    return checkpointing_fields(answer, {name: False}, every)
 
 
 def _blocks_lines(plan: Plan, version: TargetVersion) -> Mapping[str, str]:

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import yaml
 
+from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.code_lines import code_lines, compile_line, worker_arguments
 from autofit.exporters.plan_facts import weighing_caveat
@@ -36,11 +36,11 @@ class Lightning(Exporter):
     }
     clipping_key: ClassVar[str] = "gradient_clip_val"
 
-    def by_hand(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the data module, and lines of plain PyTorch."""
-        lines = code_lines(plan, recommendation)
+        lines = code_lines(plan, answer)
         if MICRO_BATCH_SIZE in lines:
-            arguments = (f"batch_size={plan.micro_batch_size}", *worker_arguments(recommendation))
+            arguments = (f"batch_size={plan.micro_batch_size}", *worker_arguments(answer))
             lines[MICRO_BATCH_SIZE] = (
                 f"{lines[MICRO_BATCH_SIZE]} in train_dataloader, or under data: the names of your data module for "
                 f"{', '.join(arguments)}"
@@ -50,17 +50,17 @@ class Lightning(Exporter):
             lines["compile"] = compiled
         return lines
 
-    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(recommendation, "Lightning")
+        return weighing_caveat(answer, "Lightning")
 
-    def clipping(self, recommendation: Recommendation) -> Settings:
+    def clipping(self, answer: Answer) -> Settings:
         """Returns the arguments of clipping. The algorithm is named, because the user's file may clip by value."""
-        norm = super().clipping(recommendation)
+        norm = super().clipping(answer)
         return {**norm, "gradient_clip_algorithm": "norm"} if norm else {}
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the overlay's text. A plan without accumulation also replaces that of the user's file."""
         text = yaml.safe_dump({"trainer": {"accumulate_grad_batches": 1, **settings}}, sort_keys=True)
-        workers = ", ".join(worker_arguments(recommendation))
+        workers = ", ".join(worker_arguments(answer))
         return f"# The loader was measured with DataLoader(..., {workers}).\n{text}" if workers else text

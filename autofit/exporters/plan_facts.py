@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from autofit.core.answer import Answer
 from autofit.core.block_order import read_order, written_order
 from autofit.core.loading import Loading
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Settings, max_grad_norm
 from autofit.workloads.micro_batch_weights import Weighing
 
@@ -14,29 +14,29 @@ _IGNORED = -100
 """Label that trainers of language models ignore and do not count."""
 
 
-def checkpoints_every_block(recommendation: Recommendation) -> bool:
+def checkpoints_every_block(answer: Answer) -> bool:
     """Returns whether the plan checkpoints all blocks of the model, as the switches of most trainers do.
 
     A plan file says how many blocks there are in the record of the strategy, or by the order of all blocks.
     """
-    values = recommendation.plan.values
-    known = (strategy.parts.get(CHECKPOINTED_BLOCKS) for strategy in recommendation.strategies)
+    values = answer.plan.values
+    known = (strategy.parts.get(CHECKPOINTED_BLOCKS) for strategy in answer.strategies)
     order, blocks = read_order(values.get(CHECKPOINT_ORDER)) or (), values.get(CHECKPOINTED_BLOCKS)
     return type(blocks) is int and blocks > 0 and blocks == next(filter(None, known), len(order))
 
 
-def checkpointing_fields(recommendation: Recommendation, none: Settings, every: Settings) -> dict[str, Settings]:
+def checkpointing_fields(answer: Answer, none: Settings, every: Settings) -> dict[str, Settings]:
     """Returns the settings of a target that checkpoints every block or none, by knob; {} if the plan does neither.
 
     Args:
-        recommendation: the plan with its proof.
+        answer: the plan with its proof.
         none: settings for no block.
         every: settings for every block. The order of blocks then says nothing.
     """
-    blocks = recommendation.plan.values.get(CHECKPOINTED_BLOCKS)
+    blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
     if type(blocks) is int and blocks == 0:
         settings = none
-    elif checkpoints_every_block(recommendation):
+    elif checkpoints_every_block(answer):
         settings = every
     elif blocks == "default":
         settings = {}
@@ -50,14 +50,14 @@ def blocks_in_words(order: Sequence[int], count: int) -> str:
     return f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
 
 
-def optimizer_name(recommendation: Recommendation) -> str:
+def optimizer_name(answer: Answer) -> str:
     """Returns the class of the measured optimizer. It may be any text, if the plan file comes from a stranger."""
-    return recommendation.environment.settings.get("optimizer", "AdamW")
+    return answer.environment.settings.get("optimizer", "AdamW")
 
 
-def dataloader_fields(recommendation: Recommendation) -> dict[str, object]:
+def dataloader_fields(answer: Answer) -> dict[str, object]:
     """Returns the fields of the loader's worker processes that Hugging Face made common; {} if they were not chosen."""
-    loading = chosen_loading(recommendation)
+    loading = chosen_loading(answer)
     if loading is None:
         return {}
     pinned = {} if loading.pin_memory is None else {"dataloader_pin_memory": loading.pin_memory}
@@ -68,40 +68,40 @@ def dataloader_fields(recommendation: Recommendation) -> dict[str, object]:
     }
 
 
-def chosen_loading(recommendation: Recommendation) -> Loading | None:
+def chosen_loading(answer: Answer) -> Loading | None:
     """Returns how the loader is to be built, if its workers were chosen by measurement and differ from the user's."""
-    loading = recommendation.proof.loading
+    loading = answer.proof.loading
     return None if loading is None or loading.kept or not loading.workers else loading
 
 
-def clipping_caveat(recommendation: Recommendation, who: str, call: str) -> tuple[str, ...]:
+def clipping_caveat(answer: Answer, who: str, call: str) -> tuple[str, ...]:
     """Returns which line clips the gradients in a target that has no field for it.
 
     Args:
-        recommendation: the plan with its proof.
+        answer: the plan with its proof.
         who: the target, as the subject of a sentence.
         call: the line to write before the update, with `{norm}` in place of the norm.
     """
-    norm = max_grad_norm(recommendation)
+    norm = max_grad_norm(answer)
     if norm is None:
         return ()
     line = call.format(norm=norm)
     return (f"the plan clips gradients to the L2 norm {norm}, which {who} does only in your code. Write {line}",)
 
 
-def weighing_caveat(recommendation: Recommendation, who: str, unless: str = "") -> tuple[str, ...]:
+def weighing_caveat(answer: Answer, who: str, unless: str = "") -> tuple[str, ...]:
     """Returns how the gradient differs in a trainer that divides each micro batch's loss by the accumulation steps.
 
     Args:
-        recommendation: the plan with its proof.
+        answer: the plan with its proof.
         who: the trainer, as the subject of a sentence.
         unless: when it does not do so, as the end of a sentence that begins with a comma; "" for never.
     """
-    weighing = _weighing(recommendation)
+    weighing = _weighing(answer)
     if weighing is None:
         return ()
     if weighing.summed:
-        steps = recommendation.plan.accumulation_steps
+        steps = answer.plan.accumulation_steps
         return (
             f"the loss is a sum over samples, and {who} divides it by the {steps} accumulation steps{unless}: multiply "
             f"the loss by {steps}",
@@ -112,14 +112,14 @@ def weighing_caveat(recommendation: Recommendation, who: str, unless: str = "") 
     )
 
 
-def label_count_caveat(recommendation: Recommendation, who: str) -> tuple[str, ...]:
+def label_count_caveat(answer: Answer, who: str) -> tuple[str, ...]:
     """Returns how the gradient differs in a trainer that weights each micro batch's mean loss by its number of labels.
 
     Args:
-        recommendation: the plan with its proof.
+        answer: the plan with its proof.
         who: the trainer, as the subject of a sentence.
     """
-    weighing = _weighing(recommendation)
+    weighing = _weighing(answer)
     if weighing is None or weighing.ignored == _IGNORED:
         return ()
     labels = f"labels that are not {_IGNORED}"
@@ -134,7 +134,7 @@ def label_count_caveat(recommendation: Recommendation, who: str) -> tuple[str, .
     )
 
 
-def _weighing(recommendation: Recommendation) -> Weighing | None:
+def _weighing(answer: Answer) -> Weighing | None:
     """Returns the quantity by which a plan weights micro batches; None if by samples, or if a step has only one."""
-    several = recommendation.plan.accumulation_steps > 1
-    return Weighing.of(recommendation.environment.settings) if several else None
+    several = answer.plan.accumulation_steps > 1
+    return Weighing.of(answer.environment.settings) if several else None

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import jinja2
 
+from autofit.core.answer import Answer
 from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings, has_fixed_batches
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
@@ -106,10 +106,10 @@ class Python(Exporter):
     infers: ClassVar[bool] = True
     clipping_key: ClassVar[str] = "MAX_GRAD_NORM"
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns constants and parts of the loop for each knob."""
         found = {knob: _SETTINGS[knob](value) for knob, value in plan.values.items() if knob in _SETTINGS}
-        if type(recommendation.baseline.plan.values.get(CHECKPOINTED_BLOCKS, 0)) is not int:
+        if type(answer.baseline.plan.values.get(CHECKPOINTED_BLOCKS, 0)) is not int:
             found.pop(CHECKPOINTED_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
         if found.get(CHECKPOINT_ORDER, {}) is None:
             found.pop(CHECKPOINTED_BLOCKS, None)  # the first blocks would be other ones
@@ -117,9 +117,9 @@ class Python(Exporter):
             found[CHECKPOINT_ORDER] = {}
         return {knob: settings for knob, settings in found.items() if settings is not None}
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the module's text."""
-        environment = recommendation.environment.settings
+        environment = answer.environment.settings
         infers = environment.get("mode") == "inference"
         parts, weighing = {_PARTS.get(key, key) for key in settings}, Weighing.of(environment)
         parts = parts - {*_ONLY_TRAINING} if infers else parts | _weights(parts, weighing, environment)
@@ -133,15 +133,15 @@ class Python(Exporter):
             switches=[line for part, lines in _SWITCHES.items() if part in parts for line in lines],
             infers=infers,
             optimizer=name if name.isidentifier() else "AdamW",
-            workers=_workers(recommendation),
-            fixed_batches=has_fixed_batches(recommendation),
+            workers=_workers(answer),
+            fixed_batches=has_fixed_batches(answer),
             counted_entries=str(weighing),
         )
 
 
-def _workers(recommendation: Recommendation) -> str:
+def _workers(answer: Answer) -> str:
     """Returns the arguments of the loader's worker processes, if they were chosen."""
-    loading = chosen_loading(recommendation)
+    loading = chosen_loading(answer)
     if loading is None:
         return ""
     pinned = ", pin_memory=True" if loading.pin_memory else ""

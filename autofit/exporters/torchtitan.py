@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.plan_facts import (
     CHECKPOINTED_BLOCKS,
@@ -60,7 +60,7 @@ class Torchtitan(Exporter):
     }
     clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
 
-    def fields(self, plan: Plan, recommendation: Recommendation, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the overrides for each knob."""
         known: dict[str, Callable[[Plan, TargetVersion], Settings | None]] = {
             MICRO_BATCH_SIZE: _batch,
@@ -69,17 +69,17 @@ class Torchtitan(Exporter):
             "compile": _compiled,
             "optimizer_in_backward": _in_backward,
         }
-        found = {knob: given(plan, version) for knob, given in known.items()} | _checkpointing(recommendation, version)
+        found = {knob: given(plan, version) for knob, given in known.items()} | _checkpointing(answer, version)
         chosen = {knob: settings for knob, settings in found.items() if settings is not None and knob in plan.values}
-        return {**super().fields(plan, recommendation, version), **chosen}
+        return {**super().fields(plan, answer, version), **chosen}
 
-    def caveats(self, recommendation: Recommendation, version: TargetVersion) -> Sequence[str]:
+    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan. Its data sets shift the labels."""
         if version >= COUNTED_SINCE:
-            return label_count_caveat(recommendation, "torchtitan")
-        return weighing_caveat(recommendation, f"torchtitan before {COUNTED_SINCE}")
+            return label_count_caveat(answer, "torchtitan")
+        return weighing_caveat(answer, f"torchtitan before {COUNTED_SINCE}")
 
-    def render(self, settings: Settings, recommendation: Recommendation, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
         """Returns the text of the fragment."""
         variables = [f"export {name}={value}\n" for name, value in settings.items() if name == TF32]
         options = {name: value for name, value in settings.items() if name != TF32}
@@ -140,11 +140,11 @@ def _in_backward(plan: Plan, version: TargetVersion) -> Settings | None:
     return {} if version >= SUBCOMMANDS_SINCE else {"optimizer.early_step_in_backward": value}
 
 
-def _checkpointing(recommendation: Recommendation, version: TargetVersion) -> dict[str, Settings]:
+def _checkpointing(answer: Answer, version: TargetVersion) -> dict[str, Settings]:
     """Returns the overrides of what is recomputed: by default torchtitan checkpoints a part of the operators."""
-    plan = recommendation.plan
+    plan = answer.plan
     budget = plan.values.get("activation_budget", "default")
-    found = checkpointing_fields(recommendation, _kind("none", version), _kind("full", version))
+    found = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
     if budget in _SHARES and plan.values.get("compile") == "blocks" and version >= SECTIONS_SINCE:
         found[CHECKPOINTED_BLOCKS] = {}
         found["activation_budget"] = {

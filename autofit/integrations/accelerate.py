@@ -40,7 +40,7 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
     values = dict(found.values)
     compiled: Any = values.pop("dynamo_config", None)
     arguments: dict[str, Any] = {**values, "gradient_accumulation_steps": steps}
-    if found.fit.recommendation.environment.is_host:
+    if found.fit.answer.environment.is_host:
         arguments["cpu"] = True
     if compiled:
         plugin = import_package("accelerate.utils", "accelerate").TorchDynamoPlugin

@@ -16,7 +16,7 @@ from typing import Any, Self
 from autofit.core.errors import UsageError
 from autofit.fit import Fit
 
-Answer = Callable[[Callable[[], Fit], Callable[[Fit], None]], None]
+OnTuned = Callable[[Callable[[], Fit], Callable[[Fit], None]], None]
 """Tunes by its first function, applies what was found by the second, and reports both or why not."""
 
 
@@ -29,7 +29,7 @@ class TunedTrainers(MetaPathFinder):
         arguments: those of `autofit.tune` that the user gave.
     """
 
-    begin: Callable[[], Answer | None]
+    begin: Callable[[], OnTuned | None]
     arguments: Mapping[str, Any]
     _undo: ExitStack = field(default_factory=ExitStack)
     _awaited: set[str] = field(default_factory=set)
@@ -75,7 +75,7 @@ class TunedTrainers(MetaPathFinder):
         self._undo.callback(setattr, trainer_class, method, train)
 
 
-def _of_transformers(trainer: Any, answer: Answer, arguments: Mapping[str, Any]) -> None:
+def _of_transformers(trainer: Any, answer: OnTuned, arguments: Mapping[str, Any]) -> None:
     from autofit.integrations.huggingface import apply, tune_trainer  # noqa: PLC0415  # the script has imported it
 
     def applied(fit: Fit) -> None:
@@ -93,7 +93,7 @@ def _of_transformers(trainer: Any, answer: Answer, arguments: Mapping[str, Any])
     answer(lambda: tune_trainer(lambda: trainer, **{**arguments, "without": without}), applied)
 
 
-def _of_lightning(trainer: Any, answer: Answer, arguments: Mapping[str, Any]) -> None:
+def _of_lightning(trainer: Any, answer: OnTuned, arguments: Mapping[str, Any]) -> None:
     from autofit.integrations.lightning import AutofitCallback  # noqa: PLC0415  # the script has imported it
 
     class TuneOnFitStart(AutofitCallback):

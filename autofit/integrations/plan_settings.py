@@ -70,7 +70,7 @@ def loader_arguments(plan: GivenPlan) -> dict[str, Any]:
         PlanFileError: the file is not a plan file.
     """
     fit = fit_of(plan)
-    batch = {} if has_fixed_batches(fit.recommendation) else {"batch_size": fit.plan.micro_batch_size}
+    batch = {} if has_fixed_batches(fit.answer) else {"batch_size": fit.plan.micro_batch_size}
     return {**batch, **{k: v for k, v in loader_changes(fit.proof.loading).items() if v is not None}}
 
 

@@ -24,8 +24,8 @@ def with_kept_batch(fit: Fit, origin: str, given: Container[str]) -> Fit:
         f"{4 * size} to have larger batches searched too, which may be faster, and adjust the learning rate then "
         f"({LEARNING_RATE_RULE})"
     )
-    recommendation = fit.recommendation.model_copy(update={"caveats": (*fit.recommendation.caveats, caveat)})
-    return replace(fit, recommendation=recommendation)
+    answer = fit.answer.model_copy(update={"caveats": (*fit.answer.caveats, caveat)})
+    return replace(fit, answer=answer)
 
 
 def for_trainer(fit: Fit, library: str) -> Fit:
@@ -35,6 +35,6 @@ def for_trainer(fit: Fit, library: str) -> Fit:
         fit: the result of a search.
         library: "transformers" or "lightning".
     """
-    environment = fit.recommendation.environment
+    environment = fit.answer.environment
     changed = environment.model_copy(update={"settings": {**environment.settings, TRAINER: library}})
-    return replace(fit, recommendation=fit.recommendation.model_copy(update={"environment": changed}))
+    return replace(fit, answer=fit.answer.model_copy(update={"environment": changed}))

@@ -9,12 +9,12 @@ from typing import Any
 from uuid import uuid4
 
 from autofit import locks, planfile
+from autofit.core.answer import Answer
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, BudgetSpent, PlanFileError, StorageError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line
-from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
 from autofit.nightly import retune
 from autofit.nightly.history import History
@@ -155,7 +155,7 @@ class JobCheck:
         assert self._opened is not None, "a plan is measured on an open bench"
         return self._opened
 
-    def _check(self, accepted: Recommendation) -> None:
+    def _check(self, accepted: Answer) -> None:
         verdict, runs = self._measure(accepted)
         here = self._runner.bench.briefing.environment
         reason, note = retune.due_for(self._past, accepted, here, verdict, runs=runs)
@@ -166,7 +166,7 @@ class JobCheck:
         elif (waiting_plan := retune.new_path(self._job.plan)).exists():
             self.note(f"{waiting_plan.name} was found by an earlier night. {self._to_accept}")
 
-    def _measure(self, tuned: Recommendation) -> tuple[Verdict, bool]:
+    def _measure(self, tuned: Answer) -> tuple[Verdict, bool]:
         """Re-checks a plan and judges it. Returns the verdict, and whether the plan runs within its budget.
 
         A regression is measured a second time before it is called one.
@@ -207,7 +207,7 @@ class JobCheck:
     def _tune_first(self) -> None:
         """Tunes a job without a plan, and measures the new plan as later nights will."""
         self._context.say(retune.NO_PLAN)
-        found = self._searched(None).recommendation
+        found = self._searched(None).answer
         retune.replace_plan(found, self._job.plan)
         self._fields |= {"tuned": retune.NO_PLAN, "proposed": found.plan, "replaced": True}
         self.verdict = Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="this is the first night of the job")
@@ -217,7 +217,7 @@ class JobCheck:
         except BudgetSpent as spent:
             self.note(f"the first plan was not measured beside the baseline: {spent}")
 
-    def _tune_again(self, accepted: Recommendation, reason: str, *, runs: bool) -> None:
+    def _tune_again(self, accepted: Answer, reason: str, *, runs: bool) -> None:
         """Tunes again; a better plan waits beside the accepted one, or replaces it."""
         self._context.say(f"tuning again: {reason}")
         try:
@@ -243,14 +243,12 @@ class JobCheck:
         """Searches for a plan. If the study goes away meanwhile, searches once more in a local one."""
 
         def searched(study: str) -> retune.Retune:
-            # A job that is tuned again needs another answer than the one that the study knows.
             request = Request(
                 study=study,
                 objective=self._objective,
                 isolated=True,
                 title=self._job.workload,
                 command=f"autofit nightly --job {self._job.name}",
-                anew=accepted is not None,
             )
             return retune.retune(self._runner, request, accepted, [self._show], self._begin_tuning, runs=runs)
 
@@ -264,7 +262,7 @@ class JobCheck:
         return searched(str(jobs.local_study))
 
     def _keep(self, result: retune.Retune) -> None:
-        path, found = self._job.plan, result.recommendation
+        path, found = self._job.plan, result.answer
         auto = self._job.accept == "auto"
         if auto:
             retune.replace_plan(found, path)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autofit.core.answer import Ratio
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, NonFiniteLoss, UserCodeError
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.run_terms import OPEN
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose

@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autofit.core.answer import Ratio
 from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 
 NIGHT_SCHEMA = "autofit.night/1"
 PROTOCOL = 1

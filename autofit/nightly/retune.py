@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autofit import planfile
+from autofit.core.answer import Answer, Ratio
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import BudgetSpent, PlanFileError
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio, Recommendation
 from autofit.files import write_atomically
 from autofit.nightly.measuring import PlanRunner, Rounds
 from autofit.nightly.records import NightRecord, Verdict, VerdictKind
@@ -38,13 +38,13 @@ class Retune:
     """What a search found for a job.
 
     Attributes:
-        recommendation: the answer of the search.
+        answer: the answer of the search.
         gain: throughput of its plan over the accepted plan, from interleaved blocks; None if they were not compared.
         better: whether it is to replace the accepted plan.
         note: what the comparison showed.
     """
 
-    recommendation: Recommendation
+    answer: Answer
     gain: Ratio | None
     better: bool
     note: str
@@ -52,7 +52,7 @@ class Retune:
 
 def due_for(
     past: Sequence[NightRecord],
-    accepted: Recommendation,
+    accepted: Answer,
     environment: Environment,
     verdict: Verdict,
     *,
@@ -120,7 +120,7 @@ def retune(
     return compared(runner, found, accepted)
 
 
-def compared(runner: PlanRunner, found: Recommendation, accepted: Plan) -> Retune:
+def compared(runner: PlanRunner, found: Answer, accepted: Plan) -> Retune:
     """Compares the answer of a search with the accepted plan, in interleaved blocks on the same bench.
 
     Raises:
@@ -164,7 +164,7 @@ def previous_path(plan: Path) -> Path:
     return plan.with_name(f"{plan.stem}.previous{plan.suffix}")
 
 
-def replace_plan(found: Recommendation, plan: Path) -> None:
+def replace_plan(found: Answer, plan: Path) -> None:
     """Makes `found` the accepted plan, atomically. Its predecessor is kept, and a plan that waited is deleted.
 
     Raises:
@@ -185,7 +185,7 @@ def replace_plan(found: Recommendation, plan: Path) -> None:
     waiting.unlink(missing_ok=True)
 
 
-def accept(plan: Path) -> Recommendation:
+def accept(plan: Path) -> Answer:
     """Makes the plan that waits beside the accepted plan the accepted one, and returns it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The other plans of a Recommendation, as a short table: those that raced, the fastest of the others, and lighter ones.
+"""The other plans of an Answer, as a short table: those that raced, the fastest of the others, and lighter ones.
 
 The raced plans come first, then the others; both are sorted by throughput.
 """
@@ -6,9 +6,9 @@ The raced plans come first, then the others; both are sorted by throughput.
 import re
 from collections.abc import Sequence
 
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.tables import Column, table
@@ -27,11 +27,11 @@ _FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
 """The figures in a note of `autofit.search.explanations`, which the table has in columns."""
 
 
-def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
     """Returns the table of the other plans that were measured; [] if there are none.
 
     Args:
-        r: the recommendation.
+        r: the answer.
         width: cells of a line.
         plan_file: see `autofit.reports.summary.summarize`.
     """
@@ -62,7 +62,7 @@ def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     return [*lines, *wrapped(f"and {more} more in {where}", width, "  ", "  ")] if more > 0 else lines
 
 
-def reasons_of(r: Recommendation) -> dict[str, str]:
+def reasons_of(r: Answer) -> dict[str, str]:
     """Returns why each alternative was not chosen, and which are worth a look because they are lighter, by plan key."""
     found = {c.plan.key: why(c, r) for c in r.alternatives}
     for key in (c.plan.key for c in _worth(r)):
@@ -70,7 +70,7 @@ def reasons_of(r: Recommendation) -> dict[str, str]:
     return found
 
 
-def why(candidate: Candidate, r: Recommendation) -> str:
+def why(candidate: Candidate, r: Answer) -> str:
     """Returns why a plan was not chosen, without the figures that stand beside it.
 
     A plan is "slower" only if the interval of its ratio to the recommended plan is below 1.
@@ -86,11 +86,11 @@ def why(candidate: Candidate, r: Recommendation) -> str:
     return "within the noise" if ratio.low <= 1 else ""
 
 
-def rate_per_s(r: Recommendation, measurement: Measurement, rate: float | None, gain: Ratio | None) -> float:
-    """Returns the throughput of a plan on the scale of the other plans of its recommendation.
+def rate_per_s(r: Answer, measurement: Measurement, rate: float | None, gain: Ratio | None) -> float:
+    """Returns the throughput of a plan on the scale of the other plans of its answer.
 
     Args:
-        r: the recommendation.
+        r: the answer.
         measurement: of the plan.
         rate: what the record has; None if unknown.
         gain: throughput over the baseline, by which it is computed if the record has no rate.
@@ -103,12 +103,12 @@ def rate_per_s(r: Recommendation, measurement: Measurement, rate: float | None, 
     return r.objective.score(measurement)
 
 
-def _worth(r: Recommendation) -> list[Candidate]:
+def _worth(r: Answer) -> list[Candidate]:
     """Returns the plans to show because they save more memory than they cost speed."""
     return _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
 
 
-def _shown(r: Recommendation, worth: Sequence[Candidate]) -> list[Candidate]:
+def _shown(r: Answer, worth: Sequence[Candidate]) -> list[Candidate]:
     """Returns the plans to show: all that raced, then the fastest of the others and those of `worth`."""
 
     def fastest_first(found: Sequence[Candidate]) -> list[Candidate]:
@@ -126,7 +126,7 @@ def _raced(candidate: Candidate) -> bool:
     return any(ratio is not None and ratio.pairs > 0 for ratio in (candidate.over_recommended, candidate.gain))
 
 
-def _rate(candidate: Candidate, r: Recommendation) -> float:
+def _rate(candidate: Candidate, r: Answer) -> float:
     """Returns the throughput of a plan as it is shown; 0 for one without a measurement."""
     measurement = candidate.outcome.measurement
     return 0.0 if measurement is None else rate_per_s(r, measurement, candidate.rate_per_s, candidate.gain)
@@ -136,7 +136,7 @@ def _pairs(shown: Sequence[Candidate]) -> list[tuple[Candidate, Measurement | No
     return [(c, c.outcome.measurement) for c in shown]
 
 
-def _is_worth_it(candidate: Candidate, r: Recommendation) -> bool:
+def _is_worth_it(candidate: Candidate, r: Answer) -> bool:
     """Returns whether a plan gives up a smaller share of the recommended one's speed than of its memory."""
     measurement = candidate.outcome.measurement
     if measurement is None:

@@ -6,19 +6,19 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from autofit.core.answer import Answer
 from autofit.core.environment import TRAINER, UPDATE
-from autofit.core.recommendation import Recommendation
 from autofit.core.redaction import redacted
 
 DEFAULT_FILE = "autofit.yaml"
 """Plan file that the code names if the plan was not saved yet."""
 
 
-def apply_code(recommendation: Recommendation, plan_file: str = "") -> str:
+def apply_code(answer: Answer, plan_file: str = "") -> str:
     """Returns Python code that loads a plan and applies it.
 
     Args:
-        recommendation: the plan.
+        answer: the plan.
         plan_file: where it is saved; "" if it was not saved yet.
     """
     first = (
@@ -26,11 +26,11 @@ def apply_code(recommendation: Recommendation, plan_file: str = "") -> str:
         if plan_file
         else f"# Save the plan first: fit.save({DEFAULT_FILE!r}), or `autofit tune ... -o {DEFAULT_FILE}`.\n"
     )
-    lines = [f"fit = autofit.load({plan_file or DEFAULT_FILE!r})", *applying_lines(recommendation, from_file=True)]
+    lines = [f"fit = autofit.load({plan_file or DEFAULT_FILE!r})", *applying_lines(answer, from_file=True)]
     return f"{first}import autofit\n\n" + "".join(f"{line}\n" for line in lines)
 
 
-def applying_lines(r: Recommendation, *, from_file: bool) -> list[str]:
+def applying_lines(r: Answer, *, from_file: bool) -> list[str]:
     """Returns the code that applies a plan named `fit`: to the trainer that was tuned, or else in a loop.
 
     Args:

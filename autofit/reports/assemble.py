@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line, printable
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import reasons_of
@@ -64,7 +64,7 @@ class KnownPlan:
 
 def assembled(source: Source) -> Report:
     """Returns the report of a search. All its texts are printable and limited in length."""
-    r, evidence = source.recommendation, source.evidence
+    r, evidence = source.answer, source.evidence
     objective = r.objective if r is not None else evidence.objective if evidence is not None else Objective()
     baseline = r.baseline.plan if r is not None else evidence.baseline if evidence is not None else None
     known = known_plans(r, source.trials)
@@ -94,7 +94,7 @@ def assembled(source: Source) -> Report:
 
 def _of_answer(source: Source) -> dict[str, Any]:
     """Returns the fields that say what was found and what was asked."""
-    r, evidence = source.recommendation, source.evidence
+    r, evidence = source.answer, source.evidence
     asked = r or evidence
     fields = {
         "title": (asked.title if asked is not None else "") or f"workload {source.environment.workload}",
@@ -149,8 +149,8 @@ def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
 
 
 def _counts(source: Source) -> dict[str, int]:
-    if source.recommendation is not None and source.recommendation.counts:
-        return source.recommendation.counts
+    if source.answer is not None and source.answer.counts:
+        return source.answer.counts
     return dict(Counter(trial.outcome.status.value for trial in source.trials))
 
 
@@ -183,9 +183,7 @@ def _is_too_large(row: PlanRow, memory_bytes: int) -> bool:
     return Status(row.status).does_not_fit
 
 
-def _race(
-    evidence: SearchEvidence | None, r: Recommendation | None, rows: Sequence[PlanRow]
-) -> tuple[Role, tuple[Racer, ...]]:
+def _race(evidence: SearchEvidence | None, r: Answer | None, rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:
     """Returns the plan that the others are compared with, and the others."""
     logs = {log.plan.key: log for log in evidence.race} if evidence is not None and r is not None else {}
     role: Role = "baseline" if r is not None and r.baseline.plan.key in logs else "recommended"
@@ -208,7 +206,7 @@ def _race(
 
 
 def _through(
-    log: RaceLog, logs: Mapping[str, RaceLog], r: Recommendation | None
+    log: RaceLog, logs: Mapping[str, RaceLog], r: Answer | None
 ) -> tuple[Sequence[float], Sequence[float], float] | None:
     """Returns the rounds of a plan and of the recommended one, and the log of the latter's gain.
 
@@ -261,7 +259,7 @@ def _answers(evidence: SearchEvidence | None, rows: Sequence[PlanRow]) -> Iterat
             yield AnswerTime(at_s=each.at_s, rank=row.rank, rate_per_s=rate_per_s, ratio=ratio)
 
 
-def _memory(evidence: SearchEvidence | None, r: Recommendation | None) -> Iterator[PlanMemory]:
+def _memory(evidence: SearchEvidence | None, r: Answer | None) -> Iterator[PlanMemory]:
     if evidence is None:
         return
     role: Role = "baseline" if r is None else "recommended"
@@ -279,7 +277,7 @@ def _missing(source: Source, baseline: Plan | None) -> Iterator[str]:
         yield "gains: the study does not say which plan is the baseline"
     evidence = source.evidence
     if evidence is not None and (evidence.stopped or evidence.failure) and evidence.profile is None:
-        which = "the baseline" if source.recommendation is None else "the recommended plan"
+        which = "the baseline" if source.answer is None else "the recommended plan"
         yield f"memory of {which} by kind and over a step: it could not be traced, or there was no time"
 
 
@@ -303,14 +301,14 @@ def _code(text: str) -> str:
     return text if len(text) <= MOST_CODE_LETTERS else f"{text[:MOST_CODE_LETTERS]} ..."
 
 
-def known_plans(recommendation: Recommendation | None, trials: Sequence[Trial]) -> dict[str, KnownPlan]:
-    """Returns what is known of each plan by its key, without throughputs: of the trials and the recommendation."""
+def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, KnownPlan]:
+    """Returns what is known of each plan by its key, without throughputs: of the trials and the answer."""
     found: dict[str, KnownPlan] = {}
     for trial in trials:
         before, outcome = found.get(trial.plan.key), trial.outcome
         if before is not None and outcome.status in _NO_RESULT:
             continue
-        if recommendation is None and before is not None and _keeps_probe(before, trial):
+        if answer is None and before is not None and _keeps_probe(before, trial):
             run = "proof" if trial.purpose is Purpose.PROOF else "run in the race"
             reason = f"its {run} was not completed: {outcome.status.value}, {outcome.reason}"
             found[trial.plan.key] = replace(before, note=reason)
@@ -318,8 +316,8 @@ def known_plans(recommendation: Recommendation | None, trials: Sequence[Trial]) 
         peak = _peak(outcome.measurement)
         kept = peak if peak is not None or before is None else before.peak_bytes
         found[trial.plan.key] = KnownPlan(trial.plan, outcome, trial.earlier, peak_bytes=kept)
-    if recommendation is not None:
-        r = recommendation
+    if answer is not None:
+        r = answer
         for each in (r.baseline, *r.alternatives):
             peak = _peak(each.outcome.measurement)
             found.setdefault(each.plan.key, KnownPlan(each.plan, each.outcome, peak_bytes=peak))
@@ -335,11 +333,9 @@ def _keeps_probe(before: KnownPlan, trial: Trial) -> bool:
     return before.outcome.measured and trial.purpose is not Purpose.PROBE and failed is Status.TIMED_OUT
 
 
-def with_rates(
-    known: Mapping[str, KnownPlan], recommendation: Recommendation, objective: Objective
-) -> dict[str, KnownPlan]:
-    """Returns what is known of each plan with the throughputs of a recommendation."""
-    r = recommendation
+def with_rates(known: Mapping[str, KnownPlan], answer: Answer, objective: Objective) -> dict[str, KnownPlan]:
+    """Returns what is known of each plan with the throughputs of an answer."""
+    r = answer
     proven = Candidate(
         plan=r.plan,
         outcome=Outcome(status=Status.MEASURED, measurement=r.proof),
@@ -373,7 +369,7 @@ def with_rates(
 def with_probed_rates(
     known: Mapping[str, KnownPlan], baseline: Plan | None, objective: Objective
 ) -> dict[str, KnownPlan]:
-    """Returns what is known of each plan with the throughputs of separate probes: without a recommendation."""
+    """Returns what is known of each plan with the throughputs of separate probes: without an answer."""
     found = dict(known)
     reference = known.get(baseline.key) if baseline is not None else None
     points = list[FrontPoint]()
@@ -456,12 +452,12 @@ def _peak(measurement: Measurement | None) -> int | None:
     return None if measurement is None else measurement.memory.judged_bytes or None
 
 
-def _baseline_rate(r: Recommendation, objective: Objective) -> float | None:
+def _baseline_rate(r: Answer, objective: Objective) -> float | None:
     measurement = r.baseline.outcome.measurement if r.baseline.outcome.measured else None
     return None if measurement is None else objective.score(measurement)
 
 
-def _rate(candidate: Candidate, r: Recommendation, unit_s: float | None, objective: Objective) -> float | None:
+def _rate(candidate: Candidate, r: Answer, unit_s: float | None, objective: Objective) -> float | None:
     """Returns the throughput of a candidate; of a record without throughputs, its gain times that of the baseline."""
     if r.rate_per_s is not None or candidate.rate_per_s is not None:
         return candidate.rate_per_s

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autofit.core.answer import Answer
 from autofit.core.objective import Objective
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports.canvas import Canvas
 from autofit.reports.frame import Frame, page, script, style
@@ -39,7 +39,7 @@ class Difference:
 _PARTS = {"result": "What they bring", "plan": "What they do", "environment": "Where they were measured"}
 
 
-def differences(before: Recommendation, after: Recommendation) -> list[Difference]:
+def differences(before: Answer, after: Answer) -> list[Difference]:
     """Returns throughput, gain and peak of both files, and the values of plans and environments that differ."""
     found = [*_results(before, after)]
     found += _of_values("plan", before.plan.values, after.plan.values)
@@ -47,7 +47,7 @@ def differences(before: Recommendation, after: Recommendation) -> list[Differenc
     return found
 
 
-def verdict(before: Recommendation, after: Recommendation) -> str:
+def verdict(before: Answer, after: Answer) -> str:
     """Returns in a sentence how the second plan compares with the first, or why they cannot be compared."""
     if before.objective.unit != after.objective.unit:
         return f"One counts {before.objective.unit}, the other {after.objective.unit}: no ratio can be given."
@@ -62,7 +62,7 @@ def verdict(before: Recommendation, after: Recommendation) -> str:
     return f"{equal}. The second ran at {ratio} of the first one's throughput, each in its own search."
 
 
-def to_text(before: Recommendation, after: Recommendation, names: tuple[str, str], canvas: Canvas) -> str:
+def to_text(before: Answer, after: Answer, names: tuple[str, str], canvas: Canvas) -> str:
     """Returns the differences for a terminal."""
     blocks = ["\n".join(canvas.paint(line, "title") for line in wrapped(verdict(before, after), canvas.width))]
     for title, rows in _grouped(before, after):
@@ -77,7 +77,7 @@ def to_text(before: Recommendation, after: Recommendation, names: tuple[str, str
     return "\n\n".join(blocks)
 
 
-def to_html(before: Recommendation, after: Recommendation, names: tuple[str, str]) -> str:
+def to_html(before: Answer, after: Answer, names: tuple[str, str]) -> str:
     """Returns the differences as a page. Every text of the files is escaped and cut."""
     titles = [shortened(name, 80) for name in names]
     answer = element("section", element("p", verdict(before, after), class_="headline"), id="answer")
@@ -99,20 +99,20 @@ def to_html(before: Recommendation, after: Recommendation, names: tuple[str, str
     return page(frame, ("answer", "The answer", answer), sections)
 
 
-def to_dict(before: Recommendation, after: Recommendation) -> dict[str, Any]:
+def to_dict(before: Answer, after: Answer) -> dict[str, Any]:
     """Returns the differences for JSON."""
     return {"verdict": verdict(before, after), "differences": [asdict(each) for each in differences(before, after)]}
 
 
-def _grouped(before: Recommendation, after: Recommendation) -> Iterator[tuple[str, list[Difference]]]:
+def _grouped(before: Answer, after: Answer) -> Iterator[tuple[str, list[Difference]]]:
     found = differences(before, after)
     for part, title in _PARTS.items():
         if rows := [each for each in found if each.part == part]:
             yield title, rows
 
 
-def _results(before: Recommendation, after: Recommendation) -> Iterator[Difference]:
-    def compared(name: str, value: Callable[[Recommendation], float | None], shown: Callable[[Any], str]) -> Difference:
+def _results(before: Answer, after: Answer) -> Iterator[Difference]:
+    def compared(name: str, value: Callable[[Answer], float | None], shown: Callable[[Any], str]) -> Difference:
         values = [value(each) for each in (before, after)]
         old, new = (_NONE if number is None else shown(number) for number in values)
         change = f"{values[1] / values[0] - 1:+.0%}" if values[0] and values[1] and old != new else ""
@@ -140,7 +140,7 @@ def _of_values(part: str, before: Mapping[str, object], after: Mapping[str, obje
             yield Difference(part, name.replace("_", " "), old, new)
 
 
-def _environment(r: Recommendation) -> dict[str, str]:
+def _environment(r: Answer) -> dict[str, str]:
     place = r.environment
     device = f"{place.device_name} ({place.device_type}), {format_bytes(place.capacity_bytes)}"
     return {

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.strategy_record import Effect
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.core.wording import describe_plan
@@ -114,7 +114,7 @@ def _tiles(report: Report) -> list[Tile]:
     if best is not None:
         found += _answer_tiles(report, best, baseline)
     else:
-        found.append(("Recommendation", "none", shortened(report.cause, LABEL) or "the cause is unknown", "bad"))
+        found.append(("Answer", "none", shortened(report.cause, LABEL) or "the cause is unknown", "bad"))
         found.append(("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
     note = runs(report) or "tried, skipped or refused"
     note = f"{note}, in {format_duration(report.duration_s)}" if report.duration_s else note
@@ -260,12 +260,12 @@ _OTHERS = 3
 """Number of alternatives shown."""
 
 
-def card(recommendation: Recommendation) -> str:
+def card(answer: Answer) -> str:
     """Returns the answer, the plans beside it and the caveats, without a style sheet, script or address.
 
     A notebook shows it in place of a text, in its own colours and fonts, light or dark.
     """
-    r, baseline = recommendation, recommendation.baseline.plan
+    r, baseline = answer, answer.baseline.plan
     kept = r.plan == baseline
     rate, words = _rate(r, r.rate_per_s, r.proof), describe_plan(r.plan, baseline)
     rows = [_card_row("recommended", words, None if kept else r.gain, rate, r.proof.memory.judged_bytes)]
@@ -276,7 +276,7 @@ def card(recommendation: Recommendation) -> str:
     return filled("report.jinja", "card", r, name, words, "." if kept else f"{gain}{doubt(r)}", rows)
 
 
-def _candidate(r: Recommendation, name: str, one: Candidate) -> tuple[str, ...]:
+def _candidate(r: Answer, name: str, one: Candidate) -> tuple[str, ...]:
     measurement = one.outcome.measurement if one.outcome.measured else None
     peak = None if measurement is None else measurement.memory.judged_bytes
     words = describe_plan(one.plan, r.baseline.plan)
@@ -286,7 +286,7 @@ def _candidate(r: Recommendation, name: str, one: Candidate) -> tuple[str, ...]:
     return _card_row(name, words, gain, rate, peak, "" if one.outcome.measured else status)
 
 
-def _rate(r: Recommendation, rate_per_s: float | None, measurement: Measurement) -> float | None:
+def _rate(r: Answer, rate_per_s: float | None, measurement: Measurement) -> float | None:
     """Returns a throughput on the scale of the others, or as measured where the record has no such scale."""
     return rate_per_s if rate_per_s is not None or r.rate_per_s is not None else r.objective.score(measurement)
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autofit.core.answer import Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
-from autofit.core.recommendation import Ratio
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import StrategyRecord
 from autofit.memory.profile import Profile
@@ -179,9 +179,9 @@ class Report(_Record):
         title: what was tuned, such as "examples/gpt.py:make_workload".
         headline: the answer in a sentence: what the recommended plan brings, or why there is none.
         chosen: the recommended plan in words, how it changes the global batch, and its peak; "" without one.
-        cause: why there is no recommendation, in a few words; "" if there is one.
+        cause: why there is no answer, in a few words; "" if there is one.
         failure: whole message of the error that ended the search; "" if there is none.
-        feasible: whether there is a recommendation.
+        feasible: whether there is an answer.
         unit: "samples" or "tokens": what `rate_per_s` counts.
         global_batch_size: samples per optimizer step of the recommended plan; None without one.
         proof_rate_per_s: throughput of the proof, in `unit`, if it contradicts that of the recommended plan; None if it
@@ -207,7 +207,7 @@ class Report(_Record):
         study: where the trials are kept, without passwords.
         counts: number of trials by status.
         duration_s: seconds that the search took.
-        created: UTC time of the recommendation, in ISO 8601.
+        created: UTC time of the answer, in ISO 8601.
         apply_code: Python code that applies the plan.
         stopped: why the search for plans ended; "" if unknown.
         command: command line, or Python call, that repeats the search; "" if unknown.

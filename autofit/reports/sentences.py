@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from autofit.core.answer import Answer, Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
@@ -42,7 +42,7 @@ _BASIS = re.compile(r" \([^()]*\)$")
 _UNKNOWN = "the study does not have one"
 
 
-def headline(r: Recommendation) -> str:
+def headline(r: Answer) -> str:
     """Returns the answer in one sentence: what the plan brings; what it is, where that is unknown."""
     if r.plan == r.baseline.plan:
         return f"Keep the baseline. {kept_because(r)}."
@@ -62,7 +62,7 @@ def brought(gain: Ratio, unit: str) -> str:
     return f"{times} faster: {more}." if gain.pairs else f"About {times} faster: {more}, not compared side by side."
 
 
-def chosen(r: Recommendation) -> str:
+def chosen(r: Answer) -> str:
     """Returns the plan in words, how it changes the global batch, and its peak, as sentences."""
     plan, peak = in_words(r), r.proof.memory.judged_bytes
     change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
@@ -70,7 +70,7 @@ def chosen(r: Recommendation) -> str:
     return f"The plan: {plan}{change}.{within}"
 
 
-def in_words(r: Recommendation) -> str:
+def in_words(r: Answer) -> str:
     """Returns the batch of the plan and the values that differ from the baseline, in words."""
     plan, baseline = r.plan, r.baseline.plan
     changes = plan.combination.changes_from(baseline.combination)
@@ -96,7 +96,7 @@ def value_in_words(name: str, value: bool | int | str, strategies: Iterable[Stra
     return f"no {knob}" if value is False or value == "off" else f"{text} {knob}"
 
 
-def kept_because(r: Recommendation) -> str:
+def kept_because(r: Answer) -> str:
     """Returns why the baseline is kept, as a sentence without a full stop."""
     if any(candidate.note.startswith(PROOF_FAILED) for candidate in r.alternatives):
         return "No faster plan could be proven"
@@ -104,7 +104,7 @@ def kept_because(r: Recommendation) -> str:
     return r.untried or f"Nothing that was tried is faster{' beyond the noise' if ahead else ''}"
 
 
-def absent_baseline(r: Recommendation) -> str:
+def absent_baseline(r: Answer) -> str:
     """Returns why the baseline has no throughput, as the end of a sentence; "" if it was measured."""
     outcome = r.baseline.outcome
     if outcome.measured:
@@ -124,7 +124,7 @@ def batch_change(before: int, after: int) -> str:
     return f"; the global batch {'grows' if after > before else 'shrinks'} from {before:,} to {after:,}"
 
 
-def contradicting_rate(r: Recommendation) -> float | None:
+def contradicting_rate(r: Answer) -> float | None:
     """Returns the throughput of the proof if it contradicts the one that is shown; None if it does not."""
     if r.rate_per_s is None:
         return None
@@ -132,13 +132,13 @@ def contradicting_rate(r: Recommendation) -> float | None:
     return proven if proof_contradicts(r.proof, proven, r.rate_per_s) else None
 
 
-def unknown_gain(r: Recommendation) -> str:
+def unknown_gain(r: Answer) -> str:
     """Returns why the gain over the baseline is unknown, as the end of a sentence."""
     why = "" if contradicting_rate(r) is None else ", because the proof contradicts the probe"
     return absent_baseline(r) or f"its gain over the baseline is unknown{why}"
 
 
-def doubt(r: Recommendation) -> str:
+def doubt(r: Answer) -> str:
     """Returns a sentence on a proof that contradicts the throughput that is shown; "" if it does not."""
     proven = contradicting_rate(r)
     if proven is None or r.rate_per_s is None:
@@ -147,7 +147,7 @@ def doubt(r: Recommendation) -> str:
 
 
 def cause(evidence: SearchEvidence | None, trials: Sequence[Trial] = ()) -> str:
-    """Returns in a few words why there is no recommendation."""
+    """Returns in a few words why there is no answer."""
     if evidence is None:
         return _UNKNOWN
     if not evidence.failure:
@@ -159,9 +159,9 @@ def cause(evidence: SearchEvidence | None, trials: Sequence[Trial] = ()) -> str:
 
 
 def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) -> str:
-    """Returns that there is no recommendation, the cause, and how the runs of the plans ended."""
+    """Returns that there is no answer, the cause, and how the runs of the plans ended."""
     if evidence is None:
-        return f"No recommendation is known: {_UNKNOWN}. Make a report of its plan file instead."
+        return f"No answer is known: {_UNKNOWN}. Make a report of its plan file instead."
     baseline = _latest(trials, evidence.baseline)
     ended = "" if baseline is None else f" The baseline, {_batch(baseline.plan)}, {_ended(baseline, trials)}."
     return f"No plan is recommended: {cause(evidence, trials)}.{ended}"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from autofit import planfile
 from autofit import study as studies_of
+from autofit.core.answer import Answer
 from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, StudyError, UsageError
-from autofit.core.recommendation import Recommendation
 from autofit.core.redaction import redacted
 from autofit.core.trial import Trial
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from autofit.study.study import ReadStudy
 
 _MEMORY = "memory"
-"""How a recommendation names a study that was kept in memory."""
+"""How an answer names a study that was kept in memory."""
 _NETWORK = ("//", "\\\\")
 """Beginnings of a path that leads to another machine: Windows logs in there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The records of one search. At least one of `recommendation`, `evidence` and `trials` is there.
+    """The records of one search. At least one of `answer`, `evidence` and `trials` is there.
 
     Attributes:
-        recommendation: the answer; None without one.
+        answer: the answer; None without one.
         evidence: what the search knows beside that; None if it was not kept.
         trials: every finished trial, oldest first.
         environment: where plans were measured.
@@ -41,7 +41,7 @@ class Source:
         missing: what could not be found, each with the reason.
     """
 
-    recommendation: Recommendation | None
+    answer: Answer | None
     evidence: SearchEvidence | None
     trials: tuple[Trial, ...]
     environment: Environment
@@ -72,29 +72,29 @@ def of_name(given: str | Path, name: str | None = None) -> Source:
         )
     if name is not None:
         return of_study(given, name)
-    return of_recommendation(planfile.load(given), str(given))
+    return of_answer(planfile.load(given), str(given))
 
 
 def of_result(found: SearchResult, plan_file: str = "") -> Source:
     """Returns the records of a search that has just ended."""
     evidence = found.evidence
     return Source(
-        recommendation=found.recommendation,
+        answer=found.answer,
         evidence=evidence,
         trials=found.trials,
         environment=evidence.environment,
         memory_bytes=evidence.budget.memory_bytes,
-        study="" if found.recommendation is None else found.recommendation.study,
+        study="" if found.answer is None else found.answer.study,
         plan_file=plan_file,
     )
 
 
-def of_recommendation(recommendation: Recommendation, plan_file: str = "") -> Source:
-    """Returns a recommendation with the trials and the evidence that its study still has.
+def of_answer(answer: Answer, plan_file: str = "") -> Source:
+    """Returns an answer with the trials and the evidence that its study still has.
 
     The study is looked for on this machine only: a plan file may be a stranger's.
     """
-    r = recommendation
+    r = answer
     trials, evidence, missing = tuple[Trial, ...](), None, ""
     try:
         study = _study_of(r, plan_file)
@@ -110,7 +110,7 @@ def of_recommendation(recommendation: Recommendation, plan_file: str = "") -> So
         missing = f"the study cannot be read: {error}"
     parts = "estimates, rounds of the race, memory over a step, gates and combinations that were not measured"
     return Source(
-        recommendation=r,
+        answer=r,
         evidence=evidence,
         trials=trials,
         environment=r.environment,
@@ -138,13 +138,13 @@ def of_study(location: str | Path, name: str | None = None) -> Source:
     began = datetime.min.replace(tzinfo=UTC) if evidence is None else _time(evidence.began)
     trials = _trials(chosen, environment, memory_bytes, began, datetime.max.replace(tzinfo=UTC))
     return Source(
-        recommendation=None if evidence is None else evidence.answer(trials),
+        answer=None if evidence is None else evidence.whole_answer(trials),
         evidence=evidence,
         trials=trials,
         environment=environment,
         memory_bytes=memory_bytes,
         study=_shown(location),
-        missing=(f"the recommendation, the race and the estimates: {missing}",) if missing else (),
+        missing=(f"the answer, the race and the estimates: {missing}",) if missing else (),
     )
 
 
@@ -182,13 +182,13 @@ def _trials(
     )
 
 
-def _study_of(recommendation: Recommendation, plan_file: str) -> "ReadStudy | None":
-    """Returns the study that holds the trials of a recommendation; None if it is not in its storage any more.
+def _study_of(answer: Answer, plan_file: str) -> "ReadStudy | None":
+    """Returns the study that holds the trials of an answer; None if it is not in its storage any more.
 
     Raises:
         StudyError: the storage is not a file, or cannot be read.
     """
-    location = recommendation.study
+    location = answer.study
     if location in ("", _MEMORY):
         raise StudyError("it was kept in memory. Give `study` a path to keep it.")
     # Opening what a stranger's file names could send this user's password to a server of the stranger's.
@@ -197,7 +197,7 @@ def _study_of(recommendation: Recommendation, plan_file: str) -> "ReadStudy | No
             f"the plan names {location}; expected a file, because a plan file never leads to a server. If you trust "
             "it, name the study itself: `autofit report URL`."
         )
-    name = f"{recommendation.environment.workload}-{recommendation.objective.unit}"
+    name = f"{answer.environment.workload}-{answer.objective.unit}"
     path = Path(plan_file).absolute().parent / location
     return next((study for study in studies_of.read_studies(path) if study.name == name), None)
 

@@ -1,4 +1,4 @@
-"""A Recommendation in words: what to use, what it brings, what it changes, what else was tried, what to know.
+"""An Answer in words: what to use, what it brings, what it changes, what else was tried, what to know.
 
 The sections come in the order in which a reader needs them, and the code that applies the plan is last. Throughputs of
 one summary are on one scale, a gain has its interval, and an estimate without bounds is not shown.
@@ -6,10 +6,10 @@ one summary are on one scale, a gain has its interval, and an estimate without b
 
 from collections.abc import Iterator, Sequence
 
+from autofit.core.answer import Answer
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.printable import printable
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
@@ -29,12 +29,12 @@ Line = tuple[str, str]
 """A line of text and its colour; "" for none."""
 
 
-def brief(recommendation: Recommendation, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
+def brief(answer: Answer, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
     """Returns the answer in about a screen: the plan, what it brings and changes, what to know, and how to use it.
 
     It ends with where to read the rest. The arguments are those of `summarize`.
     """
-    canvas, r = canvas or Canvas(), recommendation
+    canvas, r = canvas or Canvas(), answer
     more = "fit.details()" if plan_file is None else f"autofit show {plan_file}"
     return _joined(
         [
@@ -50,15 +50,15 @@ def brief(recommendation: Recommendation, canvas: Canvas | None = None, plan_fil
     )
 
 
-def summarize(recommendation: Recommendation, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
-    """Returns the recommendation in detail for a person to read, ending without a newline.
+def summarize(answer: Answer, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
+    """Returns the answer in detail for a person to read, ending without a newline.
 
     Args:
-        recommendation: the record.
+        answer: the record.
         canvas: width and colours. Only a path that is longer than a line goes beyond the width.
         plan_file: path under which the reader has the plan; None if the reader has a `Fit` named `fit`.
     """
-    canvas, r = canvas or Canvas(), recommendation
+    canvas, r = canvas or Canvas(), answer
     sections = [
         _headline(r, canvas.width),
         _titled(_brings(r, canvas.width)),
@@ -84,7 +84,7 @@ def _titled(lines: Sequence[str]) -> list[Line]:
     return [(line, "" if number else "title") for number, line in enumerate(lines)]
 
 
-def _headline(r: Recommendation, width: int) -> list[Line]:
+def _headline(r: Answer, width: int) -> list[Line]:
     plan = describe_plan(r.plan, r.baseline.plan)
     change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
     if r.plan == r.baseline.plan:
@@ -99,14 +99,14 @@ def _headline(r: Recommendation, width: int) -> list[Line]:
     return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(_proven(r), width))]
 
 
-def _proven(r: Recommendation) -> str:
+def _proven(r: Answer) -> str:
     """Returns how the plan was proven; with the throughput of the proof if it contradicts the one that is shown."""
     steps, proven = r.proof.worst_steps, contradicting_rate(r)
     speed = "" if proven is None else f", at {short_number(proven)} {r.objective.unit}/s"
     return f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget{speed}."
 
 
-def _brings(r: Recommendation, width: int) -> list[str]:
+def _brings(r: Answer, width: int) -> list[str]:
     """Returns throughput and peak of the plan beside those of the baseline."""
     unit, budget = r.objective.unit, f"budget {format_bytes(r.budget.memory_bytes)}"
     names, notes = [f"{unit}/s", "peak memory"], ["" if r.gain is None else str(r.gain), budget]
@@ -130,7 +130,7 @@ def _noted(notes: Sequence[str]) -> list[Column]:
     return [Column("", notes)]
 
 
-def _before(r: Recommendation) -> list[str]:
+def _before(r: Answer) -> list[str]:
     """Returns throughput and peak of the baseline, or how its run ended."""
     outcome = r.baseline.outcome
     if not outcome.measured or outcome.measurement is None:
@@ -147,7 +147,7 @@ def _peak(peak_bytes: int) -> str:
     return format_bytes(peak_bytes) if peak_bytes else "unknown"
 
 
-def _changes(r: Recommendation, width: int) -> list[str]:
+def _changes(r: Answer, width: int) -> list[str]:
     """Returns what differs from the baseline; nothing if the baseline is kept."""
     before, after = r.baseline.plan, r.plan
     if before == after:
@@ -166,13 +166,13 @@ def _changes(r: Recommendation, width: int) -> list[str]:
     return table([Column("What it changes", names), *columns], width)
 
 
-def _strategies(r: Recommendation, width: int) -> list[str]:
+def _strategies(r: Answer, width: int) -> list[str]:
     """Returns what each strategy of the plan does, costs and changes; nothing if it uses none."""
     lines = [line for each in r.strategies for line in wrapped(str(each), width, _INDENT, 2 * _INDENT)]
     return [WHAT_EACH_DOES, *lines] if lines else []
 
 
-def _caveats(r: Recommendation, width: int, plan_file: str | None, most: int) -> list[str]:
+def _caveats(r: Answer, width: int, plan_file: str | None, most: int) -> list[str]:
     if not r.caveats:
         return []
     shown = r.caveats[:most] if len(r.caveats) > most + 1 else r.caveats
@@ -186,7 +186,7 @@ def _caveats(r: Recommendation, width: int, plan_file: str | None, most: int) ->
     ]
 
 
-def _facts(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+def _facts(r: Answer, width: int, plan_file: str | None) -> list[str]:
     """Returns how the plan was found: proof, budget, device, trials, and what was not searched."""
     lines = [f"  {label:{_LABEL}}{text}" for label, text in _labelled(r, plan_file)]
     rest = " " * (len(_INDENT) + _LABEL)
@@ -196,7 +196,7 @@ def _facts(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     ]
 
 
-def _labelled(r: Recommendation, plan_file: str | None) -> Iterator[tuple[str, str]]:
+def _labelled(r: Answer, plan_file: str | None) -> Iterator[tuple[str, str]]:
     environment, peak = r.environment, r.proof.memory.judged_bytes
     if r.estimate is not None and r.estimate.is_bounded and peak:
         value = r.estimate.value_bytes
@@ -214,11 +214,11 @@ def _labelled(r: Recommendation, plan_file: str | None) -> Iterator[tuple[str, s
     for refused in r.refused[:_REFUSED]:
         yield "left out", f"{refused.name}: {refused.reason}"
     if more := len(r.refused) - _REFUSED:
-        where = "fit.recommendation.refused" if plan_file is None else plan_file
+        where = "fit.answer.refused" if plan_file is None else plan_file
         yield from [("", f"and {more} more in {where}")] if more > 0 else []
 
 
-def _usage(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+def _usage(r: Answer, width: int, plan_file: str | None) -> list[str]:
     """Returns the code that applies the plan."""
     load = [] if plan_file is None else [f'fit = autofit.load("{plan_file}")']
     evaluation = evaluation_code(r, width)
@@ -235,7 +235,7 @@ EVALUATION = "Evaluation"
 """Title of the section."""
 
 
-def evaluation_sentences(r: Recommendation) -> tuple[str, ...]:
+def evaluation_sentences(r: Answer) -> tuple[str, ...]:
     """Returns what evaluation uses and brings, and its budget; () if the training has no plan for it."""
     found = r.evaluation
     if found is None:
@@ -252,13 +252,13 @@ def evaluation_sentences(r: Recommendation) -> tuple[str, ...]:
     return f"{text}.", f"Budget {found.budget.memory_note or format_bytes(found.budget.memory_bytes)}."
 
 
-def evaluation_lines(r: Recommendation, width: int) -> list[str]:
+def evaluation_lines(r: Answer, width: int) -> list[str]:
     """Returns what evaluation uses and brings, after a title; [] if the training has no plan for it."""
     lines = [line for each in evaluation_sentences(r) for line in wrapped(each, width, _INDENT, _INDENT)]
     return [EVALUATION, *lines] if lines else []
 
 
-def evaluation_code(r: Recommendation, width: int) -> list[str]:
+def evaluation_code(r: Answer, width: int) -> list[str]:
     """Returns the code that applies the plan for evaluation; [] if there is none, or nothing to apply."""
     if r.evaluation is None or r.evaluation.plan == r.evaluation.baseline.plan:
         return []

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from autofit.core.answer import Ratio
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95
 from autofit.core.trial import Trial
 

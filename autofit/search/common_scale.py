@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
+from autofit.core.answer import Ratio
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
-from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95, clipped, expected_gain
 from autofit.core.trial import Trial
 from autofit.core.units import short_number

@@ -8,10 +8,10 @@ within the training's memory budget less the bytes that the training keeps besid
 from collections.abc import Callable
 from dataclasses import replace
 
+from autofit.core.answer import Answer
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, Busy, NothingFits, UsageError, UserCodeError
-from autofit.core.recommendation import Recommendation
 from autofit.search.request import Request
 from autofit.search.search import SearchInterrupted
 
@@ -38,7 +38,7 @@ def evaluation_request(request: Request, left_s: float | None) -> Request:
     return replace(request, time_s=left_s, planned_steps=None, title=title)
 
 
-def evaluation_options(options: Options, training: Recommendation) -> Options:
+def evaluation_options(options: Options, training: Answer) -> Options:
     """Returns the options of the search of evaluation. Pinned values are those of the training's plan alone.
 
     Args:
@@ -55,13 +55,13 @@ def evaluation_options(options: Options, training: Recommendation) -> Options:
 
 
 def with_evaluation(
-    training: Recommendation,
+    training: Answer,
     options: Options,
     request: Request,
     clock: Clock,
-    search: Callable[[Options, Request, Clock], Recommendation],
-) -> Recommendation:
-    """Returns the training's recommendation with that of evaluation, or with a caveat that says why there is none.
+    search: Callable[[Options, Request, Clock], Answer],
+) -> Answer:
+    """Returns the training's answer with that of evaluation, or with a caveat that says why there is none.
 
     The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat.
 
@@ -74,7 +74,7 @@ def with_evaluation(
 
     Raises:
         AutofitError: the device does not respond, the user's objects could not be restored, or autofit failed.
-        SearchInterrupted: the user stopped it; the training's recommendation is kept.
+        SearchInterrupted: the user stopped it; the training's answer is kept.
     """
     try:
         left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)

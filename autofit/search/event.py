@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from autofit.core.answer import Ratio
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 from autofit.search.evidence import Placing, SearchEvidence, SearchResult
 

@@ -1,4 +1,4 @@
-"""Evidence: what a search knows beside its recommendation, kept with the trials so that a report can show it.
+"""Evidence: what a search knows beside its answer, kept with the trials so that a report can show it.
 
 The study has two notes of it. "search" is written when a search begins: what was asked. "evidence" is written when it
 ends. A search that was killed leaves the first alone.
@@ -11,6 +11,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
@@ -19,7 +20,6 @@ from autofit.core.objective import Objective
 from autofit.core.omission import Omission
 from autofit.core.plan import Plan
 from autofit.core.printable import ascii_json
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose, Trial
 from autofit.gates.verdict import GateVerdict
@@ -88,7 +88,7 @@ class RaceLog(_EvidencePart):
 
 
 class SearchEvidence(_EvidencePart):
-    """What a search knows beside its recommendation.
+    """What a search knows beside its answer.
 
     Attributes:
         began: UTC time in ISO 8601 at which the search began.
@@ -102,16 +102,16 @@ class SearchEvidence(_EvidencePart):
         refused: strategies and knob values left out of the search.
         caveats: notes from before the first probe.
         stopped: why the search phase ended; "" if it has not ended.
-        failure: why the search has no recommendation; "" if it has one, or has not ended.
+        failure: why the search has no answer; "" if it has one, or has not ended.
         failure_code: exit code of the error with that message (`autofit.core.errors`); 0 without one.
-        recommendation: the answer without its alternatives; None without one.
+        answer: the answer without its alternatives; None without one.
         standings: the measured plans beside the recommended one and the baseline, best first.
         estimates: estimated peak of each plan before it first ran, by the plan's key. Guesses without bounds are not
             kept.
         race: the plans of the race.
         omissions: combinations that were never measured.
         answers: each answer of the search, in the order in which they came.
-        profile: memory of the recommended plan, or of the baseline if there is no recommendation; None if it was not
+        profile: memory of the recommended plan, or of the baseline if there is no answer; None if it was not
             traced.
         baseline_profile: memory of the baseline if it is not the recommended plan; None if it was not traced.
     """
@@ -129,7 +129,7 @@ class SearchEvidence(_EvidencePart):
     stopped: str = ""
     failure: str = ""
     failure_code: int = 0
-    recommendation: Recommendation | None = None
+    answer: Answer | None = None
     standings: tuple[Placing, ...] = ()
     estimates: dict[str, Estimate] = {}
     race: tuple[RaceLog, ...] = ()
@@ -138,21 +138,21 @@ class SearchEvidence(_EvidencePart):
     profile: Profile | None = None
     baseline_profile: Profile | None = None
 
-    def supports(self, recommendation: Recommendation) -> bool:
-        """Returns whether this is the evidence for `recommendation`, and not for that of another search."""
-        found = self.recommendation
-        return found is not None and (found.created, found.plan) == (recommendation.created, recommendation.plan)
+    def supports(self, answer: Answer) -> bool:
+        """Returns whether this is the evidence for `answer`, and not for that of another search."""
+        found = self.answer
+        return found is not None and (found.created, found.plan) == (answer.created, answer.plan)
 
-    def answer(self, trials: Sequence[Trial]) -> Recommendation | None:
-        """Returns the recommendation with its alternatives, whose outcomes are in `trials`; None without one."""
-        if self.recommendation is None:
+    def whole_answer(self, trials: Sequence[Trial]) -> Answer | None:
+        """Returns the answer with its alternatives, whose outcomes are in `trials`; None without one."""
+        if self.answer is None:
             return None
         by_proof = sorted(trials, key=lambda t: t.purpose is Purpose.PROBE)  # alone if a plan was never probed
         probes = {t.plan.key: t.outcome for t in by_proof if t.outcome.measured}
         alternatives = (
             Candidate(outcome=probes[each.plan.key], **dict(each)) for each in self.standings if each.plan.key in probes
         )
-        return self.recommendation.model_copy(update={"alternatives": tuple(alternatives)})
+        return self.answer.model_copy(update={"alternatives": tuple(alternatives)})
 
 
 @dataclass(slots=True)
@@ -197,19 +197,19 @@ class SearchResult:
     """What a search found, and the evidence for it.
 
     Attributes:
-        recommendation: the answer; None if the search failed.
+        answer: the answer; None if the search failed.
         evidence: what the search knows beside that.
         trials: every trial, those of earlier runs first; of the blocks of the race only those that failed.
     """
 
-    recommendation: Recommendation | None
+    answer: Answer | None
     evidence: SearchEvidence
     trials: tuple[Trial, ...] = ()
 
     @classmethod
     def of(cls, evidence: SearchEvidence, trials: Sequence[Trial]) -> Self:
         """Returns the result that a study holds."""
-        return cls(evidence.answer(trials), evidence, tuple(trials))
+        return cls(evidence.whole_answer(trials), evidence, tuple(trials))
 
 
 def notes_of(evidence: SearchEvidence, name: str) -> dict[str, dict[str, object]]:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from autofit.core.answer import Answer
 from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
 from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
@@ -41,11 +41,6 @@ class EvidenceRecorder:
         text = f"searching plans for {asked.title or 'the workload'}"
         self._listen(Event("start", text, asked=asked))
 
-    @property
-    def began(self) -> str:
-        """UTC time in ISO 8601 at which the search began."""
-        return self._asked.began
-
     def tell(self, event: Event) -> None:
         """Passes an event of the search on."""
         self._done = event.done
@@ -70,20 +65,10 @@ class EvidenceRecorder:
     def _named(self, plan: Plan) -> str:
         return describe_plan(plan, self._asked.baseline)
 
-    def found(self, recommendation: Recommendation) -> None:
-        """Keeps the evidence for a recommendation, and tells the listener both."""
-        self._recommended(self._result(recommendation, None), recommendation)
-
-    def proven_again(self, recommendation: Recommendation, evidence: SearchEvidence) -> None:
-        """Keeps the evidence of the earlier search for a recommendation that was proven again; tells the listener."""
-        kept = recommendation.model_copy(update={"alternatives": ()})
-        evidence = evidence.model_copy(update={"recommendation": kept, "began": self._asked.began})
-        self._keep(evidence, CLOSED)
-        self._recommended(SearchResult(recommendation, evidence, tuple(self.seen.trials)), recommendation)
-
-    def _recommended(self, result: SearchResult, recommendation: Recommendation) -> None:
-        text = f"recommended: {self._named(recommendation.plan)}"
-        self._listen(Event("result", text, done=self._done, result=result))
+    def found(self, answer: Answer) -> None:
+        """Keeps the evidence for an answer, and tells the listener both."""
+        text = f"recommended: {self._named(answer.plan)}"
+        self._listen(Event("result", text, done=self._done, result=self._result(answer, None)))
 
     def failed(self, error: AutofitError) -> None:
         """Keeps the evidence of a search that ends with an error, and tells the listener."""
@@ -93,17 +78,17 @@ class EvidenceRecorder:
         except Exception as lesser:  # noqa: BLE001  # the caller raises the error that ended the search
             error.add_note(f"a listener failed too: {type(lesser).__name__}: {lesser}")
 
-    def _result(self, recommendation: Recommendation | None, failed: AutofitError | None) -> SearchResult:
+    def _result(self, answer: Answer | None, failed: AutofitError | None) -> SearchResult:
         ended = {} if failed is None else {"failure": str(failed), "failure_code": failed.exit_code}
-        answer = None if recommendation is None else recommendation.model_copy(update={"alternatives": ()})
-        evidence = self._asked.model_copy(update={**ended, "recommendation": answer})
+        kept = None if answer is None else answer.model_copy(update={"alternatives": ()})
+        evidence = self._asked.model_copy(update={**ended, "answer": kept})
         with self._harmless("the evidence for the report is incomplete"):
-            evidence = self._evidence(recommendation, evidence)
+            evidence = self._evidence(answer, evidence)
         self._keep(evidence, CLOSED)
-        return SearchResult(recommendation, evidence, tuple(self.seen.trials))
+        return SearchResult(answer, evidence, tuple(self.seen.trials))
 
-    def _evidence(self, recommendation: Recommendation | None, asked: SearchEvidence) -> SearchEvidence:
-        seen, baseline, r = self.seen, self._asked.baseline, recommendation
+    def _evidence(self, answer: Answer | None, asked: SearchEvidence) -> SearchEvidence:
+        seen, baseline, r = self.seen, self._asked.baseline, answer
         standings = tuple(
             Placing(**each.model_dump(exclude={"outcome"})) for each in (r.alternatives if r is not None else ())
         )

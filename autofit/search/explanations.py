@@ -6,11 +6,11 @@ What the user should know about the loader: whether it keeps up with the plan, a
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from autofit.core.answer import Ratio
 from autofit.core.loading import Loading
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties

@@ -1,4 +1,4 @@
-"""The error that ends a search without a recommendation."""
+"""The error that ends a search without an answer."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from autofit.core.answer import Ratio
 from autofit.core.objective import TIE_RATIO
-from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95, clipped
 
 MIN_ROUNDS = 4

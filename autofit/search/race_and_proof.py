@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import fmean
 
+from autofit.core.answer import Candidate, Ratio
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.answers import CUT_OFF, Answers, is_proven
 from autofit.search.checks import Checks
@@ -230,7 +230,6 @@ class Final:
             counts=dict(Counter(t.outcome.status.value for t in trials)),
             stopped=self._end.stopped,
             estimate=self._estimates.get(winner.plan.key),
-            complete=not self._end.early,
             interrupted=self._end.interrupted,
             weighing=self._checks.weighing,
             refused=tuple(self._checks.refused),

@@ -33,7 +33,6 @@ class Request:
         isolated: whether plans run in a process that is replaced when its device is poisoned.
         title: what is tuned, for reports.
         command: the command or call that started the search, without secrets.
-        anew: whether to search even if the study holds the answer of an earlier search.
 
     Raises:
         UsageError: the searcher is unknown, or the planned steps are not a whole number of at least 1.
@@ -49,7 +48,6 @@ class Request:
     isolated: bool = False
     title: str = ""
     command: str = ""
-    anew: bool = False
 
     def __post_init__(self) -> None:
         searcher_of(self.searcher)  # a misspelt name is refused before the bench is opened

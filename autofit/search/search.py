@@ -1,4 +1,4 @@
-"""One search, from briefing to recommendation: opens the study, makes searcher and estimators, runs the phases.
+"""One search, from briefing to answer: opens the study, makes searcher and estimators, runs the phases.
 
 Never loads torch: the command line runs it in a process that does not import the user's code.
 """
@@ -11,13 +11,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from autofit import estimators, locks
+from autofit.core.answer import Answer, Candidate
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import WEIGHING, Environment
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
-from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
@@ -28,7 +28,6 @@ from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.explanations import loading_caveats
-from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
@@ -49,18 +48,18 @@ class SearchInterrupted(KeyboardInterrupt):
     """The user stopped a search that has an answer.
 
     Attributes:
-        recommendation: the answer.
+        answer: the answer.
         fit: the same as a `Fit`, if the search was started by `autofit.tune`; else None.
     """
 
-    def __init__(self, recommendation: Recommendation) -> None:
-        super().__init__(recommendation.stopped)
-        self.recommendation = recommendation
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.stopped)
+        self.answer = answer
         self.fit: object | None = None
 
 
-def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Recommendation:
-    """Searches the space of a bench and returns the proven recommendation.
+def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Answer:
+    """Searches the space of a bench and returns the proven answer.
 
     Args:
         bench: the workload on its device.
@@ -97,7 +96,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         return _search(bench, request, study, clock, tell_all)
 
 
-def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Recommendation:
+def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Answer:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     made = _estimators(bench, budget, clock)
@@ -106,9 +105,6 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     )
     tuning = _tuning(bench, budget, request, study, clock, made, recorder)
     try:
-        question = question_of(briefing, request.objective, request.searcher)
-        if (answer := _answered(tuning, question, briefing, request, study, recorder)) is not None:
-            return answer
         findings = run(tuning)
     except AutofitError as error:
         recorder.failed(error)
@@ -116,10 +112,8 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     if not findings.interrupted:
         recorder.show(findings.plan)
     caveats = [estimator.caveat for estimator in made if estimator.caveat]
-    found = _recommendation(findings, briefing, budget, request, study, clock, caveats)
+    found = _answer(findings, briefing, budget, request, study, clock, caveats)
     recorder.found(found)
-    if findings.complete:
-        study.note(ANSWER, answer_note(question, recorder.began))
     if findings.interrupted:
         raise SearchInterrupted(found)
     return found
@@ -174,22 +168,6 @@ def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.E
     return [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
 
 
-def _answered(
-    tuning: Tuning, question: str, briefing: Briefing, request: Request, study: Study, recorder: EvidenceRecorder
-) -> Recommendation | None:
-    """Returns the answer of an earlier search of the same question, proven again; None if there is none that holds."""
-    if request.anew:
-        return None
-    known = KnownAnswer.of(study.kept_notes(), question, briefing, study.earlier())
-    if known is None or (proof := known.proven_again(tuning)) is None:
-        return None
-    found = known.renewed(proof, tuning.clock.elapsed_s, [*_waited(tuning.clock), *study.notes, *briefing.caveats])
-    found = found.model_copy(update={"title": request.title, "command": request.command, "budget": tuning.budget})
-    recorder.proven_again(found, known.evidence)
-    study.note(ANSWER, answer_note(question, recorder.began))
-    return found
-
-
 def _planned(request: Request, briefing: Briefing) -> Objective:
     """Returns the objective with the samples of the planned training, which are independent of a plan's batch."""
     steps = request.planned_steps
@@ -211,7 +189,7 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
     return max(min(TRACING_RATIO * (time_s - spent_s), TRACING_S), 0.0)
 
 
-def _recommendation(
+def _answer(
     findings: Findings,
     briefing: Briefing,
     budget: Budget,
@@ -219,7 +197,7 @@ def _recommendation(
     study: Study,
     clock: Clock,
     estimating: Sequence[str],
-) -> Recommendation:
+) -> Answer:
     # The most important first: what to change with the answer, doubts about it, then how it was found.
     answer = [
         *_learning_rate(findings, briefing),
@@ -231,7 +209,7 @@ def _recommendation(
         *loading_caveats(findings.proof),
     ]
     caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats, *estimating]
-    return Recommendation(
+    return Answer(
         plan=findings.plan,
         proof=findings.proof,
         estimate=findings.estimate,
@@ -257,7 +235,7 @@ def _recommendation(
 
 
 def _weighted(environment: Environment, weighing: str) -> Environment:
-    """Returns the environment of a recommendation, with the quantity by which its plan weights micro batches."""
+    """Returns the environment of an answer, with the quantity by which its plan weights micro batches."""
     if not weighing:
         return environment
     return environment.model_copy(update={"settings": {**environment.settings, WEIGHING: weighing}})

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from autofit.core.answer import Candidate, Ratio
 from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.run_terms import RunTerms
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose, Trial
@@ -117,7 +117,6 @@ class Findings:
         estimate: estimate of the plan's peak before it first ran; None if it is known from earlier runs.
         rate_per_s: throughput of the plan on the scale of the race, in the objective's unit.
         untried: reason why only the baseline was measured; "" if another plan was.
-        complete: whether the search phase ended because nothing was left that was worth a probe, whatever the time.
         interrupted: whether the user stopped the search.
         weighing: quantity by which micro batches are weighted; "" for their number of samples.
         refused: values that were found to change the gradient.
@@ -137,7 +136,6 @@ class Findings:
     estimate: Estimate | None = None
     rate_per_s: float | None = None
     untried: str = ""
-    complete: bool = False
     interrupted: bool = False
     weighing: str = ""
     refused: tuple[Refusal, ...] = ()

@@ -17,7 +17,7 @@ Value = str | int | float
 class Ending(StrEnum):
     """How a search ended."""
 
-    FINISHED = "finished"  # with a recommendation
+    FINISHED = "finished"  # with an answer
     FAILED = "failed"  # with an error
     INTERRUPTED = "interrupted"
 

@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from autofit import planfile
+from autofit.core.answer import Answer, Ratio
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
-from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
@@ -89,7 +89,7 @@ class RunLog:
         )
 
     def _conclude(self, result: SearchResult) -> None:
-        r, evidence = result.recommendation, result.evidence
+        r, evidence = result.answer, result.evidence
         self._ending = _ending_of(r)
         counts = Counter(t.outcome.status.value for t in result.trials)
         metrics: dict[str, float | None] = {"result/trials": len(result.trials)}
@@ -143,10 +143,10 @@ def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
     return {one_line(name): _value(value) for name, value in found.items() if value is not None}
 
 
-def _ending_of(recommendation: Recommendation | None) -> Ending:
-    if recommendation is None:
+def _ending_of(answer: Answer | None) -> Ending:
+    if answer is None:
         return Ending.FAILED
-    return Ending.INTERRUPTED if recommendation.stopped.startswith(STOPPED_BY_USER) else Ending.FINISHED
+    return Ending.INTERRUPTED if answer.stopped.startswith(STOPPED_BY_USER) else Ending.FINISHED
 
 
 def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) -> dict[str, Value | None]:
@@ -162,7 +162,7 @@ def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) ->
     }
 
 
-def _of_answer(r: Recommendation) -> dict[str, float | None]:
+def _of_answer(r: Answer) -> dict[str, float | None]:
     return {
         **_interval("result/", r.gain),
         "result/throughput_per_s": r.rate_per_s if r.rate_per_s is not None else r.objective.score(r.proof),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autofit.core.answer import Ratio
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.estimate import Estimate
@@ -12,7 +13,6 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING

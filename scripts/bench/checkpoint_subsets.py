@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from autofit import devices
+from autofit.core.answer import Ratio
 from autofit.core.block_order import read_order, written_order
 from autofit.core.briefing import Options
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes
 from autofit.memory.peak import memory_use
 from autofit.prepare import prepare

@@ -35,7 +35,7 @@ OVERTIME_RATIO, OVERTIME_S = 1.1, 5.0
 
 def uncompiled(fit: Fit) -> Plan:
     """Returns the fastest plan of the search that does not compile."""
-    plans = [(fit.recommendation.rate_per_s or 0.0, fit.plan), (fit.baseline.rate_per_s or 0.0, fit.baseline.plan)]
+    plans = [(fit.answer.rate_per_s or 0.0, fit.plan), (fit.baseline.rate_per_s or 0.0, fit.baseline.plan)]
     plans += [(each.rate_per_s or 0.0, each.plan) for each in fit.alternatives]
     return max((one for one in plans if one[1].values.get(KNOB, "off") == "off"), key=lambda one: one[0])[1]
 
@@ -81,7 +81,7 @@ def measure(name: str, seconds: float, rounds: int) -> dict[str, Any]:
     began = time.monotonic()
     fit = autofit.tune(**arguments, time_budget=seconds, study=":memory:", progress=False)
     took_s = time.monotonic() - began
-    samples = fit.recommendation.objective.planned_samples
+    samples = fit.answer.objective.planned_samples
     if samples is None:
         raise SystemExit(f"{name}: compilation is not in the space")
     plans = [fit.plan, uncompiled(fit), fit.baseline.plan.replace(**{KNOB: "default"})]
@@ -103,7 +103,7 @@ def measure(name: str, seconds: float, rounds: int) -> dict[str, Any]:
     shown = ", ".join("not compiled" if math.isinf(ratio) else f"{ratio:.2f}x" for ratio, _ in ratios)
     print(
         f"{name:10s} proven {fit.plan}: {shown} of (best uncompiled, compiled baseline), which compiles in "
-        f"{warm_ups[2]:.0f} s; search {took_s:.0f} of {seconds:.0f} s, {fit.recommendation.counts}",
+        f"{warm_ups[2]:.0f} s; search {took_s:.0f} of {seconds:.0f} s, {fit.answer.counts}",
         flush=True,
     )
     return figures

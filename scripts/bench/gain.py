@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from autofit import devices, planfile
+from autofit.core.answer import Ratio
 from autofit.core.briefing import Options
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.probing.local_bench import LocalBench

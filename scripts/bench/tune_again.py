@@ -39,7 +39,7 @@ def measure(name: str, repetitions: int) -> dict[str, Any]:
         again = [timed(name, study) for _ in range(repetitions)]
     seconds = [spent_s for _, spent_s in again]
     ratio = median(seconds) / first_s
-    alone = all(fit.recommendation.counts == {"measured": 1} and fit.plan == first.plan for fit, _ in again)
+    alone = all(fit.answer.counts == {"measured": 1} and fit.plan == first.plan for fit, _ in again)
     print(f"{name:12s} first {first_s:.1f} s, again {median(seconds):.2f} s: {ratio:.1%}", flush=True)
     return {
         "example": name,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autofit import planfile
+from autofit.core.answer import Answer, Candidate
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.gates.verdict import Checked, GateVerdict
@@ -155,7 +155,7 @@ def accept_fastest(table: Table, path: Path, driver: str) -> None:
     assert best.outcome.measurement is not None
     versions = {**table.environment.versions, "driver": driver}
     planfile.save(
-        Recommendation(
+        Answer(
             plan=best.plan,
             proof=best.outcome.measurement,
             baseline=Candidate(plan=baseline.plan, outcome=baseline.outcome),

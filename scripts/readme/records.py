@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict
 
 from autofit import planfile
-from autofit.core.recommendation import Recommendation
+from autofit.core.answer import Answer
 from autofit.core.trial import Trial
 from autofit.reports.report import Report
 from autofit.search.event import Event
@@ -46,12 +46,12 @@ class Records:
     """What is kept of a run.
 
     Attributes:
-        recommendation: from its plan file.
+        answer: from its plan file.
         report: of the run.
         events: that left a line on the terminal, in order.
     """
 
-    recommendation: Recommendation
+    answer: Answer
     report: Report
     events: tuple[KeptEvent, ...]
 
@@ -60,7 +60,7 @@ class Records:
         """Returns the records in a folder."""
         lines = (folder / EVENTS).read_text(encoding="utf-8").splitlines()
         return cls(
-            recommendation=planfile.load(folder / PLAN),
+            answer=planfile.load(folder / PLAN),
             report=Report.model_validate_json((folder / REPORT).read_text(encoding="utf-8")),
             events=tuple(KeptEvent.model_validate_json(line) for line in lines),
         )

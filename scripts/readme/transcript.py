@@ -11,7 +11,7 @@ BEGIN, END = "<!-- transcript: made by `python -m scripts.readme render` -->", "
 
 def answer(records: Records) -> list[str]:
     """Returns what the run printed last on a terminal of `COLUMNS` columns."""
-    return brief(records.recommendation, Canvas(width=COLUMNS, blocks=True), PLAN).splitlines()
+    return brief(records.answer, Canvas(width=COLUMNS, blocks=True), PLAN).splitlines()
 
 
 def block(records: Records) -> str:

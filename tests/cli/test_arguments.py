@@ -14,7 +14,7 @@ from autofit.core.plan import Plan
 from autofit.core.units import parse_duration
 from autofit.estimation.estimate import described
 from tests.cli.conftest import FakeRemote, Run
-from tests.conformance.test_exporters import recommendation
+from tests.conformance.test_exporters import answer
 
 USAGE = [
     ((), "COMMAND"),
@@ -111,7 +111,7 @@ def test_the_examples_of_show_and_export_run(
     monkeypatch.chdir(tmp_path)
     plan = Plan(values={"micro_batch_size": 4, "accumulation_steps": 2})
     for name in ("autofit.yaml", "bert.yaml"):
-        planfile.save(recommendation(plan, plan), name)
+        planfile.save(answer(plan, plan), name)
     assert cli.main(words(line)) == 0
     assert capsys.readouterr().out or (tmp_path / "loop.py").read_text()
 

@@ -19,7 +19,7 @@ from autofit.core.errors import (
 )
 from autofit.reports.markdown import MARK
 from tests.cli.conftest import FakeRemote, Run
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 from tests.recorded import recorded_search
 from tests.study.samples import storage_at
 
@@ -141,8 +141,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tuned(folder: None) -> Path:
     """A study and its plan file in the working directory."""
     result = recorded_search("study.journal")
-    assert result.recommendation is not None
-    planfile.save(result.recommendation, "autofit.yaml")
+    assert result.answer is not None
+    planfile.save(result.answer, "autofit.yaml")
     return Path()
 
 
@@ -273,7 +273,7 @@ def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote:
 def test_how_a_trainer_differs_from_the_plan_is_said_on_the_terminal_and_as_json(
     remote: type[FakeRemote], run: Run
 ) -> None:
-    found = recommendation(OWN.replace(accumulation_steps=2), settings={"weighing": "batch['labels'] != -100"})
+    found = answer(OWN.replace(accumulation_steps=2), settings={"weighing": "batch['labels'] != -100"})
     planfile.save(found, Path("autofit.yaml"))
     code, out, err = run("export", "--to", "deepspeed", "--json")
     (said,) = json.loads(out)["warnings"]

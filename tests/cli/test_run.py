@@ -19,7 +19,7 @@ from autofit.integrations import observed_loop
 from autofit.search.search import SearchInterrupted
 from tests.cli.conftest import Run
 from tests.cli.processes import command, environment
-from tests.conformance.test_exporters import recommendation
+from tests.conformance.test_exporters import answer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LOOP = """
@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(named, model=model, loader=loader)
         if "fails" in asked:
             raise asked["fails"]
-        return Fit(recommendation(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2})))
+        return Fit(answer(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2})))
 
     monkeypatch.setattr(observed_loop, "tune", tune)
     return asked
@@ -250,7 +250,7 @@ def test_a_script_whose_state_is_not_restored_does_not_train(
 def test_an_interrupted_search_is_an_interrupt_for_the_script(
     script: Callable[[str], str], asked: dict[str, Any], run: Run
 ) -> None:
-    asked["fails"] = SearchInterrupted(recommendation(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2})))
+    asked["fails"] = SearchInterrupted(answer(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2})))
     loop = textwrap.indent(textwrap.dedent(LOOP), "    ")
     text = f"try:\n{loop}\nexcept KeyboardInterrupt:\n    print('saved')\n    raise"
     code, out, _ = run("run", script(text))

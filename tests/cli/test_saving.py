@@ -55,10 +55,10 @@ def test_defect_12_the_result_is_printed_where_the_plan_cannot_be_saved(
 ) -> None:
     save = planfile.save
 
-    def full(recommendation: Any, path: str | Path, *, force: bool = False) -> None:
+    def full(answer: Any, path: str | Path, *, force: bool = False) -> None:
         if everywhere or str(path) == "autofit.yaml":
             raise PlanFileError(f"{path} could not be written: found No space left on device; expected space.")
-        save(recommendation, path, force=force)
+        save(answer, path, force=force)
 
     monkeypatch.setattr(planfile, "save", full)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

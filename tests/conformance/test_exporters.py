@@ -3,6 +3,7 @@
 import pytest
 
 from autofit import exporters
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import UsageError
@@ -10,7 +11,6 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import StrategyRecord
 from autofit.exporters.base import Exporter
@@ -47,10 +47,10 @@ COUNTS_LABELS = {"torchtitan"}
 EVIL = 'x"; import os\nimport os\r\x0bimport os\x85import os\u2028"""\n'
 
 
-def recommendation(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None = None) -> Recommendation:
+def answer(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None = None) -> Answer:
     memory = Memory(allocated_bytes=2**20, judged_bytes=2**20, judged_by="footprint")
     proof = Measurement(step_times_s=(0.1,), samples_per_step=8, memory=memory)
-    return Recommendation(
+    return Answer(
         plan=plan,
         proof=proof,
         baseline=Candidate(plan=own, outcome=Outcome(status=Status.MEASURED, measurement=proof)),
@@ -68,13 +68,13 @@ def recommendation(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None 
     )
 
 
-def of_blocks(count: int, **values: KnobValue) -> Recommendation:
+def of_blocks(count: int, **values: KnobValue) -> Answer:
     """Returns a plan for a model with this number of blocks."""
     record = StrategyRecord(
         name="checkpointing", knobs=("checkpointed_blocks",), about="", cost="", effect="exact",
         parts={"checkpointed_blocks": count},
     )  # fmt: skip
-    return recommendation(OWN.replace(**values)).model_copy(update={"strategies": (record,)})
+    return answer(OWN.replace(**values)).model_copy(update={"strategies": (record,)})
 
 
 @pytest.fixture(params=exporters.members(), ids=lambda member: member.name)
@@ -95,21 +95,21 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 
 
 def test_the_export_is_a_text_file(exporter: Exporter) -> None:
-    export = exporter.export(recommendation(OWN))
+    export = exporter.export(answer(OWN))
     assert export.text.endswith("\n")
     assert not export.text.endswith("\n\n")
     assert export.filename
     assert "/" not in export.filename
-    assert exporter.export(recommendation(OWN)) == export
+    assert exporter.export(answer(OWN)) == export
 
 
 def test_what_the_user_has_already_needs_no_words(exporter: Exporter) -> None:
     own = OWN.replace(precision="fp8", unheard_of="mine")
-    assert exporter.export(recommendation(own, own)).unmapped == ()
+    assert exporter.export(answer(own, own)).unmapped == ()
 
 
 def test_a_knob_without_words_is_listed_in_the_file_too(exporter: Exporter) -> None:
-    export = exporter.export(recommendation(OWN.replace(unheard_of="on")))
+    export = exporter.export(answer(OWN.replace(unheard_of="on")))
     assert export.unmapped == ("unheard_of",)
     if exporter.comment:
         assert f"{exporter.comment}  unheard_of=on\n" in export.text
@@ -120,12 +120,12 @@ def test_a_knob_without_words_is_listed_in_the_file_too(exporter: Exporter) -> N
 def test_true_and_one_are_different_values(exporter: Exporter, value: KnobValue) -> None:
     other = 1 if value is True else True
     own = OWN.replace(unheard_of=other)
-    assert exporter.export(recommendation(OWN.replace(unheard_of=value), own)).unmapped == ("unheard_of",)
+    assert exporter.export(answer(OWN.replace(unheard_of=value), own)).unmapped == ("unheard_of",)
 
 
 @pytest.mark.parametrize(("knob", "value"), VALUES)
 def test_each_changed_knob_changes_the_text_or_is_listed(exporter: Exporter, knob: str, value: KnobValue) -> None:
-    plain, changed = (exporter.export(recommendation(plan)) for plan in (OWN, OWN.replace(**{knob: value})))
+    plain, changed = (exporter.export(answer(plan)) for plan in (OWN, OWN.replace(**{knob: value})))
     if knob in changed.unmapped:
         assert changed.unmapped == (knob,)
     elif knob in changed.by_hand:
@@ -137,17 +137,17 @@ def test_each_changed_knob_changes_the_text_or_is_listed(exporter: Exporter, kno
 
 def test_only_knobs_of_the_plan_are_said(exporter: Exporter) -> None:
     plan = Plan(values={"micro_batch_size": 2})
-    assert exporter.fields(plan, recommendation(plan), NEWEST).keys() <= plan.values.keys()
+    assert exporter.fields(plan, answer(plan), NEWEST).keys() <= plan.values.keys()
 
 
 def test_a_file_never_trains_with_another_global_batch(exporter: Exporter) -> None:
     plan = OWN.replace(micro_batch_size=EVIL, accumulation_steps=EVIL)
     with pytest.raises(UsageError, match="another global batch"):
-        exporter.export(recommendation(plan))
+        exporter.export(answer(plan))
 
 
 def test_a_plan_for_inference_is_refused_by_what_only_trains(exporter: Exporter) -> None:
-    found = recommendation(OWN, settings={"mode": "inference"})
+    found = answer(OWN, settings={"mode": "inference"})
     if exporter.infers:
         assert exporter.export(found).text
         return
@@ -158,24 +158,24 @@ def test_a_plan_for_inference_is_refused_by_what_only_trains(exporter: Exporter)
 def test_a_version_that_is_not_known_is_said_in_the_file(exporter: Exporter) -> None:
     if not exporter.package:
         with pytest.raises(UsageError, match="depends on no version"):
-            exporter.export(recommendation(OWN), "1.0")
+            exporter.export(answer(OWN), "1.0")
         return
-    export = exporter.export(recommendation(OWN), "999.0")
+    export = exporter.export(answer(OWN), "999.0")
     assert export.target_version == exporter.newest
     assert "999.0 is not known" in export.warnings[0]
     assert not exporter.comment or export.warnings[0] in export.text
-    assert exporter.export(recommendation(OWN), exporter.oldest).warnings == ()
+    assert exporter.export(answer(OWN), exporter.oldest).warnings == ()
     with pytest.raises(UsageError, match=r"found the version 'new'.*expected one of"):
-        exporter.export(recommendation(OWN), "new")
+        exporter.export(answer(OWN), "new")
 
 
 def test_a_loader_whose_batches_cannot_be_made_anew_is_to_be_kept(exporter: Exporter) -> None:
-    fixed = recommendation(OWN)
+    fixed = answer(OWN)
     fixed = fixed.model_copy(update={"refused": (Refusal(name="micro_batch_size", reason="its sampler decides"),)})
     export = exporter.export(fixed)
     assert [text.endswith("keep this loader, whatever batch size is set") for text in export.warnings] == [True]
     assert not exporter.comment or export.warnings[0] in export.text
-    assert exporter.export(recommendation(OWN)).warnings == ()
+    assert exporter.export(answer(OWN)).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -190,31 +190,29 @@ def test_a_trainer_that_weights_micro_batches_in_another_way_is_said(
     exporter: Exporter, weighing: str, alike: str, counted: str
 ) -> None:
     plan = OWN.replace(accumulation_steps=3)
-    export = exporter.export(recommendation(plan, settings={"weighing": weighing}))
+    export = exporter.export(answer(plan, settings={"weighing": weighing}))
     words = alike if exporter.name in WEIGHTS_ALIKE else counted if exporter.name in COUNTS_LABELS else ""
     assert [words in text for text in export.warnings] == [True] * bool(words)
     assert not exporter.comment or all(text in export.text for text in export.warnings)
-    assert exporter.export(recommendation(OWN, settings={"weighing": weighing})).warnings == ()
-    assert exporter.export(recommendation(plan)).warnings == ()
+    assert exporter.export(answer(OWN, settings={"weighing": weighing})).warnings == ()
+    assert exporter.export(answer(plan)).warnings == ()
 
 
 def test_the_clipping_of_the_plan_is_written_or_said(exporter: Exporter) -> None:
-    clipped, none = (
-        exporter.export(recommendation(OWN, settings={"max_grad_norm": text})) for text in ("5.25", "None")
-    )
+    clipped, none = (exporter.export(answer(OWN, settings={"max_grad_norm": text})) for text in ("5.25", "None"))
     assert 5.25 in clipped.settings.values() or any("5.25" in text for text in clipped.warnings)
     assert "5.25" in clipped.text
-    assert none == exporter.export(recommendation(OWN))
+    assert none == exporter.export(answer(OWN))
     assert none.warnings == ()
     if exporter.infers:
-        given = recommendation(OWN, settings={"max_grad_norm": "5.25", "mode": "inference"})
+        given = answer(OWN, settings={"max_grad_norm": "5.25", "mode": "inference"})
         assert "5.25" not in exporter.export(given).text
 
 
 def test_texts_of_a_foreign_plan_cannot_become_code(exporter: Exporter) -> None:
     plan = OWN.replace(precision=EVIL, memory_format=EVIL, optimizer_implementation=EVIL, checkpointed_blocks=EVIL)
     settings = {"optimizer": EVIL, "max_grad_norm": EVIL, "mode": EVIL}
-    hostile = recommendation(Plan(values={**plan.values, EVIL: EVIL}), settings=settings)
+    hostile = answer(Plan(values={**plan.values, EVIL: EVIL}), settings=settings)
     versions, device = {"torch": EVIL}, EVIL
     environment = hostile.environment.model_copy(update={"versions": versions, "device_name": device})
     export = exporter.export(hostile.model_copy(update={"environment": environment}))
@@ -231,4 +229,4 @@ def _body(text: str, exporter: Exporter) -> str:
 @pytest.mark.parametrize("exporter", exporters.members(), ids=lambda member: str(member.name))
 def test_a_plan_for_a_step_of_the_user_is_refused(exporter: Exporter) -> None:
     with pytest.raises(UsageError, match="found a plan for a step that update_fn does"):
-        exporter.export(recommendation(OWN, settings={"update": "update_fn"}))
+        exporter.export(answer(OWN, settings={"update": "update_fn"}))

@@ -181,7 +181,7 @@ def searched(case: Case, phantom: Phantom) -> dict[str, Any]:
         with no_trace(workload, phantom):
             found = tune(
                 workload, memory_budget=case.budget, strategies=case.strategies, time_budget=case.time_s, seed=case.seed
-            ).recommendation
+            ).answer
     except AutofitError as error:
         name = type(error).__name__
         if name not in expected(case):

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import autofit
 from autofit import devices
+from autofit.core.answer import Answer
 from autofit.core.errors import DevicePoisoned
-from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.guard import digest_of
 from autofit.probing import probe, timing_window
@@ -102,7 +102,7 @@ def no_trace(workload: autofit.Workload, phantom: Phantom | None = None) -> Iter
         assert after[2] == before[2], f"the memory fraction was {before[2]} and is {after[2]}"
 
 
-def check(found: Recommendation) -> None:
+def check(found: Answer) -> None:
     """Fails unless the plan was proven as promised: whole steps, no allocator retry, everything inside the budget."""
     memory, budget = found.proof.memory, found.budget.memory_bytes
     assert found.proof.worst_steps >= 3

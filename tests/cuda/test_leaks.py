@@ -149,7 +149,7 @@ def test_a_run_that_fails_leaks_too(shelf: Shelf, device: Device, cap: Callable[
         assert "MiB stayed on the device" in outcome.leaked
 
 
-def test_the_recommendation_warns(shelf: Shelf, device: Device) -> None:
+def test_the_answer_warns(shelf: Shelf, device: Device) -> None:
     fit = tune(
         targets.Sized(),
         rows(),

@@ -41,7 +41,7 @@ def test_a_plan_is_proven_inside_the_budget(name: str, gib: int, request: pytest
     workload = written(MAKERS[name](gib))
     with no_trace(workload):
         fit = tune(workload, memory_budget=budget, strategies=None if gib in ALL_STRATEGIES else FEW)
-    found = fit.recommendation
+    found = fit.answer
     check(found)
     assert found.budget.memory_bytes <= gib * GIB
     assert workload.global_batch_size in (None, found.plan.global_batch_size)
@@ -53,7 +53,7 @@ def test_a_budget_holds_on_a_card_with_room(name: str, request: pytest.FixtureRe
     card_or_budget(40, request)
     workload = written(MAKERS[name](6))
     with no_trace(workload):
-        found = tune(workload, memory_budget="4GiB", strategies=FEW).recommendation
+        found = tune(workload, memory_budget="4GiB", strategies=FEW).answer
         larger = largest(workload, "4GiB"), largest(workload, None)
     check(found)
     assert found.budget.memory_bytes == 4 * GIB
@@ -74,7 +74,7 @@ def test_the_budget_decides_and_not_the_card(card: Card) -> None:
     plans = []
     for gib in (8, 80):
         card(gib * GIB)
-        found = tune(gpt(6), memory_budget="6GiB", strategies=FEW).recommendation
+        found = tune(gpt(6), memory_budget="6GiB", strategies=FEW).answer
         plans.append((found.plan, found.proof.memory, found.proof.step_time_s))
     assert plans[0] == plans[1]
 
@@ -84,7 +84,7 @@ def test_the_budget_decides_and_not_the_card(card: Card) -> None:
 def test_a_larger_budget_is_never_slower() -> None:
     # Beside a context of 500 MiB and 45 of weights and optimizer state.
     budgets = ("570MiB", "640MiB", "1GiB")
-    found = [tune(tabular(0.05, 512), memory_budget=budget, strategies=FEW).recommendation for budget in budgets]
+    found = [tune(tabular(0.05, 512), memory_budget=budget, strategies=FEW).answer for budget in budgets]
     speeds = [each.proof.samples_per_s for each in found]
     assert speeds == sorted(speeds)
     assert speeds[0] < 0.9 * speeds[-1]

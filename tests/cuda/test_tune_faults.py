@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from autofit import Workload
+from autofit.core.answer import Answer
 from autofit.core.errors import DevicePoisoned, NothingFits
 from autofit.core.outcome import Status
-from autofit.core.recommendation import Recommendation
 from autofit.search.event import Event
 from tests.cuda.faults import FAULTS, at_forward, free_bytes
 from tests.cuda.scaled import tabular
@@ -35,12 +35,12 @@ def small_and_quick(card: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
     quick(monkeypatch)
 
 
-def struck(fault: str, at: int, phantom: Phantom, **asked: Any) -> Recommendation:
+def struck(fault: str, at: int, phantom: Phantom, **asked: Any) -> Answer:
     """Runs a search in whose `at`-th forward pass `fault` strikes; it must leave no trace."""
     workload = written(tabular(CARD))
     at_forward(workload.model, at, lambda: FAULTS[fault](phantom))
     with no_trace(workload):
-        return tune(workload, **FEW | asked).recommendation
+        return tune(workload, **FEW | asked).answer
 
 
 @pytest.mark.parametrize("at", [4, 30])
@@ -53,7 +53,7 @@ def test_a_single_failure_costs_a_trial_at_most(fault: str, at: int, phantom: Ph
 def test_a_failed_allocation_from_which_torch_recovers_does_not_change_the_answer(at: int, phantom: Phantom) -> None:
     workload = written(tabular(CARD))
     with no_trace(workload):
-        expected = tune(workload, **FEW).recommendation
+        expected = tune(workload, **FEW).answer
     found = struck("allocation", at, phantom)
     assert found.counts.get("over budget", 0) == expected.counts.get("over budget", 0)
     assert found.plan == expected.plan
@@ -77,7 +77,7 @@ def test_a_card_that_is_full_for_a_while_still_gives_a_plan(phantom: Phantom) ->
     at_forward(workload.model, 3, lambda: FAULTS["full"](phantom))  # the second one profiles the blocks
     at_forward(workload.model, 4, phantom.give_back)
     with no_trace(workload):
-        found = tune(workload, **FEW).recommendation
+        found = tune(workload, **FEW).answer
     check(found)
     assert found.counts.get("out of memory", 0) >= 1
 
@@ -86,7 +86,7 @@ def test_less_free_memory_than_there_is_makes_a_smaller_budget(phantom: Phantom)
     phantom.misreport_free(2 * GIB)
     workload = written(tabular(1))
     with no_trace(workload):
-        found = tune(workload, **FEW).recommendation
+        found = tune(workload, **FEW).answer
     check(found)
     assert found.budget.memory_bytes < 3.5 * GIB
 
@@ -96,7 +96,7 @@ def test_more_free_memory_than_there_is_ends_in_a_plan_that_runs(phantom: Phanto
     phantom.misreport_free(4 * GIB)
     workload = written(tabular(CARD))
     with no_trace(workload):
-        found = tune(workload, **FEW).recommendation
+        found = tune(workload, **FEW).answer
     check(found)
     assert found.proof.memory.reserved_bytes is not None
     assert found.proof.memory.reserved_bytes <= 2 * GIB - 500 * MIB
@@ -119,7 +119,7 @@ def test_where_memory_goes_after_the_search_a_plan_that_was_proven_before_is_the
 
     workload = written(tabular(CARD))
     with no_trace(workload):
-        check(tune(workload, progress=listen, **FEW).recommendation)
+        check(tune(workload, progress=listen, **FEW).answer)
 
 
 def test_a_plan_whose_proof_fails_makes_way_for_another(phantom: Phantom) -> None:
@@ -134,7 +134,7 @@ def test_a_plan_whose_proof_fails_makes_way_for_another(phantom: Phantom) -> Non
 
     workload = written(tabular(CARD))
     with no_trace(workload):
-        found = tune(workload, progress=listen, **FEW).recommendation
+        found = tune(workload, progress=listen, **FEW).answer
     check(found)
     assert len(proofs) == 2
     assert proofs[0].trial is not None
@@ -172,7 +172,7 @@ def test_a_poisoned_device_ends_the_search_in_this_process(at: int, phantom: Pha
     events: list[Event] = []
     workload = written(made())
     with no_trace(workload):
-        found = tune(workload, study=tmp_path / "study.db", progress=events.append, **FEW).recommendation
+        found = tune(workload, study=tmp_path / "study.db", progress=events.append, **FEW).answer
     check(found)
     assert found.counts["poisoned"] == 1
     assert any("known from earlier runs" in event.text for event in events)
@@ -203,7 +203,7 @@ def test_a_child_that_aborts_costs_one_trial(tmp_path: Path) -> None:
         tmp_path, "--arg", "fault=abort", "--arg", "at=20", "--arg", f"once={json.dumps(str(once))}"
     )
     assert code == 0, errors
-    found = Recommendation.model_validate(document)
+    found = Answer.model_validate(document)
     assert once.exists()
     assert found.counts[Status.CRASHED.value] == 1
     check(found)
@@ -213,7 +213,7 @@ def test_faults_of_the_environment_reach_the_child(tmp_path: Path) -> None:
     faults = "fail_allocation:40,take_mib:1024,slow_us:20"
     code, document, errors = command(tmp_path, "--arg", "fault=allocation", "--arg", "at=3", PHANTOM_FAULT=faults)
     assert code == 0, errors
-    found = Recommendation.model_validate(document)
+    found = Answer.model_validate(document)
     check(found)
     assert found.proof.memory.reserved_bytes is not None
     assert found.proof.memory.reserved_bytes < (CARD - 1) * GIB - 500 * MIB

@@ -133,7 +133,7 @@ def test_the_plan_trains(tuned: Tuned) -> None:
 
 def test_it_says_what_its_docstring_points_at(tuned: Tuned) -> None:
     name = Path(str(tuned.example.__file__)).stem
-    refused = {refusal.name for refusal in tuned.fit.recommendation.refused}
+    refused = {refusal.name for refusal in tuned.fit.answer.refused}
     caveats = "\n".join(tuned.fit.caveats)
     if name == "convnet" or name in WHOLE:
         # What changes the gradient is refused once a plan that does so is the fastest; an `update_fn` is one step.

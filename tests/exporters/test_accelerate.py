@@ -15,7 +15,7 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ print("SEEN" + json.dumps(seen))
 
 
 def export(values: Mapping[str, KnobValue] = MappingProxyType({}), version: str | None = None) -> Export:
-    return by_name("accelerate").export(recommendation(PLAN.replace(**values), PLAN), version)
+    return by_name("accelerate").export(answer(PLAN.replace(**values), PLAN), version)
 
 
 def read(found: Export, folder: Path) -> Any:
@@ -156,7 +156,7 @@ def launched(found: Export, folder: Path, script: str = ENVIRONMENT) -> Any:
 def test_a_launched_training_has_the_plan_in_effect(
     values: dict[str, KnobValue], rows: list[int], dtype: str, updates: list[int], tmp_path: Path
 ) -> None:
-    found = by_name("accelerate").export(recommendation(PLAN.replace(**values), PLAN, {"max_grad_norm": "0.01"}))
+    found = by_name("accelerate").export(answer(PLAN.replace(**values), PLAN, {"max_grad_norm": "0.01"}))
     clip = found.warnings[-1].partition("Write ")[2].partition(", before optimizer.step()")[0]
     accelerator = found.by_hand.get("accumulation_steps", "Accelerator()").partition(", and ")[0]
     script = SCRIPT.format(accelerator=accelerator, loader=found.by_hand["micro_batch_size"], clip=clip)
@@ -171,7 +171,7 @@ def test_chosen_workers_are_in_the_loader_and_in_a_comment() -> None:
     loading = Loading(
         needed_per_s=10.0, trials=(LoadingTrial(workers=2),), workers=2, prefetch_factor=2, persistent_workers=True
     )
-    given = recommendation(PLAN.replace(micro_batch_size=4), PLAN)
+    given = answer(PLAN.replace(micro_batch_size=4), PLAN)
     found = given.model_copy(update={"proof": given.proof.model_copy(update={"loading": loading})})
     line = by_name("accelerate").export(found).by_hand["micro_batch_size"]
     assert line == "DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True, prefetch_factor=2)"

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
+from autofit.core.answer import Answer
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.axolotl import Axolotl
 from autofit.exporters.base import Export
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 FIELDS = frozenset(
     {
@@ -43,8 +43,8 @@ PLANS: dict[str, Values] = {
 }
 
 
-def found(values: Values, device: str = "cuda", settings: dict[str, str] | None = None) -> Recommendation:
-    made = recommendation(OWN.replace(**values), settings=settings)
+def found(values: Values, device: str = "cuda", settings: dict[str, str] | None = None) -> Answer:
+    made = answer(OWN.replace(**values), settings=settings)
     environment = made.environment.model_copy(update={"device_type": device})
     return made.model_copy(update={"environment": environment})
 

@@ -11,7 +11,7 @@ from autofit.core.plan import KnobValue
 from autofit.exporters.base import Export
 from autofit.exporters.deepspeed import DeepSpeed
 from autofit.strategies.compilation import SHARES
-from tests.conformance.test_exporters import EVIL, OWN, recommendation
+from tests.conformance.test_exporters import EVIL, OWN, answer
 
 COMMON = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "zero_optimization"}
 FIELDS = {
@@ -31,7 +31,7 @@ BATCH: Values = {"micro_batch_size": 4, "accumulation_steps": 2}
 
 
 def exported(values: Values, version: str | None = None, settings: dict[str, str] | None = None) -> Export:
-    return DeepSpeed().export(recommendation(OWN.replace(**values), settings=settings), version)
+    return DeepSpeed().export(answer(OWN.replace(**values), settings=settings), version)
 
 
 def read(export: Export) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_the_blocks_are_named_in_the_order_of_the_plan() -> None:
     export = exported({"checkpointed_blocks": 3, "checkpoint_order": "4-5,0-3"})
     assert "for blocks 4-5,0" in export.by_hand["checkpointed_blocks"]
     own = OWN.replace(checkpointed_blocks="default")
-    off = DeepSpeed().export(recommendation(OWN, own))
+    off = DeepSpeed().export(answer(OWN, own))
     assert off.by_hand == {"checkpointed_blocks": "switch the model's activation checkpointing off"}
 
 

@@ -11,12 +11,12 @@ import yaml
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
 
+from autofit.core.answer import Answer
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
 from autofit.exporters.huggingface import HuggingFace
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 COMMON = frozenset(
     {
@@ -66,8 +66,8 @@ def exported(values: Values, version: str | None = None, *, device: str = "cpu")
     return HuggingFace().export(found(OWN.replace(**values), device, {"max_grad_norm": "0.5"}), version)
 
 
-def found(plan: Plan, device: str = "cpu", settings: dict[str, str] | None = None) -> Recommendation:
-    made = recommendation(plan, settings=settings)
+def found(plan: Plan, device: str = "cpu", settings: dict[str, str] | None = None) -> Answer:
+    made = answer(plan, settings=settings)
     environment = made.environment.model_copy(update={"device_type": device})
     return made.model_copy(update={"environment": environment})
 
@@ -135,8 +135,8 @@ def test_a_part_of_the_blocks_is_work_for_the_user(values: Values, said: str) ->
 
 def test_the_user_s_checkpointing_is_left_as_it_is() -> None:
     baseline = OWN.replace(checkpointed_blocks="default")
-    kept = HuggingFace().export(recommendation(baseline, baseline), "5.23")
-    off = HuggingFace().export(recommendation(OWN, baseline), "5.23")
+    kept = HuggingFace().export(answer(baseline, baseline), "5.23")
+    off = HuggingFace().export(answer(OWN, baseline), "5.23")
     assert "activation_checkpointing" not in settings_of(kept)
     assert settings_of(off)["activation_checkpointing"] is False
 
@@ -207,7 +207,7 @@ def test_the_loader_has_the_workers_that_were_chosen(tmp_path: Path) -> None:
     chosen = Loading(
         needed_per_s=10.0, trials=(LoadingTrial(workers=2),), workers=2, prefetch_factor=4, persistent_workers=True
     )
-    made = recommendation(OWN)
+    made = answer(OWN)
     export = HuggingFace().export(made.model_copy(update={"proof": made.proof.model_copy(update={"loading": chosen})}))
     args = loaded(export, tmp_path)
     assert (args.dataloader_num_workers, args.dataloader_prefetch_factor) == (2, 4)
@@ -216,7 +216,7 @@ def test_the_loader_has_the_workers_that_were_chosen(tmp_path: Path) -> None:
 
 def test_a_plan_for_inference_is_for_the_evaluation() -> None:
     plan = Plan(values={"micro_batch_size": 16, "accumulation_steps": 1, "precision": "bf16"})
-    read = settings_of(HuggingFace().export(recommendation(plan, settings={"mode": "inference"})))
+    read = settings_of(HuggingFace().export(answer(plan, settings={"mode": "inference"})))
     assert read == {"per_device_eval_batch_size": 16, "bf16": True, "fp16": False}
 
 

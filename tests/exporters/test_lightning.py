@@ -16,7 +16,7 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -50,7 +50,7 @@ def cudnn_benchmark_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def export(values: Mapping[str, KnobValue] = MappingProxyType({}), version: str | None = None) -> Export:
     plan = OWN.replace(compile="off")
-    return by_name("lightning").export(recommendation(plan.replace(**values), plan), version)
+    return by_name("lightning").export(answer(plan.replace(**values), plan), version)
 
 
 def net(seen: dict[str, list[Any]]) -> Any:
@@ -99,7 +99,7 @@ def test_the_overlay_holds_arguments_of_the_trainer(values: dict[str, KnobValue]
 def test_clipping_is_that_of_the_plan_and_by_norm() -> None:
     from lightning.pytorch import Trainer  # noqa: PLC0415
 
-    found = by_name("lightning").export(recommendation(OWN, settings={"max_grad_norm": "5.0"}))
+    found = by_name("lightning").export(answer(OWN, settings={"max_grad_norm": "5.0"}))
     given = yaml.safe_load(found.text)["trainer"]
     trainer = Trainer(**{"gradient_clip_algorithm": "value", **given}, **QUIET)
     assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (5.0, "norm")
@@ -160,7 +160,7 @@ def test_chosen_workers_are_named_with_the_batch_and_in_a_comment() -> None:
     loading = Loading(
         needed_per_s=10.0, trials=(LoadingTrial(workers=2),), workers=2, prefetch_factor=2, persistent_workers=False
     )
-    given = recommendation(OWN.replace(micro_batch_size=4))
+    given = answer(OWN.replace(micro_batch_size=4))
     found = given.model_copy(update={"proof": given.proof.model_copy(update={"loading": loading})})
     result = by_name("lightning").export(found)
     assert "for batch_size=4, num_workers=2, prefetch_factor=2" in result.by_hand["micro_batch_size"]

@@ -15,7 +15,7 @@ from autofit.exporters.plan_facts import (
     label_count_caveat,
     weighing_caveat,
 )
-from tests.conformance.test_exporters import OWN, of_blocks, recommendation
+from tests.conformance.test_exporters import OWN, answer, of_blocks
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tests.conformance.test_exporters import OWN, of_blocks, recommendation
 )
 def test_without_a_number_of_blocks_the_order_says_it(blocks: int, order: str | None, every: bool) -> None:
     plan = OWN.replace(checkpointed_blocks=blocks, **({} if order is None else {"checkpoint_order": order}))
-    assert checkpoints_every_block(recommendation(plan)) is every
+    assert checkpoints_every_block(answer(plan)) is every
 
 
 @pytest.mark.parametrize(("blocks", "every"), [(4, True), (3, False), (0, False), ("default", False), (True, False)])
@@ -34,7 +34,7 @@ def test_the_record_of_the_strategy_says_how_many_blocks_there_are(blocks: KnobV
 
 
 def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
-    found = recommendation(OWN)
+    found = answer(OWN)
     assert chosen_loading(found) is None
     chosen = Loading(
         needed_per_s=10.0,
@@ -55,13 +55,13 @@ def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
     [("0.5", 0.5), ("", None), ("none", None), ("0", None), ("-1", None), ("inf", None), ("nan", None)],
 )
 def test_the_norm_of_clipping_is_a_positive_number(text: str, norm: float | None) -> None:
-    assert max_grad_norm(recommendation(OWN, settings={"max_grad_norm": text})) == norm
-    assert max_grad_norm(recommendation(OWN)) is None
-    assert max_grad_norm(recommendation(OWN, settings={"max_grad_norm": text, "mode": "inference"})) is None
+    assert max_grad_norm(answer(OWN, settings={"max_grad_norm": text})) == norm
+    assert max_grad_norm(answer(OWN)) is None
+    assert max_grad_norm(answer(OWN, settings={"max_grad_norm": text, "mode": "inference"})) is None
 
 
 def test_clipping_without_a_field_is_a_line() -> None:
-    clipped, none = recommendation(OWN, settings={"max_grad_norm": "5"}), recommendation(OWN)
+    clipped, none = answer(OWN, settings={"max_grad_norm": "5"}), answer(OWN)
     assert clipping_caveat(clipped, "It", "clip({norm})") == (
         "the plan clips gradients to the L2 norm 5.0, which It does only in your code. Write clip(5.0)",
     )
@@ -70,7 +70,7 @@ def test_clipping_without_a_field_is_a_line() -> None:
 
 def test_the_settings_of_checkpointing_are_those_of_no_block_or_of_every_block() -> None:
     def fields(**values: KnobValue) -> dict[str, Settings]:
-        return checkpointing_fields(recommendation(OWN.replace(**values)), {"on": False}, {"on": True})
+        return checkpointing_fields(answer(OWN.replace(**values)), {"on": False}, {"on": True})
 
     assert fields(checkpointed_blocks=0) == {"checkpointed_blocks": {"on": False}, "checkpoint_order": {}}
     assert fields(checkpointed_blocks=3, checkpoint_order="0-2")["checkpointed_blocks"] == {"on": True}
@@ -84,7 +84,7 @@ def test_blocks_are_named_by_their_order_or_their_number() -> None:
 
 
 def test_the_fields_of_the_loader_are_those_that_were_chosen() -> None:
-    found = recommendation(OWN)
+    found = answer(OWN)
     assert dataloader_fields(found) == {}
     trials = (LoadingTrial(workers=2),)
     chosen = Loading(needed_per_s=10.0, trials=trials, workers=2, prefetch_factor=4, pin_memory=True)
@@ -107,13 +107,11 @@ def test_the_fields_of_the_loader_are_those_that_were_chosen() -> None:
     ],
 )
 def test_a_trainer_that_counts_labels_differs_where_the_plan_counts_something_else(weighing: str, words: str) -> None:
-    several, one = (
-        recommendation(OWN.replace(accumulation_steps=steps), settings={"weighing": weighing}) for steps in (2, 1)
-    )
+    several, one = (answer(OWN.replace(accumulation_steps=steps), settings={"weighing": weighing}) for steps in (2, 1))
     assert [words in text for text in label_count_caveat(several, "It")] == [True] * bool(words)
     assert label_count_caveat(one, "It") == ()
 
 
 def test_without_a_weighing_nothing_is_said_of_it() -> None:
-    plan = recommendation(OWN.replace(accumulation_steps=2))
+    plan = answer(OWN.replace(accumulation_steps=2))
     assert weighing_caveat(plan, "It") == label_count_caveat(plan, "It") == ()

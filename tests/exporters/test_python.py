@@ -23,7 +23,7 @@ from autofit.exporters.base import Export
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import counted
 from autofit.workloads.samplers import LengthBatches
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 
 class Block(nn.Module):
@@ -74,7 +74,7 @@ def loader(micro_batch_size: int) -> DataLoader[Any]:
 
 
 def export(settings: dict[str, str] | None = None, **values: KnobValue) -> Export:
-    return by_name("python").export(recommendation(OWN.replace(**values), settings=settings or {}))
+    return by_name("python").export(answer(OWN.replace(**values), settings=settings or {}))
 
 
 def module_of(text: str) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def test_a_model_with_its_own_checkpointing_is_asked_for_it() -> None:
 def test_a_loop_does_not_switch_the_users_own_checkpointing_off() -> None:
     own = OWN.replace(checkpointed_blocks="default")
     for blocks in (0, 2):
-        exported = by_name("python").export(recommendation(own.replace(checkpointed_blocks=blocks), own))
+        exported = by_name("python").export(answer(own.replace(checkpointed_blocks=blocks), own))
         assert exported.unmapped == ("checkpointed_blocks",)
 
 
@@ -424,7 +424,7 @@ def test_inference_predicts_without_touching_the_weights() -> None:
 
 
 def test_the_worker_processes_that_keep_up_are_named() -> None:
-    found = recommendation(OWN.replace(micro_batch_size=16))
+    found = answer(OWN.replace(micro_batch_size=16))
     trials = (LoadingTrial(workers=0, samples_per_s=1.0), LoadingTrial(workers=2, samples_per_s=9.0))
     loading = Loading(needed_per_s=8.0, trials=trials, workers=2, prefetch_factor=2, pin_memory=True)
     for changes, words in (({}, ", num_workers=2, pin_memory=True, shuffle"), ({"kept": "so"}, ", shuffle")):

@@ -14,7 +14,7 @@ from autofit.core.plan import KnobValue
 from autofit.exporters.base import Export
 from autofit.exporters.torchtitan import TF32, Torchtitan
 from autofit.strategies.compilation import SHARES
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 COMMON = frozenset(
     {
@@ -59,7 +59,7 @@ PLANS: dict[str, Values] = {
 
 
 def exported(values: Values, version: str | None = None, settings: dict[str, str] | None = None) -> Export:
-    return Torchtitan().export(recommendation(OWN.replace(**values), settings=settings), version)
+    return Torchtitan().export(answer(OWN.replace(**values), settings=settings), version)
 
 
 def words_of(export: Export) -> list[str]:

@@ -158,7 +158,7 @@ def test_defect_04_a_plan_that_hangs_costs_itself_and_the_rest_is_proven(tmp_pat
 
     fit = tune(hangs, 30.0, strategies=("batching",), progress=listen, global_batch_size=16)
     assert fit.proof.worst_steps == 3
-    assert fit.recommendation.counts.get("timed out", 0) >= 1
+    assert fit.answer.counts.get("timed out", 0) >= 1
 
 
 def test_defect_04_a_trace_that_hangs_takes_its_share_of_the_budget_only() -> None:

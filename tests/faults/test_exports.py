@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from autofit import devices, exporters
-from autofit.core.recommendation import Recommendation
+from autofit.core.answer import Answer
 from autofit.fit import Fit
 from autofit.identity.identity import model_signature
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 from tests.exporters import example_kinds, run_export
 from tests.exporters.kinds import KINDS, Kind
 
@@ -30,9 +30,9 @@ run_export.run_all(Path(sys.argv[1]), example_kinds.kinds())
 """
 
 
-def planned(kind: Kind) -> Recommendation:
+def planned(kind: Kind) -> Answer:
     """Returns what a search would have recommended for a kind on this machine."""
-    record = recommendation(OWN.replace(**{**STEP, **kind.plan}), settings=kind.settings)
+    record = answer(OWN.replace(**{**STEP, **kind.plan}), settings=kind.settings)
     here = {"workload": f"{model_signature(kind.fresh())}-x", "device_name": devices.choose("cpu").name()}
     return record.model_copy(update={"environment": record.environment.model_copy(update=here)})
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from autofit import planfile
+from autofit.core.answer import Answer
 from autofit.core.errors import PlanFileError
-from autofit.core.recommendation import Recommendation
 from autofit.exporters import members
 from autofit.reports.summary import summarize
 from tests.test_planfile import RECORD, changed
@@ -26,7 +26,7 @@ HOSTILE_VALUES = (
 )  # fmt: skip
 
 
-def found(path: Path) -> Recommendation | str:
+def found(path: Path) -> Answer | str:
     """Returns the record of a file, or the message of the one error that `load` may raise."""
     try:
         return planfile.load(path)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from autofit.core.answer import Candidate, Ratio
 from autofit.core.errors import WorkloadError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
-from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Trial
 from autofit.probing.remote.worker import workload_of
 from autofit.reports.summary import summarize

@@ -451,11 +451,9 @@ def test_d10_the_step_that_a_user_trains_with_is_that_of_the_whole_batch() -> No
     fit = autofit.tune(
         model, loader, global_batch_size=GLOBAL, strategies=["batching"], study=":memory:", progress=False
     )
-    recommendation = fit.recommendation.model_copy(
-        update={"plan": Plan(values={"micro_batch_size": 4, "accumulation_steps": 4})}
-    )
+    answer = fit.answer.model_copy(update={"plan": Plan(values={"micro_batch_size": 4, "accumulation_steps": 4})})
     batch = padded(rows()[:GLOBAL])
-    with Fit(recommendation).prepare(model.eval(), loader) as step:
+    with Fit(answer).prepare(model.eval(), loader) as step:
         step.backward(StepBatch((batch,), (1.0,)))
         whole = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         model.zero_grad()

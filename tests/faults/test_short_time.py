@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Candidate
 from autofit.core.budget import Budget, Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate
 from autofit.core.run_terms import RunTerms
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose
@@ -63,7 +63,6 @@ def test_d6_what_was_not_tried_is_named_with_the_time_it_would_need() -> None:
 def test_d6_the_reason_is_the_time_where_it_was_too_short_and_more_of_it_suffices(probes: float) -> None:
     _, findings = hurried(probes)
     assert findings.stopped.startswith("the time ended before another plan could run, with ")
-    assert not findings.complete  # a longer search of the same question is not answered with the baseline
     found = re.search(r"give at least ([\d.]+ s)$", findings.untried)
     assert found is not None
     bench = hurried(1.0)[0]
@@ -76,7 +75,6 @@ def test_d6_the_reason_is_the_time_where_it_was_too_short_and_more_of_it_suffice
 def test_d6_with_time_for_everything_the_reason_is_not_the_time() -> None:
     _, findings = hurried(1000.0)
     assert findings.stopped == "nothing left that was worth a probe"
-    assert findings.complete
 
 
 def test_d6_nothing_is_faster_is_only_said_of_what_was_tried() -> None:

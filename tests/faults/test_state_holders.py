@@ -70,7 +70,7 @@ def run(one: Holder, monkeypatch: pytest.MonkeyPatch, end: BaseException | None 
         fit = api.tune(**arguments(one), **QUICK)
     finally:
         assert status
-    return fit.recommendation.caveats
+    return fit.answer.caveats
 
 
 def step_plainly(one: Holder) -> None:

@@ -57,7 +57,7 @@ def tuned(study: Path, model: nn.Module, helper: Callable[[torch.Tensor], torch.
 def test_defect_02_an_attribute_of_the_model_makes_it_another_workload(tmp_path: Path) -> None:
     once = tuned(tmp_path / "s.journal", Repeated(1))
     many = tuned(tmp_path / "s.journal", Repeated(30))
-    assert once.recommendation.environment.differences(many.recommendation.environment)
+    assert once.answer.environment.differences(many.answer.environment)
     assert any("of another environment left out: attributes" in caveat for caveat in many.caveats)
 
 
@@ -73,7 +73,7 @@ def test_the_same_workload_goes_on_after_it_was_trained(tmp_path: Path) -> None:
     for _ in range(3):
         model(torch.randn(4, 8))
     again = tuned(tmp_path / "s.journal", model)
-    assert not first.recommendation.environment.differences(again.recommendation.environment)
+    assert not first.answer.environment.differences(again.answer.environment)
     # A busy machine may well be slower now, and earlier speeds are then dropped: the workload is the same all the same.
     assert not any("left out" in caveat or "workload has changed" in caveat for caveat in again.caveats)
 

@@ -141,11 +141,11 @@ def tune(step: Any, monkeypatch: pytest.MonkeyPatch, search: Callable[..., Any],
     monkeypatch.setattr(in_process, "search", search)
     loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4)
     defaults: dict[str, Any] = {"device": "cpu", "study": ":memory:", "progress": False, "strategies": ("batching",)}
-    return api.tune(nn.Linear(4, 2), loader, step_fn=step, **(defaults | more)).recommendation
+    return api.tune(nn.Linear(4, 2), loader, step_fn=step, **(defaults | more)).answer
 
 
 class Answer(SimpleNamespace):
-    """Like a recommendation."""
+    """Like an answer."""
 
     def model_copy(self, update: dict[str, Any]) -> "Answer":
         return Answer(**vars(self) | update)

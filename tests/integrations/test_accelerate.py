@@ -15,7 +15,7 @@ from autofit.core.plan import KnobValue
 from autofit.core.space import Refusal
 from autofit.fit import Fit
 from autofit.integrations.accelerate import STEPS, accelerator_arguments, loader_arguments
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 SCRIPT = """
 import json, sys
@@ -48,7 +48,7 @@ print(json.dumps({"rows": rows, "dtypes": sorted(set(dtypes)), "updates": update
 
 
 def fit(**values: KnobValue) -> Fit:
-    return Fit(recommendation(OWN.replace(**{"micro_batch_size": 4, "accumulation_steps": 2, **values})))
+    return Fit(answer(OWN.replace(**{"micro_batch_size": 4, "accumulation_steps": 2, **values})))
 
 
 def test_the_arguments_of_an_accelerator() -> None:
@@ -57,7 +57,7 @@ def test_the_arguments_of_an_accelerator() -> None:
 
 
 def test_a_plan_for_an_accelerator_device_leaves_the_choice_of_the_device() -> None:
-    given = fit().recommendation
+    given = fit().answer
     environment = given.environment.model_copy(update={"device_type": "cuda"})
     assert "cpu" not in accelerator_arguments(Fit(given.model_copy(update={"environment": environment})))
 
@@ -71,11 +71,11 @@ def test_compilation_is_a_plugin() -> None:
 def test_the_arguments_of_a_loader() -> None:
     assert loader_arguments(fit()) == {"batch_size": 4}
     fixed = (Refusal(name="micro_batch_size", reason="its batch sampler decides"),)
-    assert loader_arguments(Fit(fit().recommendation.model_copy(update={"refused": fixed}))) == {}
+    assert loader_arguments(Fit(fit().answer.model_copy(update={"refused": fixed}))) == {}
     loading = Loading(
         needed_per_s=1.0, trials=(LoadingTrial(workers=1),), workers=1, prefetch_factor=2, persistent_workers=True
     )
-    given = fit().recommendation
+    given = fit().answer
     proof = given.proof.model_copy(update={"loading": loading})
     arguments = loader_arguments(Fit(given.model_copy(update={"proof": proof})))
     loader = DataLoader(TensorDataset(torch.zeros(8, 1)), **arguments)
@@ -96,7 +96,7 @@ def test_what_no_argument_expresses_is_said() -> None:
 
 
 def test_the_line_that_clips_is_said() -> None:
-    given = Fit(recommendation(OWN, settings={"max_grad_norm": "5.0"}))
+    given = Fit(answer(OWN, settings={"max_grad_norm": "5.0"}))
     with pytest.warns(UserWarning, match=r"only in your code\. Write .*clip_grad_norm_\(model.parameters\(\), 5\.0\)"):
         accelerator_arguments(given)
 

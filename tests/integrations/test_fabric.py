@@ -9,12 +9,12 @@ from torch import nn
 from autofit.core.plan import KnobValue
 from autofit.fit import Fit
 from autofit.integrations.fabric import fabric_arguments
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 
 def fit(settings: dict[str, str] | None = None, **values: KnobValue) -> Fit:
     plan = OWN.replace(**{"micro_batch_size": 4, "accumulation_steps": 2, **values})
-    return Fit(recommendation(plan, settings=settings))
+    return Fit(answer(plan, settings=settings))
 
 
 def test_the_arguments_of_fabric() -> None:

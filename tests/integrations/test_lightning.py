@@ -18,7 +18,7 @@ from autofit.fit import Fit
 from autofit.guard import digest_of
 from autofit.integrations import lightning as integration
 from autofit.integrations.lightning import ApplyPlan, AutofitCallback, trainer_arguments
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 from tests.cpu import needs_bf16
 from tests.integrations.lightning_modules import FILTERS, Data, Loading, Net, loader, trainer
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*FILTERS)]
 
 
 def fit(**values: KnobValue) -> Fit:
-    return Fit(recommendation(OWN.replace(**{"micro_batch_size": 4, "accumulation_steps": 2, **values})))
+    return Fit(answer(OWN.replace(**{"micro_batch_size": 4, "accumulation_steps": 2, **values})))
 
 
 def assert_in_effect(net: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -41,7 +41,7 @@ def test_the_arguments_of_a_trainer() -> None:
 
 
 def clipped(norm: str = "0.01") -> Fit:
-    given = recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=2), settings={"max_grad_norm": norm})
+    given = answer(OWN.replace(micro_batch_size=4, accumulation_steps=2), settings={"max_grad_norm": norm})
     return Fit(given)
 
 
@@ -93,7 +93,7 @@ def test_a_plan_is_in_effect_with_a_data_module_under_any_name() -> None:
             return loader(self.samples)
 
     loading = LoadingRecord(needed_per_s=1.0, trials=(LoadingTrial(workers=2),), workers=2, prefetch_factor=2)
-    given = fit().recommendation
+    given = fit().answer
     chosen = Fit(given.model_copy(update={"proof": given.proof.model_copy(update={"loading": loading})}))
     net, data = Net(), Named()
     trainer(ApplyPlan(chosen, batch_arg="samples", workers_arg="workers")).fit(net, datamodule=data)
@@ -183,7 +183,7 @@ def test_the_precision_of_the_trainer_is_that_of_the_plan(tmp_path: Path) -> Non
     assert_in_effect(net, torch.bfloat16)
     assert callback.fit is not None
     assert callback.fit.plan.values["precision"] == "bf16"
-    assert callback.fit.recommendation.environment.settings["max_grad_norm"] == "0.5"
+    assert callback.fit.answer.environment.settings["max_grad_norm"] == "0.5"
 
 
 def test_a_schedule_fits_a_global_batch_that_changed(tmp_path: Path) -> None:

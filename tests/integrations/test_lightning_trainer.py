@@ -26,7 +26,7 @@ from autofit.integrations.lightning_trainer import (
     train_loader,
     without_logging,
 )
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 from tests.integrations.lightning_modules import FILTERS, Data, Net, loader, samples, trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*FILTERS)]
@@ -40,7 +40,7 @@ def with_loaders(loaders: Any) -> Any:
 
 @pytest.mark.parametrize("asked", [{"gradient_clip_val": 3.0}, {"gradient_clip_algorithm": "value"}], ids=str)
 def test_another_clipping_is_refused_with_both_values(asked: dict[str, Any]) -> None:
-    given, plain = (recommendation(OWN, settings={"max_grad_norm": norm}) for norm in ("0.01", "None"))
+    given, plain = (answer(OWN, settings={"max_grad_norm": norm}) for norm in ("0.01", "None"))
     for callback in (ApplyPlan(Fit(given)), AutofitCallback(max_grad_norm=0.01)):
         with pytest.raises(UsageError, match=r"found a Trainer with gradient_clip_val=.*the plan clips .* norm 0\.01"):
             trainer(callback, **asked).fit(Net(), loader())
@@ -139,7 +139,7 @@ def test_another_batch_is_refused() -> None:
 
 def test_a_loader_is_rebuilt_with_its_sampler_and_keeps_what_it_is() -> None:
     given = DataLoader(samples(), batch_size=8, sampler=RandomSampler(samples()), drop_last=True)
-    made, fit = with_loaders(given), Fit(recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=2)))
+    made, fit = with_loaders(given), Fit(answer(OWN.replace(micro_batch_size=4, accumulation_steps=2)))
     net, before = Net(), torch.random.get_rng_state()
     set_batch(made, net, fit, "batch_size", None)
     rebuilt = made.fit_loop._data_source.instance
@@ -206,5 +206,5 @@ def test_a_data_module_is_given_the_batch() -> None:
     made, net, data = trainer(), Net(), Data()
     made.datamodule, net.trainer = data, made
     made.fit_loop._data_source.instance = data
-    set_batch(made, net, Fit(recommendation(OWN.replace(micro_batch_size=4))), "batch_size", None)
+    set_batch(made, net, Fit(answer(OWN.replace(micro_batch_size=4))), "batch_size", None)
     assert data.batch_size == 4

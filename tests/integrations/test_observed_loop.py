@@ -18,7 +18,7 @@ from autofit.core.plan import Plan
 from autofit.fit import Fit
 from autofit.integrations import observed_loop
 from autofit.integrations.observed_loop import ObservedLoop, ObservedWorkload
-from tests.conformance.test_exporters import recommendation
+from tests.conformance.test_exporters import answer
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -298,7 +298,7 @@ def test_the_precision_and_the_batch_of_the_loop_are_kept(
 
     def tune(model: nn.Module, loader: Any, **arguments: Any) -> Fit:
         asked.update(arguments)
-        return Fit(recommendation(Plan(values={"micro_batch_size": 4, "accumulation_steps": 2})))
+        return Fit(answer(Plan(values={"micro_batch_size": 4, "accumulation_steps": 2})))
 
     monkeypatch.setattr(observed_loop, "tune", tune)
     model, loader = nn.Linear(6, 4), classes()

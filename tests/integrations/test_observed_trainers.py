@@ -14,8 +14,8 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
 from autofit.fit import Fit
 from autofit.integrations import huggingface, lightning, observed_trainers
-from autofit.integrations.observed_trainers import Answer, TunedTrainers
-from tests.conformance.test_exporters import recommendation
+from autofit.integrations.observed_trainers import OnTuned, TunedTrainers
+from tests.conformance.test_exporters import answer
 from tests.integrations.huggingface.training import arguments, trainer
 from tests.integrations.lightning_modules import FILTERS, Net, loader
 from tests.integrations.lightning_modules import trainer as lightning_trainer
@@ -31,7 +31,7 @@ class Answers:
     def __init__(self) -> None:
         self.begun, self.outcomes = 0, list[object]()
 
-    def begin(self) -> Answer | None:
+    def begin(self) -> OnTuned | None:
         self.begun += 1
         return self if self.begun == 1 else None
 
@@ -59,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def tune(*given: Any, **named: Any) -> Fit:
         asked.update(named)
-        return Fit(recommendation(PLAN.replace(**asked.get("pinned", {}))))
+        return Fit(answer(PLAN.replace(**asked.get("pinned", {}))))
 
     monkeypatch.setattr(huggingface, "tune_trainer", lambda make_trainer, **named: tune(make_trainer(), **named))
     monkeypatch.setattr(lightning, "tune", tune)

@@ -8,11 +8,11 @@ import pytest
 from autofit.core.errors import UsageError
 from autofit.fit import Fit
 from autofit.integrations.plan_settings import PlanSettings, import_package
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 
 def fit(**values: Any) -> Fit:
-    return Fit(recommendation(OWN.replace(**values)))
+    return Fit(answer(OWN.replace(**values)))
 
 
 def test_settings_and_the_rest_are_all_that_a_plan_changes() -> None:
@@ -33,7 +33,7 @@ def test_the_batch_alone_is_no_reason_to_warn() -> None:
 
 
 def test_a_loss_that_the_trainer_weights_in_another_way_is_said() -> None:
-    given = recommendation(OWN.replace(accumulation_steps=2), settings={"weighing": "batch['labels'] != -100"})
+    given = answer(OWN.replace(accumulation_steps=2), settings={"weighing": "batch['labels'] != -100"})
     with pytest.warns(UserWarning, match=r"a mean over batch\['labels'\] != -100, .* Lightning weights .* alike"):
         PlanSettings.of(Fit(given), "lightning").warn()
 

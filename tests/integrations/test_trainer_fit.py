@@ -8,11 +8,11 @@ import autofit
 from autofit.core.plan import Plan
 from autofit.fit import Fit
 from autofit.integrations.trainer_fit import for_trainer, with_kept_batch
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 
 
 def test_the_caveat_names_the_batch_its_origin_the_argument_and_the_rule() -> None:
-    fit = Fit(recommendation(OWN))
+    fit = Fit(answer(OWN))
     found, size = with_kept_batch(fit, "of your loader", ("study",)), fit.plan.global_batch_size
     assert found.caveats[:-1] == fit.caveats
     said = found.caveats[-1]
@@ -28,11 +28,11 @@ def test_the_caveat_names_the_batch_its_origin_the_argument_and_the_rule() -> No
 def test_the_code_that_is_shown_is_that_of_the_trainer_also_after_loading(
     library: str, said: str, tmp_path: Path
 ) -> None:
-    fit = Fit(recommendation(Plan(values={**OWN.values, "precision": "bf16"}), OWN))
+    fit = Fit(answer(Plan(values={**OWN.values, "precision": "bf16"}), OWN))
     found = for_trainer(fit, library)
     assert said in str(found)
     assert "fit.prepare(" not in str(found)
     found.save(tmp_path / "plan.yaml")
     assert said in str(autofit.load(tmp_path / "plan.yaml"))
-    environment = found.recommendation.environment
-    assert environment.comparable(fit.recommendation.environment)
+    environment = found.answer.environment
+    assert environment.comparable(fit.answer.environment)

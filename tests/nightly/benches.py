@@ -1,14 +1,14 @@
-"""A simulated job for the tests of a night: a fake bench, a runner on it, and recommendations of its plans."""
+"""A simulated job for the tests of a night: a fake bench, a runner on it, and answers of its plans."""
 
 from collections.abc import Callable
 from typing import Any
 
+from autofit.core.answer import Answer, Candidate
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.trial import Purpose
 from autofit.nightly.measuring import PlanRunner
 from tests.fakes import FakeBench, briefing_of, opened, small_bench
@@ -36,8 +36,8 @@ def runner_of(
     return PlanRunner(there, Objective(), clock)
 
 
-def recommended(bench: FakeBench, plan: Plan, briefing: Briefing | None = None, **changes: Any) -> Recommendation:
-    """Returns a recommendation of a plan of `bench`."""
+def recommended(bench: FakeBench, plan: Plan, briefing: Briefing | None = None, **changes: Any) -> Answer:
+    """Returns an answer of a plan of `bench`."""
     known = briefing or briefing_of(bench)
     quiet = FakeBench(space=bench.space, budget_bytes=bench.budget_bytes, effects=bench.effects, noise=0.0, drift=0.0)
     proof, baseline = quiet.evaluate(plan, Purpose.PROOF), quiet.evaluate(bench.space.baseline, Purpose.PROBE)
@@ -50,4 +50,4 @@ def recommended(bench: FakeBench, plan: Plan, briefing: Briefing | None = None, 
         "objective": Objective(),
         "environment": known.environment,
     }
-    return Recommendation(**(fields | changes))
+    return Answer(**(fields | changes))

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from statistics import median
 
+from autofit.core.answer import Ratio
 from autofit.core.environment import Environment
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.nightly.records import Figures, HistorySegment, NightRecord, NightResult, Verdict, VerdictKind
 
 GIB = 2**30

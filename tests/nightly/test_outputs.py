@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Ratio
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.nightly import outputs
 from autofit.nightly.outputs import (
     MARK,

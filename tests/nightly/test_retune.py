@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from autofit import planfile
+from autofit.core.answer import Answer
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError, UserCodeError
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
 from autofit.nightly.retune import accept, compared, due_for, new_path, previous_path, replace_plan, retune
@@ -97,12 +97,12 @@ def test_a_search_on_the_bench_of_the_night_finds_a_better_plan_and_proves_that_
         runner, Request(study=":memory:"), bench.space.baseline, [lambda e: events.append(e.kind)], lambda: begin(bench)
     )
     assert found.better
-    assert bench.regret(found.recommendation.plan) < 0.05
+    assert bench.regret(found.answer.plan) < 0.05
     assert found.gain is not None
     assert found.gain.low > 1.02
     assert found.note.startswith("the answer has ")
     assert "proof" in events
-    assert found.recommendation.budget.time_s == 600.0
+    assert found.answer.budget.time_s == 600.0
 
 
 def test_a_search_without_an_accepted_plan_is_not_compared() -> None:
@@ -141,11 +141,11 @@ def test_only_what_is_faster_beyond_the_tie_margin_is_better(ratio: float, bette
 @pytest.mark.parametrize(("runs", "verb"), [(True, "found"), (False, "proved")])
 def test_the_accepted_plan_is_not_proposed_also_if_it_lacks_a_knob(runs: bool, verb: str) -> None:
     first, bench = calm(), calm()
-    answer = retune(runner_of(first), Request(study=":memory:"), None, [], lambda: begin(first)).recommendation.plan
+    answer = retune(runner_of(first), Request(study=":memory:"), None, [], lambda: begin(first)).answer.plan
     assert answer.values["memory_format"] == "contiguous"  # its default
     plan = Plan(values={k: v for k, v in answer.values.items() if k != "memory_format"})
     found = retune(runner_of(bench), Request(study=":memory:"), plan, [], lambda: begin(bench), runs=runs)
-    assert found.recommendation.plan == answer
+    assert found.answer.plan == answer
     assert (found.better, found.note) == (False, f"the search {verb} the accepted plan again")
 
 
@@ -160,7 +160,7 @@ def test_any_other_answer_is_better_than_a_plan_that_does_not_run() -> None:
 def test_a_plan_that_fails_while_it_is_compared_loses() -> None:
     bench, plan = slightly_faster(1.1)
     bench.faults[plan.key] = always(Status.OUT_OF_MEMORY, "no room")
-    accepted: Recommendation = recommended(calm(), plan, briefing_of(bench))
+    accepted: Answer = recommended(calm(), plan, briefing_of(bench))
     assert not compared(runner_of(bench), accepted, faster(bench)).better
     bench, plan = slightly_faster(0.9)
     bench.faults[faster(bench).key] = always(Status.OUT_OF_MEMORY, "no room")

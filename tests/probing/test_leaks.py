@@ -231,7 +231,7 @@ def test_the_result_says_by_how_much_memory_grows_and_how_long_it_lasts(step_clo
     assert 240 <= int(steps[1]) <= 256  # 1 GiB holds 256 of them
 
 
-def test_the_recommendation_says_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, step_clock: FakeTime) -> None:
+def test_the_answer_says_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, step_clock: FakeTime) -> None:
     model = targets.mlp()
     # Steps of a known length, since each of them leaves 4 MiB: a race that noise draws out would fill the machine.
     model.register_forward_pre_hook(lambda *_: step_clock.advance(0.1))

@@ -29,7 +29,7 @@ def test_a_step_has_the_gradient_of_the_whole_global_batch(tuned: Tuned) -> None
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     expected = [old - gradient for old, gradient in zip(before, gradients, strict=True)]
     model.zero_grad(set_to_none=True)
-    fit = autofit.Fit(tuned.fit.recommendation.model_copy(update={"plan": plan}))
+    fit = autofit.Fit(tuned.fit.answer.model_copy(update={"plan": plan}))
     loader = DataLoader(data, batch_size=8)
     with fit.prepare(model, loader, rates, loss_fn=F.cross_entropy) as step:
         step(next(iter(step.loader)))
@@ -42,6 +42,6 @@ def test_a_technique_that_changes_the_gradient_is_named_and_left_out(untuned: Tu
     untuned.optimizer = torch.optim.AdamW(untuned.model.parameters())
     fit = untuned.tune(strategies=("batching",))
     assert fit.plan.micro_batch_size == 8  # as it is: with another, batches would be normalised by other samples
-    refused = {refusal.name: refusal.reason for refusal in fit.recommendation.refused}
+    refused = {refusal.name: refusal.reason for refusal in fit.answer.refused}
     assert "changes the gradient of this model" in refused["accumulation"]
     assert "running_mean" in refused["accumulation"]

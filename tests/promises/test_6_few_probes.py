@@ -37,18 +37,18 @@ def test_on_recorded_tables_few_of_the_plans_are_run(results: dict[str, runs.Res
 
 
 def test_a_real_search_with_memory_to_spare_runs_nothing_that_is_too_large(tuned: Tuned) -> None:
-    counts = tuned.fit.recommendation.counts
+    counts = tuned.fit.answer.counts
     assert counts[Status.MEASURED.value] > 1
     assert not any(counts.get(status.value) for status in TOO_LARGE)
 
 
 @pytest.mark.usefixtures("whole_search")
 def test_a_real_search_with_little_memory_estimates_first_and_runs_nothing_that_is_too_large(untuned: Tuned) -> None:
-    own = untuned.tune(study=":memory:", time_budget="3s").recommendation.baseline.outcome.measurement
+    own = untuned.tune(study=":memory:", time_budget="3s").answer.baseline.outcome.measurement
     assert own is not None
     fit = untuned.tune(memory_budget=f"{round(1.02 * own.memory.judged_bytes)}B", study=":memory:")
-    counts = fit.recommendation.counts
+    counts = fit.answer.counts
     assert fit.plan.global_batch_size == GLOBAL_BATCH
     assert not any(counts.get(status.value) for status in TOO_LARGE), counts
-    assert fit.recommendation.estimate is not None
-    assert fit.recommendation.estimate.is_bounded
+    assert fit.answer.estimate is not None
+    assert fit.answer.estimate.is_bounded

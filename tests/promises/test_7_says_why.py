@@ -11,8 +11,8 @@ def test_every_plan_that_was_not_chosen_says_why(tuned: Tuned) -> None:
 
 
 def test_every_strategy_that_was_left_out_says_why(tuned: Tuned) -> None:
-    assert tuned.fit.recommendation.refused
-    assert all(refusal.reason for refusal in tuned.fit.recommendation.refused)
+    assert tuned.fit.answer.refused
+    assert all(refusal.reason for refusal in tuned.fit.answer.refused)
 
 
 def test_the_printed_answer_shows_gain_peak_and_reasons(tuned: Tuned) -> None:

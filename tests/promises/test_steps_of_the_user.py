@@ -31,7 +31,7 @@ def test_its_plan_is_proven_with_the_batch_that_was_asked_for(tuned_gan: TunedGa
 
 
 def test_what_would_change_its_inside_is_left_out_with_a_reason(tuned_gan: TunedGan) -> None:
-    reasons = {refusal.name: refusal.reason for refusal in tuned_gan.fit.recommendation.refused}
+    reasons = {refusal.name: refusal.reason for refusal in tuned_gan.fit.answer.refused}
     for name in ("accumulation", "optimizer_in_backward", "linear_cross_entropy", "compilation"):
         assert reasons[name].startswith("update_fn does the whole optimizer step")
 
@@ -80,7 +80,7 @@ def test_its_step_trains_as_the_users_loop_to_the_bit(
 ) -> None:
     fit = tuned_gan.fit
     plan = Plan(values={**fit.baseline.plan.values, **changes})
-    chosen = Fit(fit.recommendation.model_copy(update={"plan": plan}), Terms(update_fn=gans.update))
+    chosen = Fit(fit.answer.model_copy(update={"plan": plan}), Terms(update_fn=gans.update))
     theirs, others = copy.deepcopy((gan.models, gan.optimizers))
     for optimizer in others.values():
         for group in optimizer.param_groups:
@@ -100,7 +100,7 @@ def test_its_step_trains_as_the_users_loop_to_the_bit(
 
 def test_a_loaded_plan_asks_for_the_function(tuned_gan: TunedGan, gan: TunedGan) -> None:
     fit = tuned_gan.fit
-    loaded = Fit(fit.recommendation)
+    loaded = Fit(fit.answer)
     with pytest.raises(WorkloadError, match="found no update_fn; expected the one that the plan was tuned with"):
         loaded.prepare(gan.models, gan.loader, gan.optimizers)
     with pytest.raises(WorkloadError, match="found scaler beside update_fn"):

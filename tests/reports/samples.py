@@ -4,10 +4,10 @@ import math
 import random
 from collections.abc import Iterable
 
+from autofit.core.answer import Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
-from autofit.core.recommendation import Ratio
 from autofit.core.space import Refusal
 from autofit.memory.breakdown import Breakdown, Part
 from autofit.memory.profile import Profile, StepPhase

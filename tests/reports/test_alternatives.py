@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.reports.alternatives import others, rate_per_s, reasons_of, why
 from tests.reports.test_summary import BEST, OWN, measured, measurement, record
 
@@ -152,7 +152,7 @@ def test_a_plan_with_a_lower_ratio_never_has_a_higher_throughput() -> None:
     """In a record without rates the probes, which contradict the race, are not shown."""
     gains = {1: 1.9, 2: 1.5, 4: 1.1, 8: 0.5}
     candidates = [on_front(size, 40_000 * size, 3, gain) for size, gain in gains.items()]
-    found: Recommendation = record(alternatives=tuple(candidates))
+    found: Answer = record(alternatives=tuple(candidates))
     rates = [rate_per_s(found, found.proof, found.rate_per_s, found.gain)]
     rates += [
         rate_per_s(found, c.outcome.measurement, c.rate_per_s, c.gain) for c in candidates if c.outcome.measurement

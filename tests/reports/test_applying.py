@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 
 import autofit
-from autofit.core.recommendation import Recommendation
+from autofit.core.answer import Answer
 from autofit.reports.applying import apply_code, applying_lines, command_line, fitted, tuning_call
 from tests.recorded import recorded_search
 
 
-def recommendation() -> Recommendation:
-    found = recorded_search().recommendation
+def answer() -> Answer:
+    found = recorded_search().answer
     assert found is not None
     return found
 
 
 def test_the_code_loads_the_plan_file_and_trains() -> None:
-    code = apply_code(recommendation(), "plans/it's.yaml")
+    code = apply_code(answer(), "plans/it's.yaml")
     calls = [ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     assert """autofit.load("plans/it's.yaml")""" in calls
     assert "fit.prepare(model, loader, optimizer)" in calls
@@ -30,13 +30,13 @@ def test_the_code_loads_the_plan_file_and_trains() -> None:
 
 
 def test_without_a_plan_file_it_says_to_save_first() -> None:
-    code = apply_code(recommendation())
+    code = apply_code(answer())
     assert code.startswith("# Save the plan first: fit.save('autofit.yaml')")
     ast.parse(code)
 
 
 def test_a_plan_for_inference_has_no_optimizer() -> None:
-    r = recommendation()
+    r = answer()
     environment = r.environment.model_copy(update={"settings": {"mode": "inference"}})
     code = apply_code(r.model_copy(update={"environment": environment}))
     assert "output = step(batch)" in code
@@ -44,7 +44,7 @@ def test_a_plan_for_inference_has_no_optimizer() -> None:
 
 
 def test_it_names_the_functions_that_the_plan_file_does_not_hold() -> None:
-    r = recommendation()
+    r = answer()
     assert "# with the loss_fn or step_fn of tune" in apply_code(r)
     environment = r.environment.model_copy(update={"settings": {**r.environment.settings, "update": "update_fn"}})
     assert "fit.prepare(model, loader, optimizer, update_fn=update_fn)" in apply_code(
@@ -52,8 +52,8 @@ def test_it_names_the_functions_that_the_plan_file_does_not_hold() -> None:
     )
 
 
-def for_a(library: str) -> Recommendation:
-    r = recommendation()
+def for_a(library: str) -> Answer:
+    r = answer()
     environment = r.environment.model_copy(update={"settings": {**r.environment.settings, "trainer": library}})
     return r.model_copy(update={"environment": environment})
 

@@ -29,7 +29,7 @@ def result(request: pytest.FixtureRequest) -> SearchResult:
 
 def report_of(found: SearchResult, **changes: Any) -> Report:
     evidence = found.evidence.model_copy(update=changes)
-    return assembled(sources.of_result(SearchResult(found.recommendation, evidence, found.trials)))
+    return assembled(sources.of_result(SearchResult(found.answer, evidence, found.trials)))
 
 
 def test_every_plan_that_was_tried_is_a_row_once(result: SearchResult) -> None:
@@ -83,7 +83,7 @@ def test_an_answer_whose_later_proof_failed_is_as_fast_as_its_probe(result: Sear
     unknown = lost.model_copy(update={"plan": lost.plan.replace(micro_batch_size=5)})
     evidence = result.evidence.model_copy(update={"answers": (*result.evidence.answers, lost, unknown)})
     trials = (*result.trials, Trial(number=999, plan=lost.plan, outcome=failed))
-    found = assembled(sources.of_result(SearchResult(result.recommendation, evidence, trials)))
+    found = assembled(sources.of_result(SearchResult(result.answer, evidence, trials)))
     last, baseline = found.answers[-1], found.baseline
     assert found.row(last.rank).rate_per_s is None
     assert baseline is not None
@@ -93,7 +93,7 @@ def test_an_answer_whose_later_proof_failed_is_as_fast_as_its_probe(result: Sear
 
 
 def test_the_race_says_why_a_plan_lost_in_the_words_of_the_summary(result: SearchResult) -> None:
-    r = result.recommendation
+    r = result.answer
     assert r is not None
     reasons = reasons_of(r)
     found = report_of(result)
@@ -138,13 +138,13 @@ def test_memory_gates_and_what_was_left_out_are_shown(result: SearchResult) -> N
 
 
 def test_a_plan_whose_proof_failed_has_no_throughput(result: SearchResult) -> None:
-    assert result.recommendation is not None
-    loser = result.recommendation.alternatives[0]
+    assert result.answer is not None
+    loser = result.answer.alternatives[0]
     failed = Outcome(
         status=Status.OVER_BUDGET, reason="its peak is above the budget", measurement=loser.outcome.measurement
     )
     trials = (*result.trials, Trial(number=999, plan=loser.plan, outcome=failed))
-    found = assembled(sources.of_result(SearchResult(result.recommendation, result.evidence, trials)))
+    found = assembled(sources.of_result(SearchResult(result.answer, result.evidence, trials)))
     (row,) = [row for row in found.rows if row.values == dict(loser.plan.values)]
     assert (row.status, row.rate_per_s, row.gain, row.on_front) == ("over budget", None, None, False)
     assert row.peak_bytes is not None
@@ -157,8 +157,8 @@ def test_hostile_texts_are_shown_as_text_and_cut(result: SearchResult) -> None:
         outcome=Outcome(status=Status.USER_ERROR, reason=HOSTILE),
     )
     evidence = result.evidence.model_copy(update={"title": HOSTILE, "caveats": (HOSTILE, "lone \ud800")})
-    assert result.recommendation is not None
-    named = result.recommendation.model_copy(update={"title": HOSTILE, "caveats": (HOSTILE, "lone \ud800")})
+    assert result.answer is not None
+    named = result.answer.model_copy(update={"title": HOSTILE, "caveats": (HOSTILE, "lone \ud800")})
     found = assembled(sources.of_result(SearchResult(named, evidence, (*result.trials, bad))))
     text = found.model_dump_json(by_alias=True)
     assert "\\u001b" not in text
@@ -170,7 +170,7 @@ def test_hostile_texts_are_shown_as_text_and_cut(result: SearchResult) -> None:
 
 def test_without_a_baseline_in_the_race_the_recommended_plan_is_the_reference() -> None:
     result = recorded_search()
-    r = result.recommendation
+    r = result.answer
     assert r is not None
     race = tuple(log for log in result.evidence.race if log.plan != r.baseline.plan)
     found = report_of(result, race=race)
@@ -181,7 +181,7 @@ def test_without_a_baseline_in_the_race_the_recommended_plan_is_the_reference() 
 
 def test_who_joined_the_race_late_is_paired_with_the_rounds_it_ran() -> None:
     result = recorded_search()
-    r = result.recommendation
+    r = result.answer
     assert r is not None
     own = RaceLog(plan=r.baseline.plan, log_rates=(0.0, 1.0, 2.0, 3.0, 4.0, 5.0))
     late = RaceLog(plan=r.plan, joined=2, log_rates=(2.5, 3.5, 4.5, 5.5))
@@ -226,7 +226,7 @@ def test_a_search_that_did_not_end_says_so_and_keeps_what_was_asked(tmp_path: Pa
 def test_a_study_without_evidence_is_shown_without_inventing_a_baseline(tmp_path: Path) -> None:
     result = recorded_search(tmp_path / "study.journal")
     found = without_notes(tmp_path / "study.journal", OPENED, CLOSED)
-    assert found.headline.startswith("No recommendation is known: the study does not have")
+    assert found.headline.startswith("No answer is known: the study does not have")
     assert (found.baseline, found.environment) == (None, result.evidence.environment)
     assert all(row.gain is None and row.rate_per_s is not None for row in found.rows)
     assert "gains: the study does not say which plan is the baseline" in found.missing
@@ -235,7 +235,7 @@ def test_a_study_without_evidence_is_shown_without_inventing_a_baseline(tmp_path
 
 def test_measured_plans_without_an_answer_are_on_the_scale_of_probes() -> None:
     result = recorded_search()
-    evidence = result.evidence.model_copy(update={"recommendation": None, "standings": (), "failure": "time was over"})
+    evidence = result.evidence.model_copy(update={"answer": None, "standings": (), "failure": "time was over"})
     found = assembled(sources.of_result(SearchResult(None, evidence, result.trials)))
     measured = [row for row in found.rows if row.rate_per_s is not None]
     assert len(measured) == len(found.rows)
@@ -252,7 +252,7 @@ def test_500_trials_take_well_below_a_second() -> None:
         for number in range(500)
     )
     began = time.perf_counter()
-    found = assembled(sources.of_result(SearchResult(result.recommendation, result.evidence, (*result.trials, *many))))
+    found = assembled(sources.of_result(SearchResult(result.answer, result.evidence, (*result.trials, *many))))
     assert time.perf_counter() - began < 0.8
     assert len(found.rows) > 500
     other = [row for row in found.rows if row.micro_batch_size >= 10_000]
@@ -270,9 +270,9 @@ def test_the_recommended_combination_has_a_curve_however_few_of_its_plans_ran() 
 
 def test_the_caveat_on_a_changed_global_batch_is_first() -> None:
     result = recorded_search()
-    assert result.recommendation is not None
+    assert result.answer is not None
     changed = f"{BATCH_CHANGED} from 64 to 768: adjust the learning rate"
-    r = result.recommendation.model_copy(update={"caveats": ("one", changed, "two")})
+    r = result.answer.model_copy(update={"caveats": ("one", changed, "two")})
     assert assembled(sources.of_result(SearchResult(r, result.evidence, result.trials))).caveats == (
         changed, "one", "two",
     )  # fmt: skip
@@ -298,7 +298,7 @@ def test_the_latest_run_decides_and_the_peak_that_was_seen_stays() -> None:
 
 
 def test_a_plan_file_alone_gives_the_measured_plans() -> None:
-    r = RESULT.recommendation
+    r = RESULT.answer
     assert r is not None
     found = with_rates(known_plans(r, ()), r, r.objective)
     assert set(found) == {r.plan.key, r.baseline.plan.key, *(each.plan.key for each in r.alternatives)}
@@ -306,7 +306,7 @@ def test_a_plan_file_alone_gives_the_measured_plans() -> None:
 
 
 def test_a_record_without_throughputs_is_put_on_the_scale_of_its_gains() -> None:
-    r = RESULT.recommendation
+    r = RESULT.answer
     assert r is not None
     bare = [each.model_copy(update={"rate_per_s": None}) for each in (r.baseline, *r.alternatives)]
     older = r.model_copy(update={"rate_per_s": None, "baseline": bare[0], "alternatives": tuple(bare[1:])})
@@ -333,7 +333,7 @@ def test_plans_without_a_throughput_come_last_those_near_the_budget_first() -> N
         ),
         *RESULT.trials,
     ]
-    r = RESULT.recommendation
+    r = RESULT.answer
     assert r is not None
     known = with_rates(known_plans(r, trials), r, r.objective)
     rows = rows_of(known.values(), r.plan, r.baseline.plan, {})

@@ -4,24 +4,24 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Answer
 from autofit.core.objective import Objective
-from autofit.core.recommendation import Recommendation
 from autofit.reports.canvas import Canvas
 from autofit.reports.differences import differences, to_dict, to_html, to_text, verdict
 from tests.recorded import recorded_search
 from tests.reports.samples import HOSTILE
 
-FOUND = recorded_search(name="unet").recommendation
+FOUND = recorded_search(name="unet").answer
 NAMES = ("a.yaml", "b.yaml")
 
 
-def plan(rate_per_s: float | None = 200.0, **changes: Any) -> Recommendation:
-    """Returns a recommendation with this throughput."""
+def plan(rate_per_s: float | None = 200.0, **changes: Any) -> Answer:
+    """Returns an answer with this throughput."""
     assert FOUND is not None
     return FOUND.model_copy(update={"rate_per_s": rate_per_s, **changes})
 
 
-def changed() -> Recommendation:
+def changed() -> Answer:
     """Returns one with another batch, another torch and another setting."""
     r = plan(250.0)
     place = r.environment

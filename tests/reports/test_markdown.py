@@ -122,11 +122,11 @@ def test_hostile_texts_leave_the_document_whole(found: Report) -> None:
 def test_a_report_without_an_answer_is_short_and_says_why(found: Report) -> None:
     evidence = RESULT.evidence.model_copy(
         update={
-            "recommendation": None, "standings": (), "failure": "no plan fits", "failure_code": 3, "profile": None,
+            "answer": None, "standings": (), "failure": "no plan fits", "failure_code": 3, "profile": None,
             "race": (),
         }
     )  # fmt: skip
-    document = to_markdown(assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=evidence))))
+    document = to_markdown(assembled(sources.of_result(replace(RESULT, answer=None, evidence=evidence))))
     assert "**No plan is recommended: no plan fits the budget of " in document
     assert "Apply the plan" not in document
 

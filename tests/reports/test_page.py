@@ -12,9 +12,9 @@ from xml.dom.minidom import parseString
 
 import pytest
 
+from autofit.core.answer import Candidate, Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.outcome import Outcome, Status
-from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.strategy_record import StrategyRecord
 from autofit.reports.markup import CODE
 from autofit.reports.page import answer, card, plans_table, render
@@ -239,9 +239,7 @@ def test_a_baseline_that_is_the_answer_is_not_compared_with_itself() -> None:
 
 def test_an_answer_without_a_plan_says_so() -> None:
     found = answer_words(infeasible())
-    assert (
-        "No plan fits the budget. Recommendation none no plan fits the budget of 20 GiB Memory budget 20 GiB" in found
-    )
+    assert "No plan fits the budget. Answer none no plan fits the budget of 20 GiB Memory budget 20 GiB" in found
     assert "lowest estimated peak: 23.5 GiB" in found
 
 
@@ -250,9 +248,9 @@ def test_the_cause_of_a_search_without_a_plan_is_in_its_tile_and_the_whole_messa
         update={"cause": "the user's code failed", "failure": "your code failed in forward. Fix it, then tune again."}
     )
     found = answer_words(made)
-    assert "Recommendation none the user&#x27;s code failed" in found or "none the user's code failed" in found
+    assert "Answer none the user&#x27;s code failed" in found or "none the user's code failed" in found
     assert "no plan fits" not in found
-    assert found.index("Fix it, then tune again.") < found.index("Recommendation none")
+    assert found.index("Fix it, then tune again.") < found.index("Answer none")
 
 
 def test_a_changed_global_batch_is_a_row_of_what_changes() -> None:

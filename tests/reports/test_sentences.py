@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.errors import (
     AutofitError,
@@ -15,7 +16,6 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.outcome import Outcome, Status
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import short_number
 from autofit.reports import sources
@@ -49,9 +49,9 @@ RESULT = recorded_search(name="unet")
 EVIDENCE = RESULT.evidence
 
 
-def answer() -> Recommendation:
-    """Returns a recommendation that is not the baseline, without a contradicting proof."""
-    r = RESULT.recommendation
+def answer() -> Answer:
+    """Returns an answer that is not the baseline, without a contradicting proof."""
+    r = RESULT.answer
     assert r is not None
     assert r.plan != r.baseline.plan
     return r.model_copy(update={"rate_per_s": r.objective.score(r.proof)})
@@ -139,7 +139,7 @@ def test_a_gain_that_the_proof_contradicts_is_in_no_form_of_the_answer() -> None
     """Not even where caveats are folded away. Both throughputs are there instead."""
     r = answer()
     doubted = r.model_copy(update={"rate_per_s": 4 * (r.rate_per_s or 0.0), "gain": None})
-    page = assembled(sources.of_recommendation(doubted))
+    page = assembled(sources.of_answer(doubted))
     why = "gain over the baseline is unknown, because the proof contradicts the probe"
     for text in (headline(doubted), summarize(doubted, Canvas(400)), card(doubted), to_markdown(page), render(page)):
         assert why in text
@@ -173,7 +173,7 @@ def test_the_cause_is_that_of_the_error(error: AutofitError, expected: str) -> N
 
 
 def test_a_search_that_was_interrupted_or_died_says_so() -> None:
-    open_one = EVIDENCE.model_copy(update={"failure": "", "recommendation": None})
+    open_one = EVIDENCE.model_copy(update={"failure": "", "answer": None})
     assert cause(open_one) == "the search did not end"
     last = Trial(number=1, plan=EVIDENCE.baseline, outcome=Outcome(status=Status.INTERRUPTED, reason="Ctrl-C"))
     assert cause(open_one, (last,)) == "the search was interrupted"
@@ -185,13 +185,13 @@ def test_a_failed_search_has_a_short_headline_in_words_and_its_whole_message_bel
     plan = EVIDENCE.baseline.replace(micro_batch_size=4, accumulation_steps=4)
     own = Trial(number=1, plan=plan, outcome=Outcome(status=Status.TIMED_OUT, reason="not finished"))
     known = EVIDENCE.model_copy(
-        update={"failure": message, "failure_code": 7, "recommendation": None, "baseline": plan, "standings": ()}
+        update={"failure": message, "failure_code": 7, "answer": None, "baseline": plan, "standings": ()}
     )
     expected = (
         "No plan is recommended: the time or trial limit was reached first. The baseline, micro batch 4 x 4, timed out."
     )
     assert failed_headline(known, (own,)) == expected
-    report = assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=known, trials=(own,))))
+    report = assembled(sources.of_result(replace(RESULT, answer=None, evidence=known, trials=(own,))))
     assert (report.headline, report.feasible) == (expected, False)
     for text in (render(report), to_markdown(report)):
         assert text.index(expected) < text.index("LAST.")
@@ -202,11 +202,11 @@ def test_a_baseline_whose_proof_failed_keeps_its_measurement_and_the_headline_na
     probe = next(t for t in RESULT.trials if t.plan == EVIDENCE.baseline and t.outcome.measured)
     late = Outcome(status=Status.TIMED_OUT, reason="not finished after 9 s")
     proof = Trial(number=99, plan=probe.plan, outcome=late, purpose=Purpose.PROOF)
-    update = {"failure": "time ran out", "failure_code": 7, "recommendation": None, "standings": ()}
+    update = {"failure": "time ran out", "failure_code": 7, "answer": None, "standings": ()}
     known = EVIDENCE.model_copy(update=update)
     assert " was measured, but its proof timed out." in failed_headline(known, (probe, proof))
     assert "was measured, but" not in failed_headline(known, (proof,))
-    report = assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=known, trials=(probe, proof))))
+    report = assembled(sources.of_result(replace(RESULT, answer=None, evidence=known, trials=(probe, proof))))
     assert " was measured, but its proof timed out." in report.headline
     (row,) = [row for row in report.rows if row.is_baseline]
     assert (row.status, row.reason) == ("measured", "its proof was not completed: timed out, not finished after 9 s")

@@ -19,8 +19,8 @@ from tests.recorded import recorded_search
 def kept(tmp_path: Path) -> tuple[Path, Path, SearchResult]:
     study, plan = tmp_path / "study.journal", tmp_path / "plan.yaml"
     result = recorded_search(study)
-    assert result.recommendation is not None
-    planfile.save(result.recommendation, plan)
+    assert result.answer is not None
+    planfile.save(result.answer, plan)
     return study, plan, result
 
 
@@ -28,7 +28,7 @@ def test_plan_file_study_and_search_give_the_same_records(kept: tuple[Path, Path
     study, plan, result = kept
     by_search, by_study, by_plan = sources.of_result(result), sources.of_name(study), sources.of_name(plan)
     for found in (by_study, by_plan):
-        assert found.recommendation == result.recommendation
+        assert found.answer == result.answer
         assert found.evidence == result.evidence
         assert found.trials == by_search.trials
         assert found.missing == ()
@@ -38,8 +38,8 @@ def test_plan_file_study_and_search_give_the_same_records(kept: tuple[Path, Path
 
 def test_a_newer_search_is_not_mixed_into_an_older_plan(kept: tuple[Path, Path, SearchResult]) -> None:
     study, plan, result = kept
-    assert result.recommendation is not None
-    old = result.recommendation.model_copy(update={"created": "2020-01-01T00:00:00+00:00"})
+    assert result.answer is not None
+    old = result.answer.model_copy(update={"created": "2020-01-01T00:00:00+00:00"})
     planfile.save(old, plan)
     found = sources.of_name(plan)
     assert (found.evidence, found.trials) == (None, ())
@@ -54,24 +54,24 @@ def test_trials_of_an_earlier_search_are_marked(tmp_path: Path) -> None:
     found = sources.of_name(study)
     assert found.evidence == second.evidence
     assert sum(trial.earlier for trial in found.trials) == len(first.trials)
-    assert found.recommendation is not None
-    assert second.recommendation is not None
-    assert {c.plan for c in found.recommendation.alternatives} == {c.plan for c in second.recommendation.alternatives}
+    assert found.answer is not None
+    assert second.answer is not None
+    assert {c.plan for c in found.answer.alternatives} == {c.plan for c in second.answer.alternatives}
 
 
 def test_a_plan_whose_study_is_gone_says_so(kept: tuple[Path, Path, SearchResult]) -> None:
     study, plan, result = kept
     study.unlink()
     found = sources.of_name(plan)
-    assert (found.recommendation, found.evidence, found.trials) == (result.recommendation, None, ())
+    assert (found.answer, found.evidence, found.trials) == (result.answer, None, ())
     assert "plans that were not measured" in found.missing[0]
     assert "found no file" in found.missing[0]
 
 
 def test_a_study_in_memory_says_so() -> None:
-    recommendation = recorded_search().recommendation
-    assert recommendation is not None
-    assert "it was kept in memory" in sources.of_recommendation(recommendation).missing[0]
+    answer = recorded_search().answer
+    assert answer is not None
+    assert "it was kept in memory" in sources.of_answer(answer).missing[0]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_relative_study_is_beside_the_plan_file(
 def _with_study(kept: tuple[Path, Path, SearchResult], study: str) -> sources.Source:
     """Returns the records of the plan file after it was made to name another study."""
     _, plan, result = kept
-    assert result.recommendation is not None
-    planfile.save(result.recommendation.model_copy(update={"study": study}), plan)
+    assert result.answer is not None
+    planfile.save(result.answer.model_copy(update={"study": study}), plan)
     return sources.of_name(plan)
 
 
@@ -127,7 +127,7 @@ def test_a_study_without_a_feasible_plan_is_read(tmp_path: Path) -> None:
     with pytest.raises(NothingFits):
         recorded_search(tmp_path / "study.journal", memory_bytes=2**20)
     found = sources.of_name(tmp_path / "study.journal")
-    assert found.recommendation is None
+    assert found.answer is None
     assert found.evidence is not None
     assert found.evidence.failure.startswith("no plan fits into 1 MiB")
     assert found.trials

@@ -1,10 +1,11 @@
-"""A recommendation in words, with the plan for evaluation, for a terminal."""
+"""An answer in words, with the plan for evaluation, for a terminal."""
 
 import re
 from typing import Any
 
 import pytest
 
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
@@ -12,7 +13,6 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import StrategyRecord
 from autofit.core.wording import describe_outcome, describe_plan
@@ -42,7 +42,7 @@ def measured(**values: Any) -> Outcome:
     return Outcome(status=Status.MEASURED, measurement=measurement(**values))
 
 
-def record(**changes: Any) -> Recommendation:
+def record(**changes: Any) -> Answer:
     fields: dict[str, Any] = {
         "plan": BEST,
         "proof": measurement(),
@@ -57,7 +57,7 @@ def record(**changes: Any) -> Recommendation:
         "counts": {"measured": 7, "out of memory": 1},
         "duration_s": 83.0,
     }
-    return Recommendation(**fields | changes)
+    return Answer(**fields | changes)
 
 
 WIDTHS = (40, 60, 80, 100, 120)
@@ -209,7 +209,7 @@ def test_the_facts_name_budget_device_cost_and_what_was_left_out() -> None:
         "  left out  knob0: reason 0",
         "  left out  knob1: reason 1",
         "  left out  knob2: reason 2",
-        "            and 2 more in fit.recommendation.refused",
+        "            and 2 more in fit.answer.refused",
     ]
     assert "left out" not in summarize(record())
 
@@ -324,7 +324,7 @@ def test_the_brief_form_has_the_answer_on_a_screen_and_says_where_the_rest_is() 
 BUDGET = Budget(memory_bytes=2**30, memory_note="2 GiB of the training - 1 GiB that it keeps beside the model = 1 GiB")
 
 
-def training(**changes: object) -> Recommendation:
+def training(**changes: object) -> Answer:
     return record(evaluation=record(budget=BUDGET, **changes))
 
 

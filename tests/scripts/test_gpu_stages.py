@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from autofit.core.account import Account
+from autofit.core.answer import Answer, Ratio
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable, UsageError
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
@@ -196,9 +196,9 @@ def test_tests_cut_off_by_the_limit_are_unfinished_and_not_missed(
 def test_the_soak_takes_the_plan_of_a_grid_that_is_unfinished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    tuned = {"recommendation": {"of": name}}
+    tuned = {"answer": {"of": name}}
     (tmp_path / name).write_text(json.dumps({"tuned": tuned} if "part" in name else tuned))
-    monkeypatch.setattr(Recommendation, "model_validate", lambda found: found)
+    monkeypatch.setattr(Answer, "model_validate", lambda found: found)
     monkeypatch.setattr(soak, "tune", lambda *_: pytest.fail("tuned again"))
     monkeypatch.setattr(soak, "RemoteBench", lambda *_: pytest.fail("opened a bench"))
     taken: object = soak.proven(argparse.Namespace(out=tmp_path, limit_s=1, device="cpu", scale="tiny"))

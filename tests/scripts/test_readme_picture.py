@@ -41,14 +41,14 @@ def test_the_picture_is_wide_enough_small_enough_and_shown() -> None:
 def test_the_records_are_of_one_run_of_the_demo(records: Records) -> None:
     demo = (ROOT / "scripts" / "demo").read_text(encoding="utf-8").replace("\\\n", "")
     assert TUNE in " ".join(demo.split())
-    assert records.report.command == records.recommendation.command == f"autofit {TUNE}"
+    assert records.report.command == records.answer.command == f"autofit {TUNE}"
     recommended = records.report.recommended
     assert recommended is not None
-    assert recommended.values == records.recommendation.plan.values
+    assert recommended.values == records.answer.plan.values
     proofs = [kept.trial for kept in records.events if kept.kind == "proof" and kept.trial]
-    assert proofs[-1].plan == records.recommendation.plan
+    assert proofs[-1].plan == records.answer.plan
     measured = sum(kept.trial is not None and kept.trial.outcome.measured for kept in records.events)
-    assert measured <= records.recommendation.counts["measured"]
+    assert measured <= records.answer.counts["measured"]
 
 
 def test_the_records_can_be_copied_and_name_no_folder_of_a_machine(records: Records, tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Candidate
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate
 from autofit.core.trial import Purpose
 from autofit.search.tuning import Findings
 from autofit.study import Study

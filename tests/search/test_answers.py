@@ -53,7 +53,6 @@ def test_the_best_so_far_is_returned_at_whatever_run_the_search_ends(number: int
     bench, findings = ended_at(number, error)
     assert len(bench.runs) == number, "nothing runs after the end"
     assert findings.interrupted is isinstance(error, KeyboardInterrupt)
-    assert not findings.complete
     assert findings.answers[-1].plan == findings.plan
     assert bench.samples_per_s(findings.plan) >= 0.99 * bench.samples_per_s(bench.space.baseline)
     assert bench.fits(findings.plan)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Ratio
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 from autofit.search.choice import choose, finalists, lightest, measurement_of, quotient, ranked, ties
 

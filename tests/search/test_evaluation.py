@@ -2,6 +2,7 @@
 
 import pytest
 
+from autofit.core.answer import Answer
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import (
@@ -14,7 +15,6 @@ from autofit.core.errors import (
     UserCodeError,
     WorkloadError,
 )
-from autofit.core.recommendation import Recommendation
 from autofit.search.evaluation import (
     TIME_SHARE,
     evaluation_options,
@@ -26,8 +26,8 @@ from autofit.search.request import Request
 from tests.recorded import recorded_search
 
 
-def answer() -> Recommendation:
-    found = recorded_search().recommendation
+def answer() -> Answer:
+    found = recorded_search().answer
     assert found is not None
     return found
 
@@ -66,7 +66,7 @@ def test_the_answer_has_that_of_evaluation() -> None:
 def test_evaluation_is_searched_in_what_is_left_of_the_call() -> None:
     asked: list[tuple[Options, Request, Clock]] = []
 
-    def search(options: Options, request: Request, clock: Clock) -> Recommendation:
+    def search(options: Options, request: Request, clock: Clock) -> Answer:
         asked.append((options, request, clock))
         return answer()
 
@@ -77,8 +77,8 @@ def test_evaluation_is_searched_in_what_is_left_of_the_call() -> None:
     assert (request.time_s, clock.limit_s) == (70.0, 70.0)
 
 
-def failing(error: AutofitError) -> Recommendation:
-    def search(options: Options, request: Request, clock: Clock) -> Recommendation:
+def failing(error: AutofitError) -> Answer:
+    def search(options: Options, request: Request, clock: Clock) -> Answer:
         raise error
 
     return with_evaluation(answer(), Options(), Request(), Clock(), search)

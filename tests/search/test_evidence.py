@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autofit.core.recommendation import Candidate
+from autofit.core.answer import Candidate
 from autofit.search.evidence import (
     CLOSED,
     Placing,
@@ -70,24 +70,24 @@ def test_what_is_not_evidence_of_this_version_is_none(note: Any) -> None:
     assert STORED_LETTERS < 2**15
 
 
-def test_evidence_supports_the_recommendation_of_its_own_search_alone(result: SearchResult) -> None:
-    found, own = result.evidence, result.recommendation
+def test_evidence_supports_the_answer_of_its_own_search_alone(result: SearchResult) -> None:
+    found, own = result.evidence, result.answer
     assert own is not None
     assert found.supports(own)
     assert not found.supports(own.model_copy(update={"created": "2020-01-01T00:00:00+00:00"}))
     assert not found.supports(own.model_copy(update={"plan": own.baseline.plan}))
-    assert not found.model_copy(update={"recommendation": None}).supports(own)
+    assert not found.model_copy(update={"answer": None}).supports(own)
 
 
 def test_alternatives_come_back_from_the_trials(result: SearchResult) -> None:
-    assert result.recommendation is not None
-    assert result.evidence.recommendation is not None
-    assert result.evidence.recommendation.alternatives == ()
-    assert result.evidence.answer(result.trials) == result.recommendation
+    assert result.answer is not None
+    assert result.evidence.answer is not None
+    assert result.evidence.answer.alternatives == ()
+    assert result.evidence.whole_answer(result.trials) == result.answer
     assert SearchResult.of(result.evidence, result.trials) == result
-    some = result.evidence.answer([t for t in result.trials if t.plan != result.recommendation.alternatives[0].plan])
+    some = result.evidence.whole_answer([t for t in result.trials if t.plan != result.answer.alternatives[0].plan])
     assert some is not None
-    assert some.alternatives == result.recommendation.alternatives[1:]
+    assert some.alternatives == result.answer.alternatives[1:]
     assert all(isinstance(each, Candidate) for each in some.alternatives)
 
 

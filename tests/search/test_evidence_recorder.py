@@ -21,14 +21,14 @@ from tests.fakes import briefing_of, opened, small_bench
 from tests.recorded import GATES, REFUSED, RecordedBench, recorded_search, table
 
 
-def test_the_last_event_carries_recommendation_evidence_and_trials() -> None:
+def test_the_last_event_carries_answer_evidence_and_trials() -> None:
     events: list[Event] = []
     result = recorded_search(listen=[events.append])
     assert [event.kind for event in events].count("result") == 1
     assert events[-1].result == result
-    assert result.recommendation is not None
-    assert {t.plan for t in result.trials} >= {c.plan for c in result.recommendation.alternatives}
-    assert (result.recommendation.title, result.recommendation.command) == (
+    assert result.answer is not None
+    assert {t.plan for t in result.trials} >= {c.plan for c in result.answer.alternatives}
+    assert (result.answer.title, result.answer.command) == (
         "train.py:make_resnet", "autofit tune train.py:make_resnet"
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_the_first_event_carries_what_was_asked() -> None:
     first = events[0]
     assert (first.kind, [event.kind for event in events].count("start")) == ("start", 1)
     assert first.asked is not None
-    assert first.asked.recommendation is None
+    assert first.asked.answer is None
     names = ("began", "title", "command", "baseline", "budget", "objective", "environment")
     assert all(getattr(first.asked, name) == getattr(result.evidence, name) for name in names)
 
@@ -47,7 +47,7 @@ def test_the_first_event_carries_what_was_asked() -> None:
 @pytest.mark.usefixtures("whole_search")
 def test_the_evidence_has_what_was_asked_and_what_was_seen() -> None:
     result = recorded_search()
-    found, r = result.evidence, result.recommendation
+    found, r = result.evidence, result.answer
     assert r is not None
     assert (found.gates, found.refused, found.baseline) == (GATES, REFUSED, table("resnet").space.baseline)
     assert found.stopped == "nothing left that was worth a probe"
@@ -73,10 +73,10 @@ def test_a_search_in_which_nothing_fits_leaves_its_evidence() -> None:
         recorded_search(memory_bytes=2**20, listen=[events.append])
     result = events[-1].result
     assert result is not None
-    assert result.recommendation is None
+    assert result.answer is None
     assert result.evidence.failure == str(error.value)
     assert result.trials
-    assert result.evidence.answer(result.trials) is None
+    assert result.evidence.whole_answer(result.trials) is None
     assert result.evidence.baseline_profile is None
 
 
@@ -94,7 +94,7 @@ def test_a_recommended_plan_that_the_search_did_not_trace_is_traced_after_its_pr
         results.extend([event.result] if event.result is not None else [])
 
     search(bench, Request(study=":memory:"), [listen], Clock(bench.device.time))  # it traces the baseline alone
-    r = results[0].recommendation
+    r = results[0].answer
     assert r is not None
     assert r.plan != r.baseline.plan
     assert [event.text for event in events if event.text.endswith(" for the report")] == [
@@ -111,8 +111,8 @@ def test_a_failure_in_collecting_costs_no_answer(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(EvidenceRecorder, "_profile", broken)
     events = fake_search()
     assert events[-1].result is not None
-    assert events[-1].result.recommendation is not None
-    assert events[-1].result.evidence.supports(events[-1].result.recommendation)
+    assert events[-1].result.answer is not None
+    assert events[-1].result.evidence.supports(events[-1].result.answer)
     assert "the evidence for the report is incomplete: RuntimeError: no profile today" in [e.text for e in events]
 
 
@@ -123,7 +123,7 @@ def test_a_trace_for_the_report_that_fails_costs_no_answer(monkeypatch: pytest.M
     monkeypatch.setattr(Estimator, "show", broken)
     events = fake_search()
     assert events[-1].result is not None
-    assert (found := events[-1].result.recommendation) is not None
+    assert (found := events[-1].result.answer) is not None
     lost = "was not traced for the report: DevicePoisoned: the device is in an error state"
     assert f"{describe_plan(found.plan, found.baseline.plan)} {lost}" in [event.text for event in events]
 
@@ -156,7 +156,7 @@ def test_the_study_has_both_notes_and_a_killed_search_leaves_the_first(tmp_path:
     evidence = asked(bench.briefing, bench.briefing.budget, request.objective, request, ["a note of the study"])
     EvidenceRecorder(evidence, kept.__setitem__, [], lambda event: None)
     assert list(kept) == [OPENED]
-    assert (evidence.title, evidence.command, evidence.stopped, evidence.recommendation) == ("what", "how", "", None)
+    assert (evidence.title, evidence.command, evidence.stopped, evidence.answer) == ("what", "how", "", None)
     assert evidence.caveats == ("the loss was inferred: cross-entropy", "a note of the study")
     assert isinstance(evidence, SearchEvidence)
     assert isinstance(recorded_search(tmp_path / "study.db"), SearchResult)

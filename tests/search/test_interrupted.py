@@ -20,7 +20,7 @@ def test_an_interrupted_search_carries_its_answer(runs: int) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         search(opened(briefing_of(bench), evaluate), Request(study=":memory:"), (), Clock(bench.time))  # type: ignore[arg-type]
     assert isinstance(caught.value, SearchInterrupted)
-    found = caught.value.recommendation
+    found = caught.value.answer
     assert found.plan in {plan for plan, _ in bench.runs}
     assert any("interrupted" in caveat for caveat in found.caveats)
     assert caught.value.fit is None

@@ -28,7 +28,7 @@ from tests.fakes import (
 from tests.search.listed import at, calm, only
 
 
-def test_the_recommendation_is_proven_raced_and_faster() -> None:
+def test_the_answer_is_proven_raced_and_faster() -> None:
     bench, log = calm(), MemoryLog()
     findings = run(tuning_of(bench, log))
     assert bench.runs[-1] == (findings.plan, Purpose.PROOF)

@@ -15,11 +15,11 @@ from statistics import fmean, median
 
 import pytest
 
+from autofit.core.answer import Ratio
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import TIE_RATIO, Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.choice import choose, ties
 from autofit.search.race import MAX_ROUNDS, Race, run_race

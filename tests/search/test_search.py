@@ -1,4 +1,4 @@
-"""One search over a fake bench: what is remembered, what is told, and what the recommendation says."""
+"""One search over a fake bench: what is remembered, what is told, and what the answer says."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
+from autofit.core.answer import Answer
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
@@ -14,7 +15,6 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Recommendation
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
@@ -31,11 +31,11 @@ from tests.fakes import FakeBench, OpenedBench, always, briefing_of, opened, sma
 MEMORY = Request(study=":memory:")
 
 
-def found(bench: FakeBench, request: Request = MEMORY, listen: Sequence[Listen] = ()) -> Recommendation:
+def found(bench: FakeBench, request: Request = MEMORY, listen: Sequence[Listen] = ()) -> Answer:
     return search(opened(briefing_of(bench), bench.evaluate), request, listen, Clock(bench.time))
 
 
-def found_in(briefing: Briefing, bench: FakeBench) -> Recommendation:
+def found_in(briefing: Briefing, bench: FakeBench) -> Answer:
     return search(opened(briefing, bench.evaluate), MEMORY, (), Clock(bench.time))
 
 
@@ -50,7 +50,7 @@ def test_the_recommended_plan_was_proven_and_is_the_fastest() -> None:
     assert sum(result.counts.values()) >= len(bench.probes())
 
 
-def test_what_the_briefing_says_is_in_the_recommendation() -> None:
+def test_what_the_briefing_says_is_in_the_answer() -> None:
     bench = small_bench()
     refusal = Refusal(name="fp16", reason="failed the gate")
     facts = bench.space.facts.model_copy(update={"refused": (refusal,)})
@@ -134,7 +134,7 @@ def test_a_trial_that_runs_when_the_user_stops_costs_one_trial(tmp_path: Path) -
 
     with pytest.raises(SearchInterrupted) as caught:
         search(opened(briefing_of(bench), evaluate), request, (), Clock(bench.time))
-    assert caught.value.recommendation.plan in {plan for plan, _ in bench.runs}
+    assert caught.value.answer.plan in {plan for plan, _ in bench.runs}
     again = small_bench()
     found(again, request)
     assert len(set(bench.probes()) & set(again.probes()) - {bench.space.baseline}) <= 1

@@ -59,7 +59,7 @@ def test_it_wins_where_it_pays_and_can_be_prepared() -> None:
     assert fit.plan.values["compile"] == "default", fit
     assert fit.gain is not None
     assert fit.gain.low > 2
-    assert fit.recommendation.objective.planned_samples == 100_000 * 8
+    assert fit.answer.objective.planned_samples == 100_000 * 8
     assert "_compiled_call_impl" not in vars(model)
     with fit.prepare(model, loader()) as step:
         losses = [float(step(batch)) for batch in step.loader]
@@ -70,7 +70,7 @@ def test_it_wins_where_it_pays_and_can_be_prepared() -> None:
 @pytest.mark.usefixtures("uncompiled_backend")
 def test_a_training_too_short_for_it_does_not_try_it_and_says_so() -> None:
     fit = tuned(Dispatching(), planned_steps=20)
-    assert fit.recommendation.counts["measured"] == 2  # the baseline, and its proof
+    assert fit.answer.counts["measured"] == 2  # the baseline, and its proof
     assert fit.result is not None
     omissions = fit.result.evidence.omissions
     assert len(omissions) == 3, "with each budget for activations"
@@ -85,7 +85,7 @@ def test_a_search_that_really_compiles_ends_in_its_time_and_leaves_no_trace() ->
     model = stack(4)
     fit = tuned(model, time_budget="45s", planned_steps=10**9)
     assert time.monotonic() - began < 1.1 * 45 + 5
-    assert sum(fit.recommendation.counts.values()) > 2
+    assert sum(fit.answer.counts.values()) > 2
     assert fit.proof.worst_steps == 3
     assert os.environ.get(VARIABLE) == before
     assert all("_compiled_call_impl" not in vars(module) for module in model.modules())

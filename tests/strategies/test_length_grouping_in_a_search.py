@@ -83,5 +83,5 @@ def test_a_search_that_may_reorder_samples_batches_similar_lengths_and_is_much_f
 def test_a_search_that_may_not_says_what_would_allow_it() -> None:
     fit = tuned("mixed")
     assert "length_grouping" not in fit.plan.values
-    (refusal,) = [one for one in fit.recommendation.refused if one.name == "length_grouping"]
+    (refusal,) = [one for one in fit.answer.refused if one.name == "length_grouping"]
     assert "numerics='any' allows another" in refusal.reason

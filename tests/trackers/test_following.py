@@ -76,7 +76,7 @@ def searched(tracker: KeptTracker, patience_s: float = 30.0) -> list[str]:
         result = recorded_search(listen=[listener])
     finally:
         listener.close()
-    assert result.recommendation is not None, "the search must not be affected"
+    assert result.answer is not None, "the search must not be affected"
     return said
 
 

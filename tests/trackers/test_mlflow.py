@@ -38,7 +38,7 @@ def test_a_search_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = recorded_search(listen=[log])
     log.close()
     client, run = run_of(uri)
-    r = result.recommendation
+    r = result.answer
     assert r is not None
     assert r.gain is not None
     assert (run.info.status, run.info.run_name) == ("FINISHED", "train.py:make_resnet")
@@ -99,7 +99,7 @@ def test_a_server_that_is_away_is_one_warning_at_once(monkeypatch: pytest.Monkey
     listener = Background(Mlflow.make(f"http://127.0.0.1:{free_port()}"), said.append, no_documents, 30.0)
     result = recorded_search(listen=[listener])
     listener.close()
-    assert result.recommendation is not None
+    assert result.answer is not None
     assert time.monotonic() - began_s < 20
     assert len(said) == 1
     assert "the tracker mlflow failed and gets no further events: ConnectionRefusedError" in said[0]

@@ -85,7 +85,7 @@ def test_the_result_has_the_gain_with_its_interval_and_the_files(
     whole: tuple[KeptTracker, SearchResult, list[Event]],
 ) -> None:
     tracker, result, _ = whole
-    found, r = tracker.conclusion, result.recommendation
+    found, r = tracker.conclusion, result.answer
     assert found is not None
     assert r is not None
     assert r.gain is not None
@@ -101,7 +101,7 @@ def test_the_result_has_the_gain_with_its_interval_and_the_files(
     assert rows[0]["knob.micro_batch_size"] == str(result.trials[0].plan.micro_batch_size)
 
 
-def test_a_search_without_a_recommendation_is_a_failed_run() -> None:
+def test_a_search_without_a_answer_is_a_failed_run() -> None:
     tracker, result, _ = logged(memory_bytes=2**20)
     assert tracker.ending is Ending.FAILED
     assert tracker.conclusion is not None
@@ -149,14 +149,14 @@ def test_hostile_texts_are_printable_and_cut() -> None:
 
 def test_figures_that_are_not_finite_are_left_out() -> None:
     result = recorded_search()
-    r = result.recommendation
+    r = result.answer
     assert r is not None
     assert r.gain is not None
     endless = r.model_copy(update={"gain": r.gain.model_copy(update={"high": math.inf})})
     tracker = KeptTracker()
     log = RunLog(tracker, no_documents)
     log(Event("start", "", asked=result.evidence))
-    log(Event("result", "", result=replace(result, recommendation=endless)))
+    log(Event("result", "", result=replace(result, answer=endless)))
     assert tracker.conclusion is not None
     assert {"result/gain", "result/gain_low"} <= tracker.conclusion.metrics.keys()
     assert "result/gain_high" not in tracker.conclusion.metrics

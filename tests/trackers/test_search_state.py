@@ -4,13 +4,13 @@ import re
 
 import pytest
 
+from autofit.core.answer import Ratio
 from autofit.core.budget import Clock
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event

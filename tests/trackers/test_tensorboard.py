@@ -35,7 +35,7 @@ def test_a_search_is_read_back(tmp_path: Path) -> None:
     log.close()
     (folder,) = (tmp_path / "logs").iterdir()
     assert folder.name.endswith("_train.py-make_resnet")
-    found, r = read(folder), result.recommendation
+    found, r = read(folder), result.answer
     assert r is not None
     assert r.gain is not None
     rates = [event.value for event in found.Scalars("trial/throughput_per_s")]

@@ -70,7 +70,7 @@ def test_a_search_is_read_back(tmp_path: Path) -> None:
     found = finished(file)
     (run,) = (record.run for record in found if record.WhichOneof("record_type") == "run")
     assert (run.project, run.display_name) == ("mine", "train.py:make_resnet")
-    r = result.recommendation
+    r = result.answer
     assert r is not None
     assert r.gain is not None
     assert items(run.config.update)["memory_budget_bytes"] == r.budget.memory_bytes
@@ -120,7 +120,7 @@ def test_a_server_that_is_away_is_one_warning(monkeypatch: pytest.MonkeyPatch) -
     listener = Background(Wandb.make(""), said.append, no_documents, 1.0)
     result = recorded_search(listen=[listener])
     listener.close()
-    assert result.recommendation is not None
+    assert result.answer is not None
     assert time.monotonic() - began_s < 60
     assert len(said) == 1
     assert "the tracker wandb failed and gets no further events" in said[0]

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from autofit import exporters
+from autofit.core.answer import Answer
 from autofit.core.block_order import read_order
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
-from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export, Settings
-from autofit.integrations.given_plan import GivenPlan, recommendation_of
+from autofit.integrations.given_plan import GivenPlan, answer_of
 from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
 
 PACKING = "packing"
@@ -116,7 +116,7 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
             be packed.
         PlanFileError: the plan file cannot be read.
     """
-    found = recommendation_of(plan)
+    found = answer_of(plan)
     export = exporters.by_name("huggingface").export(found)
     for given, planned in _contradictions(args, found, export.settings):
         raise UsageError(f"found {given}, and {planned}. Remove it from the training, or tune again with it.")
@@ -136,7 +136,7 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     return changed
 
 
-def _contradictions(args: Any, found: Recommendation, settings: Settings) -> Iterator[tuple[str, str]]:
+def _contradictions(args: Any, found: Answer, settings: Settings) -> Iterator[tuple[str, str]]:
     """Yields what the arguments ask for, with the value of the plan that it contradicts."""
     plan = found.plan
     for name in ("fsdp", "deepspeed"):
@@ -179,7 +179,7 @@ def _other_precisions(args: Any, plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"{INHERITED}={name} in the environment", f"the plan has precision={precision}"
 
 
-def _divided(args: Any, found: Recommendation) -> Mapping[str, int]:
+def _divided(args: Any, found: Answer) -> Mapping[str, int]:
     """Returns the accumulation steps of each device.
 
     Raises:
@@ -197,7 +197,7 @@ def _divided(args: Any, found: Recommendation) -> Mapping[str, int]:
     return {ACCUMULATION: steps // devices}
 
 
-def _left(export: Export, found: Recommendation) -> dict[str, str]:
+def _left(export: Export, found: Answer) -> dict[str, str]:
     """Returns the knobs without a field, with what to do for each."""
     unmapped = {knob: f"{found.plan.values[knob]} has no equivalent in the Trainer" for knob in export.unmapped}
     return {**export.by_hand, **unmapped}
@@ -209,7 +209,7 @@ def _left_to_the_model(args: Arguments) -> Arguments:
     return replace(args, **{name: False})  # type: ignore[type-var]  # a data class
 
 
-def _warn(left: Mapping[str, str], args: Any, found: Recommendation) -> None:
+def _warn(left: Mapping[str, str], args: Any, found: Answer) -> None:
     if left:
         lines = "; ".join(f"{knob}: {line}" for knob, line in left.items())
         warnings.warn(

@@ -5,10 +5,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autofit.core.answer import Answer
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.core.recommendation import Recommendation
-from autofit.integrations.given_plan import GivenPlan, recommendation_of
+from autofit.integrations.given_plan import GivenPlan, answer_of
 
 MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
 """Accelerate's name of each precision of a plan."""
@@ -19,7 +19,7 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
 
     def __init__(self, plan: GivenPlan) -> None:
         """Checks against `plan`: a plan file, or what `autofit.tune` or `autofit.load` returned."""
-        self.recommendation: Recommendation = recommendation_of(plan)
+        self.answer: Answer = answer_of(plan)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Compares the batch and the precision in effect with those of the plan.
@@ -27,7 +27,7 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
         Raises:
             UsageError: they differ.
         """
-        plan, devices = self.recommendation.plan, args.world_size * max(args.n_gpu, 1)
+        plan, devices = self.answer.plan, args.world_size * max(args.n_gpu, 1)
         found = _found(args, others.get("train_dataloader"))
         for name, planned in _planned(plan, devices).items():
             if name in found and found[name] != planned:

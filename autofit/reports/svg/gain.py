@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from autofit.core.answer import Ratio
 from autofit.core.objective import TIE_RATIO
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
-from autofit.core.recommendation import Ratio
 from autofit.core.units import format_ratio, short_number
 from autofit.reports.markup import DataTable
 from autofit.reports.report import PlanRow, Racer, Report

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from autofit import planfile
+from autofit.core.answer import Answer
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_duration
 from autofit.core.wording import describe_plan
 from autofit.probing.remote.bench import Target
@@ -31,8 +31,8 @@ LEAST_RATIO = 0.98
 """The plan may be this much slower than the best recipe: the noise of steps that ran one after the other."""
 
 
-def tuned(name: str, given: Any, recorder: Recorder) -> Recommendation:
-    """Returns the recommendation of a search by the way of the command line: a child probes, this process decides."""
+def tuned(name: str, given: Any, recorder: Recorder) -> Answer:
+    """Returns the answer of a search by the way of the command line: a child probes, this process decides."""
     module = f"{__package__}.architectures"
     target = Target(name=f"{module}:{name}", arguments={"scale": given.scale}, device=given.device, options=Options())
     request = Request(time_s=given.seconds, study=":memory:", isolated=True, title=name)
@@ -69,7 +69,7 @@ def run(given: Any) -> tuple[str, dict[str, Any], bool]:
 
 
 def judged(
-    name: str, found: Recommendation | None, failure: str, took_s: float, by_hand: dict[str, Any]
+    name: str, found: Answer | None, failure: str, took_s: float, by_hand: dict[str, Any]
 ) -> tuple[str, dict[str, Any], bool]:
     """Returns the summary, the figures, and whether there is a plan that no recipe beats."""
     rates = {text: each["samples_per_s"] for text, each in by_hand.items() if "samples_per_s" in each}
@@ -80,7 +80,7 @@ def judged(
     figures |= {"failure": failure, "table": stage.table(["recipe", "samples/s"], [("plan", ours), *rates.items()])}
     if found is None:
         return f"anytime {name}: no answer after {format_duration(took_s)}: {failure}", figures, False
-    figures |= {"recommendation": found.model_dump(mode="json", by_alias=True)}
+    figures |= {"answer": found.model_dump(mode="json", by_alias=True)}
     against = "not compared" if ratio is None else f"{ratio:.2f} of the best recipe by hand"
     text = f"{describe_plan(found.plan, found.baseline.plan)}, {found.gain} of the baseline, {against}"
     passed = ratio is not None and ratio >= LEAST_RATIO

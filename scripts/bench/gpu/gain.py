@@ -8,11 +8,11 @@ within the budget, and no plan by hand that is faster beyond noise.
 from collections.abc import Callable
 from typing import Any
 
+from autofit.core.answer import Answer, Ratio
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes, format_duration
@@ -65,7 +65,7 @@ def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]
     target = Target(name=f"{module}:{name}", arguments={"scale": given.scale}, device=given.device, options=Options())
     with RemoteBench(target) as bench:
         tuned = parts.get("tuned", lambda: tune(bench, TUNE_RATIO * given.limit_s))
-        found = Recommendation.model_validate(tuned["recommendation"])
+        found = Answer.model_validate(tuned["answer"])
         others = by_hand(bench.briefing.space)
         hand = compare(bench.evaluate, found.plan, others, given.rounds, clock, given.limit_s)
     peak, budget = found.proof.memory.judged_bytes, found.budget.memory_bytes

@@ -9,11 +9,11 @@ partly the luckiest one.
 from pathlib import Path
 from typing import Any
 
+from autofit.core.answer import Answer, Ratio
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
@@ -35,7 +35,7 @@ TUNE_RATIO, PAIRS_RATIO = 0.3, 0.15
 
 
 def tune(bench: RemoteBench, seconds: float) -> dict[str, Any]:
-    """Returns the recommendation of a search with its trials in order, as JSON values."""
+    """Returns the answer of a search with its trials in order, as JSON values."""
     trials: list[Trial] = []
 
     def listen(event: Event) -> None:
@@ -43,9 +43,9 @@ def tune(bench: RemoteBench, seconds: float) -> dict[str, Any]:
             trials.append(event.trial)
 
     request = Request(time_s=seconds, study=":memory:", isolated=True)
-    recommendation = search(bench, request, [listen], Clock())
+    answer = search(bench, request, [listen], Clock())
     return {
-        "recommendation": recommendation.model_dump(mode="json", by_alias=True),
+        "answer": answer.model_dump(mode="json", by_alias=True),
         "trials": [_bare(trial).model_dump(mode="json") for trial in trials],
     }
 
@@ -105,7 +105,7 @@ def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]
     parts = stage.Parts(given.out / f"grid-{name}.part.json")
     with RemoteBench(stage.target(model, given, strategies=model.strategies)) as bench:
         tuned = parts.get("tuned", lambda: tune(bench, TUNE_RATIO * given.limit_s))
-        found = Recommendation.model_validate(tuned["recommendation"])
+        found = Answer.model_validate(tuned["answer"])
         keep_s = PAIRS_RATIO * given.limit_s
         table = record(bench, given.out / f"table-{name}.json", name, given.rounds, clock, given.limit_s - keep_s)
         best = table.best(Objective())

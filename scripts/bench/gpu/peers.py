@@ -15,9 +15,9 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from autofit.core.answer import Ratio
 from autofit.core.budget import Clock
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.probing.remote.bench import RemoteBench

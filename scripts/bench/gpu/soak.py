@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from autofit import devices
+from autofit.core.answer import Answer
 from autofit.core.budget import Clock
 from autofit.core.measurement import Memory
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
 from autofit.fit import Fit
@@ -83,7 +83,7 @@ class Soak:
                 yield batch
 
 
-def proven(given: argparse.Namespace) -> Recommendation:
+def proven(given: argparse.Namespace) -> Answer:
     """Returns the proven plan of stage grid-gpt, finished or not; without one, tunes the model and keeps the result."""
     tuned = files.read(given.out / f"grid-{MODEL}.json")
     if tuned is None:
@@ -94,7 +94,7 @@ def proven(given: argparse.Namespace) -> Recommendation:
                 return tune(bench, 0.25 * given.limit_s)
 
         tuned = stage.Parts(given.out / f"grid-{MODEL}.part.json").get("tuned", make)
-    return Recommendation.model_validate(tuned["recommendation"])
+    return Answer.model_validate(tuned["answer"])
 
 
 def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], bool]:

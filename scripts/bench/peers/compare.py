@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autofit.core.answer import Ratio
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes
 from scripts.bench import files, report
 from scripts.bench.peers import models

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from autofit import devices
+from autofit.core.answer import Ratio
 from autofit.core.briefing import Options
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import RemoteBench, Target

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autofit.core.answer import Answer
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_time
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.search.event import Event
@@ -64,8 +64,8 @@ class Recorder:
                 }
         self.events.append(found)
 
-    def search(self, target: Target, request: Request, log: Path | None = None) -> Recommendation:
-        """Returns the recommendation of a whole search.
+    def search(self, target: Target, request: Request, log: Path | None = None) -> Answer:
+        """Returns the answer of a whole search.
 
         Raises:
             AutofitError: there is none.

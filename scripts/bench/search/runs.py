@@ -26,7 +26,7 @@ from scripts.bench.search.large import LargeBench
 from scripts.bench.search.replay import TableBench, TableEstimator
 from scripts.bench.search.simulated import MemoryLog
 
-Answer = TypeVar("Answer")
+Found = TypeVar("Found")
 
 SEARCHERS = {member.name: member for member in searchers.members()}
 BIAS = 0.1
@@ -105,7 +105,7 @@ class Result:
     error: str = ""
 
 
-def over_tables(play: Callable[[str], Answer], chosen: Sequence[str], jobs: int) -> Iterator[Answer]:
+def over_tables(play: Callable[[str], Found], chosen: Sequence[str], jobs: int) -> Iterator[Found]:
     """Yields the result of `play` for each table, with `jobs` tables at a time."""
     if jobs == 1:
         yield from map(play, chosen)
@@ -229,7 +229,7 @@ class _Timed(Searcher):
     def leave_out(self, refused: Callable[[Plan], bool]) -> None:
         self._timed(lambda: self._searcher.leave_out(refused))
 
-    def _timed(self, call: Callable[[], Answer]) -> Answer:
+    def _timed(self, call: Callable[[], Found]) -> Found:
         began = self._ran.now()
         try:
             return call()

@@ -13,12 +13,12 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
 from autofit.fit import Fit
 from autofit.integrations.huggingface import apply
-from tests.conformance.test_exporters import OWN, of_blocks, recommendation
+from tests.conformance.test_exporters import OWN, answer, of_blocks
 from tests.integrations.huggingface.training import arguments, model
 
 
 def plan(**values: KnobValue) -> Fit:
-    return Fit(recommendation(OWN.replace(**values)))
+    return Fit(answer(OWN.replace(**values)))
 
 
 def test_the_plan_s_fields_are_set_and_the_others_kept(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_arguments_that_contradict_the_plan_are_refused(
 
 
 def clipped(norm: str) -> Fit:
-    return Fit(recommendation(OWN, settings={"max_grad_norm": norm}))
+    return Fit(answer(OWN, settings={"max_grad_norm": norm}))
 
 
 def test_clipping_is_that_of_the_plan_unless_another_is_asked_for(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_sharding_is_refused(name: str, value: object, tmp_path: Path) -> None:
 
 def test_a_precision_that_the_plan_does_not_name_is_kept(tmp_path: Path) -> None:
     values = {knob: value for knob, value in OWN.values.items() if knob != "precision"}
-    found = recommendation(OWN.model_copy(update={"values": values}))
+    found = answer(OWN.model_copy(update={"values": values}))
     assert apply(found, arguments(tmp_path, bf16=True)).bf16 is True
 
 
@@ -106,7 +106,7 @@ def test_a_knob_without_a_field_is_named(knob: str, value: KnobValue, said: str,
 
 
 def test_another_device_is_named(tmp_path: Path) -> None:
-    found = recommendation(OWN)
+    found = answer(OWN)
     environment = found.environment.model_copy(update={"device_type": "cuda", "device_name": "H100"})
     with pytest.warns(UserWarning, match=r"proven on H100 \(cuda\), and these arguments train on cpu"):
         apply(found.model_copy(update={"environment": environment}), arguments(tmp_path))

@@ -14,12 +14,12 @@ from autofit.core.errors import UsageError
 from autofit.fit import Fit
 from autofit.integrations.huggingface import apply
 from autofit.integrations.huggingface.arguments import pack
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 from tests.fakes.decoders import Decoder
 from tests.integrations.huggingface.training import arguments, model
 
 LENGTHS = (8, 2, 3, 1)
-PLAN = Fit(recommendation(OWN.replace(packing=True, micro_batch_size=4, accumulation_steps=1)))
+PLAN = Fit(answer(OWN.replace(packing=True, micro_batch_size=4, accumulation_steps=1)))
 
 
 def collated(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -58,7 +58,7 @@ def test_a_trainer_trains_on_packed_rows_with_the_same_losses(tmp_path: Path) ->
     gc.collect()
     mine, shapes = losses(changed, packed)
     assert shapes == {(2, 8)}
-    plain = Fit(recommendation(OWN.replace(micro_batch_size=4, accumulation_steps=1)))
+    plain = Fit(answer(OWN.replace(micro_batch_size=4, accumulation_steps=1)))
     theirs, shapes = losses(apply(plain, args), without_dropout())
     assert shapes == {(4, 8)}
     assert len(mine) == 4

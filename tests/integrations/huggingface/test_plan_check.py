@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Answer
 from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
-from autofit.core.recommendation import Recommendation
 from autofit.integrations.huggingface import PlanCheck, apply
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 from tests.integrations.huggingface.training import arguments, trainer
 
 
-def promised(**values: KnobValue) -> Recommendation:
-    return recommendation(OWN.replace(**values))
+def promised(**values: KnobValue) -> Answer:
+    return answer(OWN.replace(**values))
 
 
 def test_a_training_under_its_plan_runs(tmp_path: Path) -> None:

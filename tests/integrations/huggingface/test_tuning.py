@@ -11,7 +11,7 @@ import autofit
 from autofit import strategies
 from autofit.core.errors import UsageError
 from autofit.integrations.huggingface import PlanCheck, apply, tune_trainer, tuning
-from tests.conformance.test_exporters import OWN, recommendation
+from tests.conformance.test_exporters import OWN, answer
 from tests.cpu import needs_bf16
 from tests.integrations.huggingface.training import LAYERS, arguments, samples, trainer
 
@@ -74,7 +74,7 @@ def test_choices_of_the_call_replace_those_of_the_trainer(tmp_path: Path, monkey
 
 
 def test_a_batch_that_was_kept_is_said_with_what_frees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit_of_plan = autofit.Fit(recommendation(OWN))
+    fit_of_plan = autofit.Fit(answer(OWN))
     monkeypatch.setattr(tuning, "tune", lambda model, loader, **chosen: fit_of_plan)
 
     def caveats(**given: Any) -> tuple[str, ...]:

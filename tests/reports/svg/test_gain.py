@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Ratio
 from autofit.core.objective import TIE_RATIO
-from autofit.core.recommendation import Ratio
 from autofit.reports.report import AnswerTime, PlanRow, Report
 from autofit.reports.svg.gain import ANSWERS, RACE, WHY, changes
 from autofit.search.choice import TIE_LOSS

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from autofit.core.answer import Ratio
+from autofit.core.answer_checks import problems
 from autofit.core.measurement import Measurement
-from autofit.core.recommendation import Ratio
-from autofit.core.recommendation_checks import problems
 from tests.test_planfile import OWN, PROOF, RECORD
 
 

@@ -1,4 +1,4 @@
-"""Recommendation: the chosen plan with its proof, the baseline, the alternatives and the caveats."""
+"""Answer: the chosen plan with its proof, the baseline, the alternatives and the caveats."""
 
 import math
 from typing import Literal, Self
@@ -77,7 +77,7 @@ class Candidate(BaseModel):
     on_front: bool = False
 
 
-class Recommendation(BaseModel):
+class Answer(BaseModel):
     """The chosen plan with its proof. Written to the plan file, read back by `autofit.load`.
 
     Attributes:
@@ -133,4 +133,4 @@ class Recommendation(BaseModel):
     counts: dict[str, int] = {}
     duration_s: float = 0.0
     created: str = ""
-    evaluation: "Recommendation | None" = None
+    evaluation: "Answer | None" = None

@@ -5,7 +5,7 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from autofit.core.recommendation import Ratio
+from autofit.core.answer import Ratio
 
 
 @pytest.mark.parametrize(("value", "low", "high"), [(1.0, 0.9, 1.111), (1.2, 1.15, 1.252), (0.9, 0.75, 1.08)])

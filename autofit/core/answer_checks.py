@@ -1,20 +1,20 @@
-"""Checks of a recommendation from a file beyond its types, so that it can be shown and used in computations."""
+"""Checks of an answer from a file beyond its types, so that it can be shown and used in computations."""
 
 import math
 import reprlib
 from collections.abc import Iterator
 
+from autofit.core.answer import Answer, Candidate
 from autofit.core.measurement import Measurement
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
-from autofit.core.recommendation import Candidate, Recommendation
 
 MOST_SAMPLES = 2**31
 """Maximum micro batch size and number of accumulation steps."""
 
 
-def problems(recommendation: Recommendation) -> Iterator[str]:
+def problems(answer: Answer) -> Iterator[str]:
     """Yields values that a search cannot have produced, as "place: found ...; expected ..."."""
-    r = recommendation
+    r = answer
     candidates = {"baseline": r.baseline} | {f"alternatives.{n}": c for n, c in enumerate(r.alternatives)}
     yield from _batches(r, candidates)
     for place, measurement in _measurements(r, candidates).items():
@@ -29,7 +29,7 @@ def problems(recommendation: Recommendation) -> Iterator[str]:
         yield from (f"evaluation.{problem}" for problem in problems(r.evaluation))
 
 
-def _batches(r: Recommendation, candidates: dict[str, Candidate]) -> Iterator[str]:
+def _batches(r: Answer, candidates: dict[str, Candidate]) -> Iterator[str]:
     """Checks the knobs that `Plan` uses. Other knobs are checked by the strategies that own them."""
     for place, plan in {"plan": r.plan, **{f"{place}.plan": c.plan for place, c in candidates.items()}}.items():
         for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
@@ -40,7 +40,7 @@ def _batches(r: Recommendation, candidates: dict[str, Candidate]) -> Iterator[st
                 )
 
 
-def _measurements(r: Recommendation, candidates: dict[str, Candidate]) -> dict[str, Measurement]:
+def _measurements(r: Answer, candidates: dict[str, Candidate]) -> dict[str, Measurement]:
     runs = {f"{place}.outcome.measurement": c.outcome.measurement for place, c in candidates.items()}
     return {"proof": r.proof} | {place: run for place, run in runs.items() if run is not None}
 
