@@ -30,6 +30,7 @@ from autofit.guard import Guard
 from autofit.guard.object_state import ValuePiece
 from autofit.guard.process_state import global_rngs
 from autofit.integrations.trainer_fit import with_kept_batch
+from autofit.torch_internals import global_step_hooks
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.loss import resolve_loss, whole_call
 from autofit.workloads.tree import map_tensors, tensors
@@ -169,7 +170,7 @@ class ObservedLoop:
         """Ends the observation. What was seen is kept."""
         self._closed = True
         self._undo.close()
-        several = len(optimizers._global_optimizer_pre_hooks) > 1
+        several = global_step_hooks() > 1
         if self._hook is not None and not (self._stepping and several):  # torch iterates over them in a step
             self._hook.remove()
 

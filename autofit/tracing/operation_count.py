@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autofit.core.work import Work
+from autofit.torch_internals import schema_of
 
 _log = logging.getLogger("torch.utils.flop_counter")
 _level = _log.level
@@ -70,7 +71,7 @@ class Tally:
 
 @cache
 def _is_free(func: Any) -> bool:
-    schema, name = func._schema, func.name().removeprefix("aten::").partition(".")[0]
+    schema, name = schema_of(func), func.name().removeprefix("aten::").partition(".")[0]
     if not (schema.is_mutable or any("Tensor" in str(one.type) for one in schema.returns)):
         return True  # a query, such as for a device or a value
     views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)

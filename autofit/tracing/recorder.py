@@ -27,6 +27,7 @@ from autofit.torch_internals import (
     current_node,
     has_kernel,
     next_sequence_number,
+    storage_id,
 )
 from autofit.tracing.cuda.reduce_config import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
@@ -226,7 +227,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 "sparse tensors, such as gradients with `sparse=True`, have no known size", self._operator
             )
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_id(storage), storage.nbytes()
         known = self._live.get(key)
         if known is not None and self.sizes[known[0]] == size:
             return
@@ -241,7 +242,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def label(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         """Sets the kind of the storages of these tensors."""
         for tensor in tensors:
-            if tensor.layout is torch.strided and (known := self._live.get(tensor.untyped_storage()._cdata)):
+            if tensor.layout is torch.strided and (known := self._live.get(storage_id(tensor.untyped_storage()))):
                 self.kinds[known[0]] = kind
 
     def live(self) -> Iterator[int]:
@@ -324,11 +325,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         Raises:
             Untraceable: the tensor belongs to the original model, but the trace uses a copy.
         """
-        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self.original_storages:
+        if tensor.layout is torch.strided and storage_id(tensor.untyped_storage()) in self.original_storages:
             raise Untraceable(
                 "the step uses tensors of the original model instead of the model that is passed to it", self._operator
             )
-        if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
+        if tensor.device.type == self._device_type and storage_id(tensor.untyped_storage()) not in self._live:
             self.record(tensor, Kind.BUFFER, initial=True)
 
     def _take_workspaces(self, func: Any, args: Any) -> None:
@@ -353,7 +354,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             return None
         if args[0].layout is not torch.strided:
             return None
-        known = self._live.get(args[0].untyped_storage()._cdata)
+        known = self._live.get(storage_id(args[0].untyped_storage()))
         return None if known is None else known[0]
 
 

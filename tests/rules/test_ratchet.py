@@ -18,8 +18,12 @@ SLACK = {"lines": 250, "files": 5, "private_names": 3}
 """How far a number may lie below its limit before the limit has to follow."""
 
 
+DOCUMENTED = {"_exit", "_getframe", "_replace"}
+"""Names with an underscore that Python documents: of `os`, `sys` and named tuples."""
+
+
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
 
 
 def own_names() -> set[str]:
