@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import _C
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -41,21 +42,27 @@ __all__ = [
     "InstanceNorm",
     "LoaderIterator",
     "NormBase",
+    "OpOverload",
     "TorchDispatchMode",
     "backward_id",
     "current_node",
     "foreach",
+    "foreach_types",
     "global_step_hooks",
     "handles_child_signal",
     "has_kernel",
     "has_step_hooks",
     "is_traceable_wrapper_subclass",
+    "is_transforming",
+    "is_view",
     "is_wrapped_by_functorch",
     "loader_utils",
     "next_sequence_number",
+    "packet_of",
     "pytree",
     "run_backward",
     "schema_of",
+    "sequence_number",
     "set_version",
     "start_memory_record",
     "stop_memory_record",
@@ -84,6 +91,16 @@ def next_sequence_number() -> int:
     return int(_C._autograd._get_sequence_nr())
 
 
+def sequence_number(node: Any) -> int:
+    """Returns the sequence number of a node; at least 2**63 for one that accumulates a parameter's gradient."""
+    return int(node._sequence_nr())
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Returns whether autograd knows a tensor as a view of another one."""
+    return bool(tensor._is_view())
+
+
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Sets the counter by which autograd notices that a tensor was changed in place."""
     _C._autograd._unsafe_set_version_counter((tensor,), (version,))
@@ -99,6 +116,16 @@ def is_wrapped_by_functorch(tensor: torch.Tensor) -> bool:
     return bool(_C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def is_transforming() -> bool:
+    """Returns whether a transform of `torch.func`, such as `grad` or `vmap`, runs in this thread."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
+def foreach_types() -> tuple[list[Any], list[Any]]:
+    """Returns the lists of tensor types for which optimizers and gradient clipping use foreach implementations."""
+    return optimizers._foreach_supported_types, foreach._foreach_supported_types
+
+
 def storage_id(storage: torch.UntypedStorage) -> int:
     """Returns the address of a storage's record, which all tensors with that storage share, fake ones among them."""
     return int(storage._cdata)
@@ -112,6 +139,11 @@ def use_count(storage: torch.UntypedStorage) -> int:
 def schema_of(operator: Any) -> Any:
     """Returns the schema of an operator's overload: its name, arguments and returns."""
     return operator._schema
+
+
+def packet_of(operator: Any) -> Any:
+    """Returns the packet of all overloads of an operator, such as `aten.mm` of `aten.mm.default`."""
+    return operator._overloadpacket
 
 
 def without_dispatch(key: str) -> AbstractContextManager[None]:

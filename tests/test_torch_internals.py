@@ -182,3 +182,43 @@ def test_the_record_of_memory_has_allocations_and_releases() -> None:
     del x
     changes = [event.cpu_memory_usage() for thread in internals.stop_memory_record() for event in thread]
     assert 4000 <= max(changes) == -min(changes)
+
+
+def test_overloads_share_a_packet() -> None:
+    assert internals.packet_of(torch.ops.aten.add.Tensor) is internals.packet_of(torch.ops.aten.add.Scalar)
+    assert isinstance(torch.ops.aten.add.Tensor, internals.OpOverload)
+    assert not isinstance(torch.ops.aten.add, internals.OpOverload)
+
+
+def test_later_nodes_have_higher_numbers_and_accumulation_the_highest() -> None:
+    x = torch.ones(2, requires_grad=True)
+    first, second = 2 * x, 3 * x
+    before, after = (internals.sequence_number(each.grad_fn) for each in (first, second))
+    assert 0 <= before < after < 2**63
+    assert first.grad_fn is not None
+    assert internals.sequence_number(first.grad_fn.next_functions[0][0]) >= 2**63
+
+
+def test_a_view_is_one() -> None:
+    x = torch.ones(4, requires_grad=True)
+    assert internals.is_view(x[1:])
+    assert not internals.is_view(x * 2)
+
+
+def test_a_transform_is_seen_while_it_runs() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(internals.is_transforming())
+        return x.sum()
+
+    torch.func.grad(function)(torch.ones(2))
+    function(torch.ones(2))
+    assert seen == [True, False]
+
+
+def test_the_lists_decide_what_foreach_takes() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    for types in internals.foreach_types():
+        assert type(parameter) in types or torch.Tensor in types
+        assert internals.FakeTensor not in types

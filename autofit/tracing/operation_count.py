@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autofit.core.work import Work
-from autofit.torch_internals import schema_of
+from autofit.torch_internals import packet_of, schema_of
 
 _log = logging.getLogger("torch.utils.flop_counter")
 _level = _log.level
@@ -52,7 +52,7 @@ class Tally:
         self._operators += 1
         moved = [one for one in (*operands, *results) if self._uncounted is None or not self._uncounted(one)]
         self._traffic_bytes += sum(one.numel() * one.element_size() for one in moved)
-        formula = flop_registry.get(func._overloadpacket) or ON_THE_HOST.get(func._overloadpacket)
+        formula = flop_registry.get(packet_of(func)) or ON_THE_HOST.get(packet_of(func))
         if formula is None:
             return
         try:

@@ -26,7 +26,9 @@ from autofit.torch_internals import (
     backward_id,
     current_node,
     has_kernel,
+    is_view,
     next_sequence_number,
+    sequence_number,
     storage_id,
 )
 from autofit.tracing.cuda.reduce_config import AllocatorSteps
@@ -71,9 +73,10 @@ class ModuleStack:
         if not in_backward():
             return -1
         node = current_node()
-        position = bisect_right(self._firsts, node._sequence_nr()) - 1 if node is not None else -1
+        number = -1 if node is None else sequence_number(node)
+        position = bisect_right(self._firsts, number) - 1
         # Nodes that accumulate a parameter's gradient have the largest possible number. They belong to no module.
-        accumulates = node is not None and node._sequence_nr() >= 2**63
+        accumulates = number >= 2**63
         return -1 if position < 0 or accumulates else self._owners[position]
 
     def forget(self) -> None:
@@ -349,7 +352,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if func not in CHAINED | SCATTERING or not isinstance(args[0], torch.Tensor):
             return None
         # A recomputed forward pass inside the backward pass has gradients enabled. A view shares its memory.
-        backward = in_backward() and not torch.is_grad_enabled() and not args[0]._is_view()
+        backward = in_backward() and not torch.is_grad_enabled() and not is_view(args[0])
         if not backward and not (self.in_place and func is aten.add.Tensor):
             return None
         if args[0].layout is not torch.strided:
