@@ -74,7 +74,7 @@ class Guard:
         self._extras, self._functions = extras, functions
         # First, because reading the state of a user's object may draw a random number.
         self._process = ProcessState()
-        walk = Walk(model, optimizer, loader, extras, functions)
+        walk = Walk.of(model, optimizer, loader, extras, functions)
         self._left = False
         self._pieces, self._held = walk.unguarded.saved(walk.pieces), {id(piece) for piece in walk.held}
         self._watched = walk.unguarded.saved(walk.unguarded.pieces)
@@ -264,7 +264,7 @@ def digest_of(
     only their type. Use the digest to compare the same objects at two times within one process.
     """
     sink = hashlib.sha256()
-    for piece in [*Walk(model, optimizer, loader, extras, functions).pieces, *global_rngs()]:
+    for piece in [*Walk.of(model, optimizer, loader, extras, functions).pieces, *global_rngs()]:
         feed(sink, piece.name)
         feed(sink, piece.content())
     return sink.hexdigest()

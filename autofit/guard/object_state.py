@@ -417,6 +417,9 @@ def data_attributes(kind: type) -> dict[str, Any]:
 def methods(kind: type) -> Iterator[FunctionType]:
     """Yields the functions of a class: methods, static and class methods, and property accessors."""
     for value in vars(kind).values():
-        for part in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func"))):
+        for part in (
+            value,
+            *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func", "__wrapped__")),
+        ):
             if isinstance(part, FunctionType):
                 yield part

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -89,23 +89,7 @@ class Walk:
         unguarded: state that is only watched.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizers | None,
-        loader: object,
-        extras: Mapping[str, object] | None,
-        functions: Mapping[str, object] | None = None,
-    ) -> None:
-        """Finds the pieces. Nothing is copied, changed or iterated.
-
-        Args:
-            model: the model.
-            optimizer: its optimizer, or several by name.
-            loader: a loader, or the batches themselves.
-            extras: the user's `extras`, which are also restored through their `state_dict` if they have one.
-            functions: all functions that the search calls, such as step and loss functions and recipes.
-        """
+    def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.held: list[Piece] = []
         self.unguarded = Unguarded()
@@ -114,20 +98,43 @@ class Walk:
         self._labels = Labels()
         self._names: dict[int, NamesPiece] = {}
         self._todo: deque[tuple[str, object, Whereabouts]] = deque()
-        self._look("model", model, Whereabouts())
-        self._look("optimizer", optimizer, Whereabouts())
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizers | None,
+        loader: object,
+        extras: Mapping[str, object] | None,
+        functions: Mapping[str, object] | None = None,
+    ) -> Self:
+        """Returns the walk over a workload. Nothing is copied, changed or iterated.
+
+        Args:
+            model: the model.
+            optimizer: its optimizer, or several by name.
+            loader: a loader, or the batches themselves.
+            extras: the user's `extras`, which are also restored through their `state_dict` if they have one.
+            functions: all functions that the search calls, such as step and loss functions and recipes.
+        """
+        walk = cls()
+        walk.look("model", model)
+        walk.look("optimizer", optimizer)
         for name, extra in (extras or {}).items():
-            self._look_at_extra(name, extra)
-        self._look_at_loader(loader)
+            walk._look_at_extra(name, extra)
+        walk.look("loader", loader, Whereabouts(data=isinstance(loader, (list, tuple))))
+        for piece in loader_pieces(loader):
+            walk._add(piece, Whereabouts())
         for name, function in (functions or {}).items():
-            self._look(name, function, Whereabouts(held=True))
+            walk.look(name, function, Whereabouts(held=True))
+        return walk
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Returns the tensors that have storage of their own, with their names."""
         found = [(piece.name, piece.tensor) for piece in self.pieces if isinstance(piece, TensorPiece)]
         return [(name, tensor) for name, tensor in found if not is_traceable_wrapper_subclass(tensor)]
 
-    def _look(self, name: str, root: object, place: Whereabouts) -> None:
+    def look(self, name: str, root: object, place: Whereabouts = Whereabouts()) -> None:
         """Finds everything below one root, breadth first, so that the shortest path to an object is its name."""
         self._todo.append((name, root, place))
         while self._todo:
@@ -147,13 +154,7 @@ class Walk:
             )
             if load is not None:
                 self.unguarded.covered_by(root)
-        self._look(name, root, Whereabouts())
-
-    def _look_at_loader(self, loader: Any) -> None:
-        """Finds the state of a loader. Its position can only be watched."""
-        self._look("loader", loader, Whereabouts(data=isinstance(loader, (list, tuple))))
-        for piece in loader_pieces(loader):
-            self._add(piece, Whereabouts())
+        self.look(name, root)
 
     def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records one object, unless it is immutable or already seen, and queues the objects it holds."""

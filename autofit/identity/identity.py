@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from autofit.core.environment import UPDATE, UPDATE_FN, Environment
 from autofit.devices.base import Device
-from autofit.identity.reachable_code import ReachedFacts, reach
-from autofit.identity.stable_text import plain
+from autofit.identity.reach import ReachedFacts, plain, reach
 from autofit.workloads.batch_algebra import describe
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
@@ -38,7 +37,7 @@ def model_signature(model: nn.Module) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The code and the plain attributes that a workload reaches (see `autofit.identity.reachable_code`).
+    """The code and the plain attributes that a workload reaches (see `autofit.identity.reach`).
 
     Attributes:
         step: facts reached from the model, loss or step function, and optimizer recipe.

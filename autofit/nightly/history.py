@@ -18,8 +18,7 @@ from autofit.core.errors import StorageError, StudyError, UsageError
 from autofit.files import write_atomically
 from autofit.nightly.records import NIGHT_SCHEMA, NightRecord, check_schema, from_text, instant, to_text
 from autofit.reports.sentences import counted
-from autofit.study import permissions
-from autofit.study.location import Place
+from autofit.study.location import Place, make_directory
 from autofit.study.records import PREFIX, SCHEMA
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ class History:
     def begin_night(self, night: str) -> None:
         """Records that a night begins or is resumed, and merges the records that were set aside."""
         try:
-            permissions.make_directory(self._mark.parent)
+            make_directory(self._mark.parent)
             write_atomically(self._mark, night.encode())
         except (OSError, StudyError) as error:
             self._note(f"if this night is killed, it cannot be resumed: {self._mark} could not be written ({error})")

@@ -15,7 +15,7 @@ from autofit.core.errors import AutofitError, StudyError, UsageError
 from autofit.core.redaction import redacted
 from autofit.core.trial import Trial
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
-from autofit.study import permissions
+from autofit.study.location import is_storage
 
 if TYPE_CHECKING:
     from autofit.study.study import ReadStudy
@@ -206,7 +206,7 @@ def _is_study(path: Path) -> bool:
     if path.suffix in (".journal", ".db", ".sqlite"):  # also if it is not there: the message is about a study
         return True
     try:
-        return permissions.is_storage(path)
+        return is_storage(path)
     except OSError:
         return False
 

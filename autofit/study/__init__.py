@@ -16,17 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Study", "connect", "disconnect", "existing", "optuna", "quiet", "read_studies", "studies_in", "study_in"]
 
-_HOMES = {"Study": "autofit.study.study", "read_studies": "autofit.study.study", "optuna": "optuna"}
-"""The modules that other names than those of `autofit.study.storages` come from."""
-
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autofit.study' has no attribute {name!r}")
-    where = _HOMES.get(name, "autofit.study.storages")
-    loading = Thread(target=import_module, args=(where,))
+    loading = Thread(target=import_module, args=("autofit.study.study",))
     loading.start()
     loading.join()
-    home = import_module(where)
-    globals()[name] = value = home if name == home.__name__ else getattr(home, name)
+    globals()[name] = value = getattr(import_module("autofit.study.study"), name)  # it has all of these names
     return value

@@ -1,12 +1,11 @@
-"""Place: where a study is kept, how that is shown without secrets, and what a failure of it means.
+"""Where a study is kept, who can access it, how it is shown without secrets, and what a failure of it means.
 
-A location may be in an environment variable or a file, so that a URL with a password is in no command line.
-
-Loads neither Optuna nor SQLAlchemy.
+Loads neither Optuna nor SQLAlchemy. A journal is JSON: reading it runs no code, whoever wrote it.
 """
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,16 +16,21 @@ from urllib.parse import unquote
 from autofit import locks
 from autofit.core.errors import AutofitError, StorageError, StudyError, UsageError
 from autofit.core.redaction import redacted
+from autofit.core.units import format_bytes
 from autofit.files import head_of
 
-_SQLITE = "sqlite:///"
-_IN_MEMORY = ("", ":memory:", "sqlite://", _SQLITE, f"{_SQLITE}:memory:")
-_AWAY = frozenset({"OSError", "DatabaseError", "InterfaceError", "StorageInternalError"})
-"""Errors of a storage that does not answer, or refuses: of the system, of any database driver (PEP 249), of Optuna."""
-
-
+DEFAULT_DIRECTORY = ".autofit"
+"""Default directory of the study. A repository may contain one."""
+MAX_BYTES = 2**28
+"""Maximum size of a journal. A trial writes about 7 kB."""
 _REFERENCE_BYTES = 2**16
 """Maximum number of bytes that are read of a file with a location."""
+_OPERATION, _SQLITE = b'{"op_code":', b"SQLite format 3"
+"""Beginning of each line of a journal, and of an SQLite database."""
+_SQLITE_URL = "sqlite:///"
+_IN_MEMORY = ("", ":memory:", "sqlite://", _SQLITE_URL, f"{_SQLITE_URL}:memory:")
+_AWAY = frozenset({"OSError", "DatabaseError", "InterfaceError", "StorageInternalError"})
+"""Errors of a storage that does not answer, or refuses: of the system, of any database driver (PEP 249), of Optuna."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Place:
             UsageError: the location is empty, or is in the home of an unknown user.
         """
         text = "" if location is None else str(location)
-        if isinstance(location, str) and not text:
+        if location == "":
             raise UsageError(
                 "the study location is empty, perhaps from an unset variable; expected a path, a storage URL or "
                 "':memory:'. Set one, or leave it out."
@@ -61,8 +65,8 @@ class Place:
         if text in _IN_MEMORY:
             return cls("memory")
         if "://" in text and isinstance(location, str):
-            if text.startswith(_SQLITE):  # absolute, since the user's code may change the working directory
-                text = f"{_SQLITE}{os.path.abspath(text.removeprefix(_SQLITE))}"
+            if text.startswith(_SQLITE_URL):  # absolute, since the user's code may change the working directory
+                text = f"{_SQLITE_URL}{os.path.abspath(text.removeprefix(_SQLITE_URL))}"
             password = text.partition("://")[2].rpartition("@")[0].partition(":")[2]
             return cls(redacted(text), url=text, secrets=tuple({password, unquote(password)} - {""}))
         try:
@@ -88,13 +92,16 @@ class Place:
             # Without the cause: tracebacks of database drivers can show the password.
             raise self._error(error, doing) from None
 
-    def _error(self, error: Exception, doing: str) -> StudyError:
-        cause = _cause(error)
-        text = redacted(next(iter(str(cause).strip().splitlines()), ""))
+    def _error(self, error: BaseException, doing: str) -> StudyError:
+        if type(error).__module__.startswith("optuna."):  # it says less than the error that it was raised for
+            error = error.__cause__ or error.__context__ or error
+        while (inner := getattr(error, "orig", None) or error.__cause__) is not None:  # the driver's, or the system's
+            error = inner
+        text = redacted(next(iter(str(error).strip().splitlines()), ""))
         for secret in self.secrets:
             text = text.replace(secret, "***")
-        found = f"{type(cause).__name__}: {text}"
-        if not _AWAY.isdisjoint(each.__name__ for each in type(cause).__mro__):
+        found = f"{type(error).__name__}: {text}"
+        if not _AWAY.isdisjoint(each.__name__ for each in type(error).__mro__):
             return StorageError(
                 f"the study at {self.shown} could not be {doing}: found {found}; expected a storage that answers and "
                 "that this user can read and write. Check the path or URL, permissions and free space, then run "
@@ -107,6 +114,17 @@ class Place:
             "or a storage URL such as postgresql+psycopg://host/database whose driver is installed. Nothing was "
             "changed. Restore the file from a backup, or choose another location."
         )
+
+
+def _damaged_line(path: Path) -> int:
+    """Returns the number of the first line of a journal that is not an operation of Optuna's; 0 if there is none."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                json.loads(line)["op_code"]
+            except (ValueError, LookupError, TypeError, RecursionError):
+                return number
+    return 0
 
 
 @contextmanager
@@ -127,48 +145,84 @@ def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Sa
 def dereferenced(location: str | None) -> str | None:
     """Returns a location, or what the environment variable (`env:NAME`) or the file (`file:PATH`) that it names holds.
 
+    A URL with a password is then in no command line.
+
     Raises:
         UsageError: the variable is not set, or the file cannot be read. The message does not show what they contain.
     """
     kind, _, name = (location or "").partition(":")
     if kind not in ("env", "file"):
         return location
-    text, what = in_variable(name) if kind == "env" else in_file(Path(name).expanduser())
-    if not text:
-        raise UsageError(f"found {what}; expected a path or a database URL in it.")
-    return text
-
-
-def in_variable(name: str) -> tuple[str, str]:
-    """Returns the value of an environment variable, and what was found if it is empty."""
-    return os.environ.get(name, "").strip(), f"the environment variable {name}, which is not set or is empty"
-
-
-def in_file(path: Path) -> tuple[str, str]:
-    """Returns the text of a file, and what was found if there is none."""
+    text, what = "", f"the file {name}, which is empty"
     try:
-        return head_of(path, _REFERENCE_BYTES).decode().strip(), f"the file {path}, which is empty"
-    except OSError as error:
-        return "", f"the file {path}, which cannot be read ({error.strerror})"
+        if kind == "env":
+            text, what = os.environ.get(name, ""), f"the environment variable {name}, which is not set or is empty"
+        else:
+            text = head_of(Path(name).expanduser(), _REFERENCE_BYTES).decode()
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
+        what = f"the file {name}, which cannot be read ({getattr(error, 'strerror', None) or error})"
     except ValueError:  # not UTF-8, or a NUL in the path
-        return "", f"the file {path}, which is not UTF-8 text"
+        what = f"the file {name}, which is not UTF-8 text"
+    if not text.strip():
+        raise UsageError(f"found {what}; expected a path or a database URL in it.")
+    return text.strip()
 
 
-def _cause(error: BaseException) -> BaseException:
-    """Returns the failure behind an error of a storage: that of the driver or of the operating system."""
-    if type(error).__module__.startswith("optuna."):  # it says less than the error that it was raised for
-        error = error.__cause__ or error.__context__ or error
-    while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
-        error = inner
-    return error
+def make_directory(directory: Path) -> None:
+    """Creates a directory that only its owner can access, or checks an existing one.
+
+    Raises:
+        StudyError: everyone could write to it, or the default directory is a symbolic link.
+    """
+    missing = [step for step in (directory, *directory.parents) if not step.exists() and not step.is_symlink()]
+    for step in reversed(missing):
+        step.mkdir(mode=0o700, exist_ok=True)
+    if directory.name == DEFAULT_DIRECTORY and directory.is_symlink():
+        found = f"a symbolic link to {directory.readlink()}"
+    elif directory.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        found = "a directory that everyone can write to"  # with the sticky bit, as in /tmp, they cannot rename files
+    else:
+        return
+    raise StudyError(
+        f"no study can be stored in {directory}: found {found}; expected a directory that others cannot write to. "
+        "Remove it or change its mode (chmod 700), or choose another with --study."
+    )
 
 
-def _damaged_line(path: Path) -> int:
-    """Returns the number of the first line of a journal that is not an operation of Optuna's; 0 if there is none."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                json.loads(line)["op_code"]
-            except (ValueError, LookupError, TypeError, RecursionError):
-                return number
-    return 0
+def check_file(path: Path) -> None:
+    """Checks that a path is a journal, or an empty file.
+
+    Raises:
+        StudyError: it is something else, or everyone could have written it.
+    """
+    found = _problem(path)
+    if found:
+        raise StudyError(
+            f"no study can be kept at {path}: found {found}; expected no file, or a journal that Optuna wrote and that "
+            "others cannot write to. Nothing was changed. Move it away, or choose another path."
+        )
+
+
+def _problem(path: Path) -> str:
+    """Returns why an existing file cannot be used as a study, or ""."""
+    mode, size = path.lstat().st_mode, path.lstat().st_size
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
+        return kinds.get(stat.S_IFMT(mode), "a special file")
+    if mode & stat.S_IWOTH:
+        return "a file that everyone can write to"
+    head = head_of(path, len(_SQLITE))
+    if head == _SQLITE:
+        return f"an SQLite database, whose URL is sqlite:///{path}"
+    if not _OPERATION.startswith(head[: len(_OPERATION)]):
+        return "a file of another kind"
+    return f"a file of {format_bytes(size)}, above {format_bytes(MAX_BYTES)}" if size > MAX_BYTES else ""
+
+
+def is_storage(path: Path) -> bool:
+    """Returns whether a file is a journal or an SQLite database.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return head_of(path, len(_SQLITE)).startswith((_OPERATION, _SQLITE))

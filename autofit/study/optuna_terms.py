@@ -54,12 +54,9 @@ def optuna_result(outcome: Outcome, objective: Objective, memory_bytes: int) -> 
 
 def columns(outcome: Outcome) -> dict[str, str | float]:
     """Returns the columns for optuna-dashboard beside its own, such as the value."""
-    columns: dict[str, str | float] = {"status": outcome.status.value}
-    if outcome.reason:
-        columns["reason"] = outcome.reason
-    if outcome.measurement is not None:
-        columns["peak_mib"] = round(outcome.measurement.memory.judged_bytes / 2**20, 1)
-    return columns
+    memory = outcome.measurement and outcome.measurement.memory
+    peak = {"peak_mib": round(memory.judged_bytes / 2**20, 1)} if memory else {}
+    return {"status": outcome.status.value} | ({"reason": outcome.reason} if outcome.reason else {}) | peak
 
 
 def distributions_of(space: SpaceFacts, trials: Iterable[FrozenTrial]) -> dict[str, BaseDistribution]:
@@ -71,11 +68,10 @@ def distributions_of(space: SpaceFacts, trials: Iterable[FrozenTrial]) -> dict[s
     sizes = IntDistribution(1, _LARGEST_SIZE, log=True)
     found: dict[str, BaseDistribution] = {MICRO_BATCH_SIZE: sizes, ACCUMULATION_STEPS: sizes}
     for knob in space.knobs:
-        numbers = [value for value in knob.values if type(value) is int]
-        if knob.name not in found and len(numbers) == len(knob.values):
-            found[knob.name] = IntDistribution(min(numbers), max(numbers))
-        elif knob.name not in found:
-            found[knob.name] = CategoricalDistribution(knob.values)
+        whole = [value for value in knob.values if type(value) is int]
+        is_range = len(whole) == len(knob.values)
+        choices = IntDistribution(min(whole), max(whole)) if is_range else CategoricalDistribution(knob.values)
+        found.setdefault(knob.name, choices)
     for trial in trials:
         for name, first in trial.distributions.items():
             if isinstance(first, CategoricalDistribution) or type(first) is not type(found.get(name)):

@@ -33,18 +33,10 @@ _LONGEST_TRIAL = timedelta(hours=24)
 IN_A_ROW = 2
 """Number of consecutive crashes, hangs or dead processes after which a plan is not tried again. After fewer it is,
 since the plan may not be the cause."""
-
-_REUSED = (
-    Status.MEASURED,
-    Status.OVER_BUDGET,
-    Status.OUT_OF_MEMORY,
-    Status.OUT_OF_HOST_MEMORY,
-    Status.LAUNCH_LIMIT,
-    Status.NUMERIC,
-    Status.CRASHED,
-    Status.TIMED_OUT,
-    Status.POISONED,
-)
+_REUSED = frozenset({
+    Status.MEASURED, Status.OVER_BUDGET, Status.OUT_OF_MEMORY, Status.OUT_OF_HOST_MEMORY, Status.LAUNCH_LIMIT,
+    Status.NUMERIC, Status.CRASHED, Status.TIMED_OUT, Status.POISONED,
+})  # fmt: skip
 """Outcomes that a later run reuses. The others do not depend on the plan alone, or are decided anew in each run."""
 
 
@@ -76,16 +68,10 @@ class TrialStart(BaseModel):
     @classmethod
     def now(cls, plan: Plan, purpose: Purpose, environment: Environment, memory_bytes: int) -> Self:
         """Returns the record of a trial that this process starts now."""
-        return cls(
-            plan=plan,
-            purpose=purpose,
-            environment=environment,
-            memory_bytes=memory_bytes,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_start=_start_of(os.getpid()),
-            started=datetime.now(UTC),
-        )
+        pid = os.getpid()
+        process = {"host": socket.gethostname(), "pid": pid, "process_start": _start_of(pid)}
+        what = {"plan": plan, "purpose": purpose, "environment": environment, "memory_bytes": memory_bytes}
+        return cls.model_validate({**what, **process, "started": datetime.now(UTC)})
 
     @property
     def alive(self) -> bool:
@@ -119,11 +105,6 @@ class StoredTrial:
             return None
         return cls(number, start, outcome)
 
-    @property
-    def ended(self) -> bool:
-        """Whether it has an outcome, or its process died before that."""
-        return self.outcome is not None or not self.start.alive
-
     def under(self, memory_bytes: int, *, earlier: bool = True) -> Trial | None:
         """Returns the trial judged by a memory budget; None if its outcome under that is not known."""
         outcome = None if self.outcome is None else _rejudged(self.outcome, self.start.memory_bytes, memory_bytes)
@@ -149,15 +130,10 @@ def readable(trials: Sequence["FrozenTrial"], notes: Mapping[str, Any]) -> tuple
 
 def comparable(stored: Sequence[StoredTrial], environment: Environment, notes: list[str]) -> list[StoredTrial]:
     """Returns the trials of comparable environments; adds notes on the others."""
-    others, found = Counter[str](), list[StoredTrial]()
-    for each in stored:
-        differences = environment.differences(each.start.environment)
-        if differences:
-            others["; ".join(differences)] += 1
-        else:
-            found.append(each)
+    differences = [environment.differences(each.start.environment) for each in stored]
+    others = Counter("; ".join(texts) for texts in differences if texts)
     notes += [f"{counted_trials(count)} of another environment left out: {text}" for text, count in others.items()]
-    return found
+    return [each for each, texts in zip(stored, differences, strict=True) if not texts]
 
 
 def usable(stored: Sequence[StoredTrial], facts: SpaceFacts, memory_bytes: int, notes: list[str]) -> list[Trial]:
@@ -183,7 +159,7 @@ def usable(stored: Sequence[StoredTrial], facts: SpaceFacts, memory_bytes: int, 
         notes.append(f"{counted_trials(retried)} that did not fit a smaller memory budget left out")
     for plan, reasons in failures.items():
         if len(reasons) >= IN_A_ROW:
-            what = "its process died" if all(reason == DIED for reason in reasons) else "it crashed or hung"
+            what = "its process died" if set(reasons) == {DIED} else "it crashed or hung"
             notes.append(f"not tried again because {what} {len(reasons)} times: {plan}")
     notes += _foreign(found, SearchSpace(facts))
     return found

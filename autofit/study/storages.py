@@ -16,13 +16,13 @@ from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBSto
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from autofit import locks
-from autofit.study import permissions
-from autofit.study.location import Place
+from autofit.study.location import Place, check_file, make_directory
 
 LOCK_WAIT_S = 30.0
 """Maximum time to wait for another process that is writing to the journal."""
 CREATING_S = 2.0
 """Wait for another process that is making the tables of a database: Optuna fails if two make them."""
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
@@ -39,12 +39,14 @@ def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
         return _database(place.url)
     if place.path is None:
         return InMemoryStorage()
-    permissions.make_directory(place.path.parent)
-    permissions.make_file(place.path)
+    make_directory(place.path.parent)
+    with suppress(FileExistsError):
+        os.close(os.open(place.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600))
+    check_file(place.path)
     lock = _JournalLock(place.path)
     lock.acquire()
     lock.release()
-    if lock.cut_bytes and notes is not None:
+    if lock.has_cut and notes is not None:
         notes.append("the last line of the study was incomplete, as after a crash, and was cut off")
     return JournalStorage(JournalFileBackend(str(place.path), lock))
 
@@ -59,10 +61,8 @@ def existing(place: Place) -> BaseStorage | None:
         return _existing_database(place.url)
     if place.path is None or not os.path.lexists(place.path):
         return None
-    permissions.check_file(place.path)
-    if not place.path.stat().st_size:
-        return None
-    return JournalStorage(JournalFileBackend(str(place.path)))
+    check_file(place.path)
+    return JournalStorage(JournalFileBackend(str(place.path))) if place.path.stat().st_size else None
 
 
 def study_in(storage: BaseStorage, name: str) -> optuna.Study:
@@ -107,12 +107,12 @@ class _JournalLock(JournalFileOpenLock):
     writer waits 30 s if a process was killed while it wrote.
 
     Attributes:
-        cut_bytes: number of bytes that were cut off so far.
+        has_cut: whether something was cut off so far.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self._path, self._descriptor, self.cut_bytes = path, -1, 0
+        self._path, self._descriptor, self.has_cut = path, -1, False
 
     def acquire(self) -> bool:
         """Waits for other processes, and returns True.
@@ -120,13 +120,13 @@ class _JournalLock(JournalFileOpenLock):
         Raises:
             OSError: another process holds the lock for `LOCK_WAIT_S`, or the file is gone.
         """
-        descriptor, free = os.open(self._path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), True
+        descriptor, free = os.open(self._path, os.O_RDWR | _NO_LINKS), True
         try:
             with suppress(OSError):  # some network file systems have no locks
                 free = locks.locked(descriptor, LOCK_WAIT_S)
             if not free:
                 raise TimeoutError(f"it is locked by {locks.holder_of(self._path)}")
-            self.cut_bytes += _cut(descriptor)
+            self.has_cut |= _is_cut(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
@@ -138,15 +138,14 @@ class _JournalLock(JournalFileOpenLock):
         os.close(self._descriptor)
 
 
-def _cut(descriptor: int) -> int:
-    """Cuts off what follows the last line feed of a file. Returns the number of bytes."""
+def _is_cut(descriptor: int) -> bool:
+    """Cuts off what follows the last line feed of a file. Returns whether there was something."""
     size = os.fstat(descriptor).st_size
     if not size or os.pread(descriptor, 1, size - 1) == b"\n":
-        return 0
+        return False
     with open(descriptor, "rb", closefd=False) as file:
-        kept = file.read().rfind(b"\n") + 1
-    os.ftruncate(descriptor, kept)
-    return size - kept
+        os.ftruncate(descriptor, file.read().rfind(b"\n") + 1)
+    return True
 
 
 def _existing_database(url: str) -> RDBStorage | None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -23,21 +23,10 @@ from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
+from autofit.study import records
 from autofit.study.location import Place
 from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
-from autofit.study.records import (
-    DROPPED,
-    OUTCOME,
-    SCHEMA,
-    START,
-    STUDY_SCHEMA,
-    StoredTrial,
-    TrialStart,
-    comparable,
-    counted_trials,
-    readable,
-    usable,
-)
+from autofit.study.records import DROPPED, OUTCOME, SCHEMA, START, STUDY_SCHEMA, StoredTrial, TrialStart, counted_trials
 from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
 
 _DIED = Outcome(status=Status.CRASHED, reason=DIED)
@@ -85,12 +74,12 @@ class Study:
             self._distributions = distributions_of(space, trials)
             for drop in attributes.get(DROPPED, ()):
                 notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
-            found, unreadable = readable(trials, attributes)
+            found, unreadable = records.readable(trials, attributes)
             if unreadable:
                 notes.append(f"{counted_trials(unreadable)} without a readable autofit record left out")
-            stored = comparable(self._settled_orphans(found, notes), environment, notes)
+            stored = records.comparable(self._settled_orphans(found, notes), environment, notes)
             self._comparable = [each.number for each in stored]
-            self._earlier = usable(stored, space, memory_bytes, notes)
+            self._earlier = records.usable(stored, space, memory_bytes, notes)
         self.notes = tuple(notes)
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
@@ -143,8 +132,7 @@ class Study:
         of_plan = [trial.number for trial in self._earlier if trial.plan == plan]
         dropped = self._comparable if plan is None else of_plan
         drop = {"trials": dropped, "reason": reason, "when": datetime.now(UTC).isoformat(timespec="seconds")}
-        with self._place.guarded("written"):
-            self._study.set_user_attr(DROPPED, [*self._study.user_attrs.get(DROPPED, ()), drop])
+        self.note(DROPPED, [*self.kept_notes().get(DROPPED, ()), drop])
         self._comparable = [number for number in self._comparable if number not in dropped]
         self._earlier = [trial for trial in self._earlier if trial.number not in dropped]
 
@@ -152,12 +140,12 @@ class Study:
         """Closes the connections to a database. The study can still be used, which opens them again."""
         disconnect(self._storage)
 
-    def kept_notes(self) -> Mapping[str, object]:
+    def kept_notes(self) -> Mapping[str, Any]:
         """Returns the notes on the whole study, by name (`note`)."""
         with self._place.guarded("read"):
             return self._study.user_attrs
 
-    def note(self, name: str, value: dict[str, object]) -> None:
+    def note(self, name: str, value: object) -> None:
         """Stores a named note on the whole study, as JSON."""
         with self._place.guarded("written"):
             self._study.set_user_attr(name, value)
@@ -180,12 +168,10 @@ class Study:
             UpdateFinishedTrialError: the trial is no longer running.
         """
         result = optuna_result(outcome, self._objective, memory_bytes)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        trial = optuna.trial.Trial(self._study, trial_id)
         # As text, because NaN is not valid JSON and would break the dashboard. Python's reader accepts it.
-        attributes = {**columns(outcome), OUTCOME: json.dumps(outcome.model_dump(mode="json"))}
-        trial = optuna.trial.Trial(
-            self._study, self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        )
-        for key, value in attributes.items():
+        for key, value in {**columns(outcome), OUTCOME: json.dumps(outcome.model_dump(mode="json"))}.items():
             trial.set_user_attr(key, value)
         for key, value in result.constraints.items():
             if key not in trial.constraints:  # a write that failed is made again
@@ -229,13 +215,6 @@ class ReadStudy:
     trials: tuple[StoredTrial, ...]
     unreadable: int
 
-    @classmethod
-    def of(cls, study: optuna.Study) -> Self:
-        """Reads a study."""
-        found, unreadable = readable(study.get_trials(deepcopy=False), study.user_attrs)
-        ended = [each if each.outcome else replace(each, outcome=_DIED) for each in found if each.ended]
-        return cls(study.study_name, study.user_attrs, tuple(ended), unreadable)
-
 
 def read_studies(location: str | Path) -> list[ReadStudy]:
     """Returns the studies of a storage in the order in which they were made. Nothing is settled, cut off or created.
@@ -246,11 +225,15 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
     Raises:
         StudyError: it cannot be read, or holds no study of autofit.
     """
-    place = Place.of(location)
+    place, found = Place.of(location), list[ReadStudy]()
     with place.guarded("read"):
         storage = existing(place)
         studies = [] if storage is None else studies_in(storage)
-        found = [ReadStudy.of(each) for each in studies if each.user_attrs.get(SCHEMA) == STUDY_SCHEMA]
+        for each in studies:
+            if (notes := each.user_attrs).get(SCHEMA) == STUDY_SCHEMA:
+                trials, unreadable = records.readable(each.get_trials(deepcopy=False), notes)
+                ended = [replace(t, outcome=t.outcome or _DIED) for t in trials if t.outcome or not t.start.alive]
+                found.append(ReadStudy(each.study_name, notes, tuple(ended), unreadable))
         disconnect(storage)
     if not found:
         what = "no file, or an empty one" if storage is None else f"{len(studies)} studies, none made by this version"
