@@ -130,13 +130,18 @@ def nothing_pinned(
     *,
     early: bool,
     likely: bool,
+    refused: str = "",
 ) -> AutofitError:
-    """Returns the error for a search in which no plan with the pinned values was measured.
+    """Returns the error for a search in which no plan with the pinned values can be the answer.
 
-    `trials` are those of plans with these values, and `likely` says that one of these plans is likely to fit.
+    `trials` are those of plans with these values, `likely` says that one of these plans is likely to fit, and `refused`
+    is why a check of the gradient refused those that were measured.
     """
-    what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
+    pins = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())}"
+    what = f"{pins} could be measured"
     ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    if refused:
+        return WorkloadError(f"{pins} passed the check of this model's gradient: {refused}. Pin other values.")
     if not trials and not early and likely:
         return BudgetSpent(f"{what}: the search ended before one ran, {stopped}. Give more time, or pin other values.")
     if not trials and not early:
