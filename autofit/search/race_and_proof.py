@@ -408,8 +408,7 @@ class Final:
             proof = proof or known
         if proof is None:
             return self._not_now(chosen, "there was no time to prove it: give more")
-        if not self._answers.passes(chosen.plan):
-            why = self._checks.refusal(chosen.plan) or "there was no time to check its gradient: give more"
+        if why := self._answers.objection(chosen.plan):
             return self._not_now(chosen, why)
         self._answers.make(proof)
         return ""
@@ -423,7 +422,7 @@ class Final:
         """Returns why plans that were the choice are not the answer, in one sentence for each reason."""
         texts = []
         for why, (first, *others) in self._passed_over.items():
-            also = f" (also: {', '.join(others)})" if others else ""
+            also = f" (so for {len(others)} more)" if others else ""
             texts.append(f"{first} was the choice, but {why}{also}")
         return texts
 
