@@ -92,6 +92,19 @@ def test_the_users_code_failing_twice_ends_the_search_with_their_traceback() -> 
     assert len(bench.probes()) == 2
 
 
+def test_an_optimizer_that_asks_for_a_closure_when_it_steps_is_passed_with_update_fn() -> None:
+    """As SAM's: its signature has a default, and it asserts that one is given."""
+    bench = calm()
+
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+        bench.evaluate(plan, purpose)
+        return Outcome(status=Status.USER_ERROR, reason="AssertionError: SAM requires closure", phase="optimizer")
+
+    with pytest.raises(UserCodeError, match="Pass update_fn, which does the whole step") as caught:
+        run(tuning_of(bench, evaluate=evaluate))
+    assert "reproduce" not in str(caught.value)
+
+
 def test_a_loss_that_is_not_finite_under_the_users_own_setting() -> None:
     bench = calm()
     bench.faults[bench.space.baseline.key] = always(Status.NUMERIC, "loss is nan")
