@@ -16,7 +16,7 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.estimate import Estimate
-from autofit.core.outcome import LAST_BATCH, Status
+from autofit.core.outcome import CONTRACT, LAST_BATCH, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
 from autofit.core.space import Refusal
@@ -34,8 +34,8 @@ _ERROR_LINE = re.compile(
 def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
     """Returns the error that makes further probes pointless, by the trials of this run; None if there is none.
 
-    That is so if the baseline gives a loss that is not finite, or if the user's code fails with the baseline and with
-    another plan. A failure of one combination alone only drops that combination.
+    That is so if the baseline gives no loss, or one that is not finite, or if the user's code fails with the baseline
+    and with another plan. A failure of one combination alone only drops that combination.
     """
     runs = [t for t in trials if t.plan == baseline]
     if runs and runs[-1].outcome.status is Status.NUMERIC:
@@ -45,8 +45,12 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
             runs[-1].outcome.traceback_text,
         )
     failed = [t for t in trials if t.outcome.status.of_users_code and t.outcome.phase != LAST_BATCH]
-    if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
-        return _user_code(next(t for t in failed if t.plan == baseline), len(failed), baseline)
+    found = next((t for t in failed if t.plan == baseline), None)
+    if found is not None and found.outcome.phase == CONTRACT:
+        why = f"your code does not give a loss to train on: {found.outcome.reason}. Change it, then tune again."
+        return UserCodeError(why, found.outcome.traceback_text)
+    if found is not None and len({t.plan.key for t in failed}) > 1:
+        return _user_code(found, len(failed), baseline)
     return None
 
 
@@ -67,12 +71,14 @@ def nothing_measured(
     crashed = _crashed_throughout(trials)
     if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
         return _crash(crashed, baseline)
+    failed = [t for t in trials if t.outcome.status.of_users_code]
+    if any(t.plan == baseline for t in failed):
+        return _user_code(failed[0], len(failed), baseline)
     if early:
         return BudgetSpent(
             f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials, baseline)} "
             "Give more time or trials; the study keeps what was measured."
         )
-    failed = [t for t in trials if t.outcome.status.of_users_code]
     if failed:
         return _user_code(failed[0], len(failed), baseline)
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
