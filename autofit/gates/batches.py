@@ -104,7 +104,7 @@ class _Watching(TorchFunctionMode):
             ignored = int(given.get("ignore_index", args[_IGNORED] if len(args) > _IGNORED else _UNUSED))
             if weight is not None or ignored != _UNUSED:
                 mean = WeightedMean(None if weight is None else weight.detach().cpu(), ignored)
-                target = given.get("target", args[1] if len(args) > 1 else None)
+                target = given["target"] if "target" in given else args[1]
                 self.found = replace(mean, shown=mean.unevenness(target.flatten(), target.numel()) > 0)
         return func(*args, **given)
 

@@ -68,7 +68,8 @@ def over_positives(model: nn.Module, batch: Any) -> torch.Tensor:
     """Divides by the number of positive samples, as detectors do."""
     x, y = batch
     losses = F.binary_cross_entropy_with_logits(model(x)[:, 0], y.float(), reduction="none")
-    return losses.sum() / y.sum().clamp(min=1)
+    loss: torch.Tensor = losses.sum() / y.sum().clamp(min=1)
+    return loss
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ def over_a_mask(model: nn.Module, batch: Any) -> torch.Tensor:
     """Leaves out samples that are marked as damaged, and averages over the rest."""
     x, damaged = batch
     losses = (model(x) - 1).square().mean(1)
-    return (losses * (1 - damaged)).sum() / (1 - damaged).sum()
+    loss: torch.Tensor = (losses * (1 - damaged)).sum() / (1 - damaged).sum()
+    return loss
 
 
 def test_rare_samples_that_the_users_own_code_leaves_out_are_found_and_weighted() -> None:
@@ -125,7 +127,8 @@ def penalised(model: nn.Module, batch: Any) -> torch.Tensor:
     x = batch[0].clone().requires_grad_()
     outputs = model(x)
     (slopes,) = torch.autograd.grad(outputs.square().sum(), x, create_graph=True)
-    return F.cross_entropy(outputs, batch[1]) + slopes.square().mean()
+    loss: torch.Tensor = F.cross_entropy(outputs, batch[1]) + slopes.square().mean()
+    return loss
 
 
 def test_a_step_that_takes_gradients_itself_is_compared() -> None:

@@ -189,7 +189,7 @@ def test_an_optimizer_that_needs_a_closure_is_tuned_with_update_fn() -> None:
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             found = F.cross_entropy(model(batch[0]), batch[1])
-            found.backward()
+            found.backward()  # type: ignore[no-untyped-call]
             return found
 
         found: torch.Tensor = optimizer.step(closure)
