@@ -118,7 +118,10 @@ def test_an_error_while_the_bench_is_left_is_no_poison_if_the_device_responds(mo
 
 
 def test_a_step_function_that_returns_no_loss_is_marked_as_such() -> None:
-    workload = Workload(targets.mlp(), targets.vectors(), step_fn=lambda model, batch: {"loss": model(batch[0]).mean()})
+    def step(model: nn.Module, batch: Any) -> Any:
+        return {"loss": model(batch[0]).mean()}
+
+    workload = Workload(targets.mlp(), targets.vectors(), step_fn=step)
     with bench_of(workload) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert (outcome.status, outcome.phase) == (Status.USER_ERROR, CONTRACT)
