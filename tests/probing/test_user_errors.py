@@ -1,6 +1,5 @@
 """What fails while a bench is opened, and whose error it is."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -119,7 +118,7 @@ def test_an_error_while_the_bench_is_left_is_no_poison_if_the_device_responds(mo
 
 
 def test_a_step_function_that_returns_no_loss_is_marked_as_such() -> None:
-    def step(model: nn.Module, batch: Sequence[torch.Tensor]) -> Any:
+    def step(model: nn.Module, batch: Any) -> Any:
         return {"loss": model(batch[0]).mean()}
 
     workload = Workload(targets.mlp(), targets.vectors(), step_fn=step)

@@ -77,7 +77,7 @@ def adapted(model: nn.Module, batch: Any) -> Tensor:
     """MAML: each task takes a step of its own, through which the outer gradient goes."""
     losses = []
     for x, y in zip(batch[0], batch[1], strict=True):
-        weights = dict(model.named_parameters())
+        weights: dict[str, Tensor] = dict(model.named_parameters())
         inner = F.mse_loss(functional_call(model, weights, (x[:4],)), y[:4])
         slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
         moved = {name: weight - 0.1 * slope for (name, weight), slope in zip(weights.items(), slopes, strict=True)}
@@ -122,6 +122,8 @@ def triplets(model: nn.Module, batch: Any) -> Tensor:
 class Quantised(nn.Linear):
     """Rounds its inputs to a scale that it follows, as in quantisation-aware training."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__(8, 4)
         self.register_buffer("scale", torch.tensor(0.5))
@@ -161,7 +163,7 @@ def speech(rows: list[tuple[Tensor, Tensor]]) -> Speech:
 def joined_speech(parts: list[Speech]) -> Speech:
     rows = []
     for part in parts:
-        targets = part.targets.split(part.target_lengths.tolist())
+        targets = torch.split(part.targets, part.target_lengths.tolist())
         rows += [(part.frames[:n, at], targets[at]) for at, n in enumerate(part.lengths.tolist())]
     return speech(rows)
 
@@ -218,7 +220,7 @@ def hooked() -> nn.Module:
     """Clamps gradients by hooks, so that those of micro batches do not add up."""
     model = mlp()
     for parameter in model.parameters():
-        parameter.register_hook(lambda gradient: gradient.clamp(-0.005, 0.005))
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.005, 0.005))  # type: ignore[no-untyped-call]
     return model
 
 
