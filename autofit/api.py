@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -228,10 +229,10 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
 
     Args:
         workload: "train.py:make_workload" or "package.module:make_workload", which runs in a child process; or a
-            model, to estimate for the device that it is on.
+            model, on the CPU unless it is for the device that the model is on.
         loader: see `tune`. Only with a model, like the functions, `optimizer` and `worst_case`.
-        device: with a factory, a device such as "H200", or "cpu" for this machine; None means any device with
-            `memory_budget` of memory. With a model, the device that the model is on.
+        device: a device such as "H100 SXM", which need not be present, or "cpu" for this machine. None means any
+            device with `memory_budget` of memory with a factory, and the device that the model is on with a model.
         memory_budget: bytes, "20GiB", or a fraction of the capacity. None uses the capacity less a safety margin.
         loss_fn: see `tune`.
         step_fn: see `tune`.
@@ -276,11 +277,15 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
                 stand_in=estimating.described(wanted, memory_budget),
             )
         )
-    chosen = device_it_is_on(workload, device)
+    opened: Callable[..., StandInBench]
+    if chosen := device_it_is_on(workload, device):
+        opened = partial(StandInBench, device=chosen)
+    else:
+        opened = partial(StandInBench.of, described=estimating.described(str(device), memory_budget), alone=False)
     made = Workload(model=workload, mode=mode or "train", **user, **common)
     guard = Guard.of(made)
     with guard.backstop, guard:
-        bench = StandInBench(made, chosen, options, on=chosen.torch_device)
+        bench = opened(made, options=options)
         return estimating.estimate(bench.briefing, bench.trace, fixed_parts=bench.fixed_parts)
 
 

@@ -5,6 +5,7 @@ The figures are in `chips.json`. Never imports torch.
 
 import re
 from contextlib import suppress
+from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.core.errors import UsageError
 from autofit.core.work import Ceilings
 
-_NOISE = ("nvidia", "tesla", "geforce", "gpu", "graphics", "card")
+_NOISE = ("nvidia", "tesla", "geforce", "tensor", "core", "gpu", "graphics", "card")
 _KINDS = ("cuda", "xpu", "mps", "gpu", "rocm", "hip")
 OPERATOR_S = 20e-6
 """Time to issue one operator of a training step on a host, including autograd and the user's Python: a GPT step of 131
@@ -119,24 +120,28 @@ def stand_in_for(name: str) -> StandIn:
 
 
 def find(name: str) -> Card:
-    """Returns the device called `name`. Case, spaces and the manufacturer's name are ignored ("h200", "RTX-4090").
+    """Returns the device called `name`: by one of its names, or by words of several of them in any order.
+
+    Case, spaces and the manufacturer's name are ignored, and so is the number of an SXM socket: "h200", "RTX-4090",
+    "H100 SXM5 80GB".
 
     Raises:
-        UsageError: no device has this name, or several have.
+        UsageError: no device has this name, or several have. The message lists the known ones, the closest first.
     """
     words = _words(name)
     exact = [card for card in cards() if any("".join(_words(known)) == "".join(words) for known in _names(card))]
-    found = exact or [card for card in cards() if words and any(set(words) <= set(_words(n)) for n in _names(card))]
+    found = exact or [card for card in cards() if words and set(words) <= set(_words(" ".join(_names(card))))]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(f"{name!r} may be any of {_listed(found)}. {_HELP}.")
+        raise UsageError(f"{name!r} may be any of {_listed(found, name)}. {_HELP}.")
     if name.partition(":")[0] in _KINDS:
         raise UsageError(
             f"{name!r} is a type of device; expected the name of a card with known properties (see nvidia-smi -L). "
             "Give such a name. For a card in this machine, prefer autofit tune, which measures."
         )
-    raise UsageError(f"unknown device {name!r}; expected one of {_listed(cards())}, or cpu for this machine. {_HELP}.")
+    known = _listed(cards(), name)
+    raise UsageError(f"unknown device {name!r}; expected one of {known}, or cpu for this machine. {_HELP}.")
 
 
 def ceilings_of(name: str) -> Ceilings | None:
@@ -151,8 +156,17 @@ def _names(card: Card) -> tuple[str, ...]:
 
 
 def _words(name: str) -> list[str]:
-    return [word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _NOISE]
+    """Returns the words of a name: "H100SXM5-80G" has those of "h100 sxm 80gb"."""
+    text = re.sub(r"(rtx|sxm|pcie|nvl)", r" \1", re.sub(r"[^a-z0-9]+", " ", name.lower()))
+    text = re.sub(r"\b(\d+) ?g(i?b)?\b", r"\1gb", re.sub(r"\bsxm\d", "sxm ", text))
+    return [word for word in re.sub(r"\brtx", "rtx ", text).split() if word not in _NOISE]
 
 
-def _listed(found: list[Card] | tuple[Card, ...]) -> str:
-    return ", ".join(card.aliases[0] for card in found)
+def _listed(found: list[Card] | tuple[Card, ...], name: str) -> str:
+    """Returns the cards in words, those first that are called most like `name`."""
+    wanted = "".join(_words(name))
+
+    def likeness(card: Card) -> float:
+        return max(SequenceMatcher(None, wanted, "".join(_words(known))).ratio() for known in _names(card))
+
+    return ", ".join(card.aliases[0] for card in sorted(found, key=likeness, reverse=True))

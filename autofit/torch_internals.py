@@ -4,10 +4,14 @@
 strategies, devices and the stand-in for CUDA reach into one operator or back end each, and name it where they do.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import _C
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -19,6 +23,8 @@ from torch.nn.modules.batchnorm import _NormBase as NormBase
 from torch.nn.modules.conv import _ConvNd as ConvNd
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -36,17 +42,33 @@ __all__ = [
     "InstanceNorm",
     "LoaderIterator",
     "NormBase",
+    "OpOverload",
     "TorchDispatchMode",
     "backward_id",
     "current_node",
     "foreach",
+    "foreach_types",
+    "global_step_hooks",
+    "handles_child_signal",
     "has_kernel",
+    "has_step_hooks",
     "is_traceable_wrapper_subclass",
+    "is_transforming",
+    "is_view",
     "is_wrapped_by_functorch",
     "loader_utils",
     "next_sequence_number",
+    "packet_of",
     "pytree",
+    "run_backward",
+    "schema_of",
+    "sequence_number",
     "set_version",
+    "start_memory_record",
+    "stop_memory_record",
+    "storage_id",
+    "use_count",
+    "without_dispatch",
     "without_tensor_subclasses",
 ]
 
@@ -69,6 +91,16 @@ def next_sequence_number() -> int:
     return int(_C._autograd._get_sequence_nr())
 
 
+def sequence_number(node: Any) -> int:
+    """Returns the sequence number of a node; at least 2**63 for one that accumulates a parameter's gradient."""
+    return int(node._sequence_nr())
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Returns whether autograd knows a tensor as a view of another one."""
+    return bool(tensor._is_view())
+
+
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Sets the counter by which autograd notices that a tensor was changed in place."""
     _C._autograd._unsafe_set_version_counter((tensor,), (version,))
@@ -82,3 +114,83 @@ def has_kernel(operator: str, key: str) -> bool:
 def is_wrapped_by_functorch(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor belongs to a transform of `torch.func`, such as `vmap`."""
     return bool(_C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_transforming() -> bool:
+    """Returns whether a transform of `torch.func`, such as `grad` or `vmap`, runs in this thread."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
+def foreach_types() -> tuple[list[Any], list[Any]]:
+    """Returns the lists of tensor types for which optimizers and gradient clipping use foreach implementations."""
+    return optimizers._foreach_supported_types, foreach._foreach_supported_types
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """Returns the address of a storage's record, which all tensors with that storage share, fake ones among them."""
+    return int(storage._cdata)
+
+
+def use_count(storage: torch.UntypedStorage) -> int:
+    """Returns the number of references to a storage, that of `storage` itself among them."""
+    return int(_C._storage_Use_Count(storage._cdata))
+
+
+def schema_of(operator: Any) -> Any:
+    """Returns the schema of an operator's overload: its name, arguments and returns."""
+    return operator._schema
+
+
+def packet_of(operator: Any) -> Any:
+    """Returns the packet of all overloads of an operator, such as `aten.mm` of `aten.mm.default`."""
+    return operator._overloadpacket
+
+
+def without_dispatch(key: str) -> AbstractContextManager[None]:
+    """Returns a context in which operators skip the kernels of a dispatch key, such as "AutocastPrivateUse1"."""
+    keys: Any = _C.DispatchKey  # its members are not in the stubs
+    guard: AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(getattr(keys, key)))
+    return guard
+
+
+def run_backward(roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], keep: bool, create: bool) -> None:
+    """Runs a backward pass from `roots`, past every public function that starts one."""
+    torch.autograd.graph._engine_run_backward(
+        tuple(roots), tuple(gradients), keep, create, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def handles_child_signal(value: bool | None = None) -> bool:
+    """Returns whether torch's handler for the end of a loader's worker is installed; sets that record if given."""
+    handling: Any = loader_utils.signal_handling
+    was_set = bool(handling._SIGCHLD_handler_set)
+    if value is not None:
+        handling._SIGCHLD_handler_set = value
+    return was_set
+
+
+def global_step_hooks() -> int:
+    """Returns the number of hooks that run before each step of any optimizer."""
+    return len(optimizers._global_optimizer_pre_hooks)
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Returns whether hooks run before or after the steps of an optimizer, its own or those of all optimizers."""
+    of_this = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return any((*of_this, optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks))
+
+
+def start_memory_record() -> None:
+    """Starts the legacy profiler's record of memory in this thread, without shapes, stacks, counts and operators."""
+    _C._autograd._enable_profiler_legacy(
+        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    )
+    _C._autograd._enable_record_function(False)
+
+
+def stop_memory_record() -> list[list[Any]]:
+    """Ends the record and returns its events by thread."""
+    try:
+        return _C._autograd._disable_profiler_legacy()
+    finally:
+        _C._autograd._enable_record_function(True)

@@ -22,6 +22,7 @@ from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.devices.base import Capability
+from autofit.probing.isolated_trace import IS_SUPPORTED
 from autofit.probing.local_bench import LocalBench
 from autofit.search.event import Event
 from autofit.workloads.workload import Workload
@@ -32,6 +33,9 @@ from tests.probing import targets
 QUICK: dict[str, Any] = {
     "device": "cpu", "memory_budget": "256MiB", "study": ":memory:", "progress": False, "strategies": ("batching",),
 }  # fmt: skip
+
+
+H200: dict[str, Any] = {"device": "H200", "numerics": "exact"}
 
 
 def tune(model: nn.Module, loader: Any, **changes: Any) -> autofit.Fit:
@@ -380,10 +384,29 @@ def test_estimate_in_process_leaves_everything_as_it_was_and_prints() -> None:
     assert str(found).startswith("On ")
 
 
+@pytest.mark.skipif(not IS_SUPPORTED, reason="forks, which is done on Linux only")
+def test_estimate_of_a_model_for_a_card_that_is_not_here_leaves_no_stand_in_in_this_process() -> None:
+    model, loader = targets.mlp(), targets.vectors()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = digest_of(model, optimizer, loader)
+    found = autofit.estimate(model, loader, optimizer=optimizer, device="h100-sxm5 80GB", numerics="exact")
+    assert digest_of(model, optimizer, loader) == before
+    assert optimizer.state == {}
+    with pytest.raises(RuntimeError, match="standin"):
+        torch.device("standin")
+    assert found.environment.device_name == "NVIDIA H100 80GB HBM3"
+    assert found.rows[0].largest is not None
+    assert found.rows[0].largest.samples_per_s is not None
+    assert 70 * 2**30 < found.budget.memory_bytes < 80 * 2**30
+    assert any("512 MiB are assumed" in caveat and "autofit tune measures" in caveat for caveat in found.caveats)
+    assert any("traced, not measured" in caveat for caveat in found.caveats)
+
+
 @pytest.mark.parametrize(
     ("arguments", "changes", "says"),
     [
-        ((targets.mlp(), targets.vectors()), {"device": "H200"}, "expected a factory"),
+        ((targets.mlp(), targets.vectors()), {"device": "H100"}, "may be any of H100 "),
+        ((targets.mlp(), targets.vectors()), {"device": "cuda"}, "expected the name of a card"),
         (("train.py:make", targets.vectors()), {"device": "H200"}, "found loader beside the factory"),
         (("train.py:make",), {}, "neither a device nor"),
         (("train.py:make",), {"device": "H9000"}, "unknown device"),
@@ -398,7 +421,7 @@ def test_estimate_says_what_it_cannot_use(arguments: tuple[Any, ...], changes: d
 
 @pytest.mark.slow
 def test_estimate_of_a_factory_for_a_card_that_is_not_here() -> None:
-    found = autofit.estimate(f"{targets.__file__}:make_transformer", device="H200", numerics="exact")
+    found = autofit.estimate(f"{targets.__file__}:make_transformer", **H200)
     assert found.environment.device_name == "NVIDIA H200"
     rows = {(row.knob, row.value): row for row in found.rows}
     plain, offloaded = found.rows[0].largest, rows["activation_offload", True].largest
@@ -406,6 +429,9 @@ def test_estimate_of_a_factory_for_a_card_that_is_not_here() -> None:
     assert offloaded is not None
     assert offloaded.peak.value_bytes < plain.peak.value_bytes <= found.budget.memory_bytes
     assert found.account.outside_bytes > 0
+    made = targets.make_transformer()
+    in_process = autofit.estimate(made.model, made.loader, loss_fn=made.loss_fn, step_fn=made.step_fn, **H200)
+    assert (in_process.rows, in_process.breakdown) == (found.rows, found.breakdown)
 
 
 class Peeking(nn.Module):

@@ -17,6 +17,12 @@ from autofit.core.errors import UsageError
         ("4090", "NVIDIA GeForce RTX 4090"),
         ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), ("a100 80gb", "NVIDIA A100-SXM4-80GB"),
         ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), ("A10", "NVIDIA A10"), ("T4", "Tesla T4"),
+        ("H100 SXM", "NVIDIA H100 80GB HBM3"), ("h100-sxm5-80gb", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA H100 SXM5 80 GB", "NVIDIA H100 80GB HBM3"), ("H100SXM", "NVIDIA H100 80GB HBM3"),
+        ("h100_pcie", "NVIDIA H100 PCIe"), ("A100-80G", "NVIDIA A100-SXM4-80GB"),
+        ("A100 80GiB SXM", "NVIDIA A100-SXM4-80GB"), ("SXM4 A100 40GB", "NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA V100 Tensor Core GPU 32GB", "Tesla V100-SXM2-32GB"), ("RTX4090 24GB", "NVIDIA GeForce RTX 4090"),
+        ("H200 141GB", "NVIDIA H200"), ("A10G 24G", "NVIDIA A10G"),
     ],
 )  # fmt: skip
 def test_names_are_found_however_they_are_written(written: str, name: str) -> None:
@@ -28,19 +34,28 @@ def test_every_name_and_alias_finds_its_own_device() -> None:
         assert [find(name) for name in (card.name, *card.aliases)] == [card] * (1 + len(card.aliases))
 
 
-@pytest.mark.parametrize("written", ["A100", "h100", "v100"])
+@pytest.mark.parametrize("written", ["A100", "h100", "v100", "H100 80GB", "A100 SXM"])
 def test_a_name_of_several_says_which(written: str) -> None:
     with pytest.raises(UsageError, match="may be any of") as caught:
         find(written)
-    assert str(caught.value).count(written.upper()) >= 2
+    assert str(caught.value).partition("may be")[2].count(written.upper().split()[0]) >= 2
 
 
-@pytest.mark.parametrize("written", ["B9000", "", "NVIDIA", "H20"])
+@pytest.mark.parametrize("written", ["B9000", "", "NVIDIA", "H20", "RTX 3080 Ti", "A100 80GB PCIe", "MI300X"])
 def test_an_unknown_name_says_which_are_known_and_that_memory_suffices(written: str) -> None:
     with pytest.raises(UsageError, match="unknown device") as caught:
         find(written)
     assert "H200" in str(caught.value)
     assert "24GiB" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "closest"),
+    [("H20", "H200"), ("RTX 3080 Ti", "RTX 3080"), ("A100 80GB PCIe", "A100 80GB"), ("H100 SMX5", "H100 SXM")],
+)
+def test_an_unknown_name_lists_the_closest_first(written: str, closest: str) -> None:
+    with pytest.raises(UsageError, match=rf"expected one of {closest}, .*T4"):
+        find(written)
 
 
 def test_a_kind_of_device_is_no_device() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import autofit
-from autofit import cli
+from autofit import cli, planfile
 from autofit.core import errors
+from autofit.core.plan import Plan
+from tests.conformance.test_exporters import answer
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,10 +91,10 @@ def test_the_command_line_knows_these_words() -> None:
     assert found == {name: sorted(flags, key=lambda w: (not w.startswith("-"), w)) for name, flags in FLAGS.items()}
 
 
-def loaded_by(code: str) -> set[str]:
+def loaded_by(code: str, folder: Path = ROOT) -> set[str]:
     script = f"{code}\nimport sys\nprint('LOADED', *sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=240, check=True
     )
     return set(done.stdout.rpartition("LOADED")[2].split())
 
@@ -114,7 +116,16 @@ def test_an_error_can_be_caught_without_loading_torch() -> None:
     assert not loaded & {"torch", "optuna", "pydantic"}
 
 
-def test_show_needs_no_torch(tmp_path: Path) -> None:
-    loaded = loaded_by(f"from autofit.cli import main\nassert main(['show', {str(tmp_path / 'none.yaml')!r}]) == 2")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show a.yaml", "show a.yaml --json", "diff a.yaml b.yaml", "diff a.yaml b.yaml --json",
+        "diff a.yaml b.yaml -o diff.html", "export a.yaml --to huggingface", "report a.yaml -o report.html",
+    ],
+)  # fmt: skip
+def test_what_reads_plan_files_needs_no_torch(words: str, tmp_path: Path) -> None:
+    for name, size in (("a.yaml", 2), ("b.yaml", 4)):
+        planfile.save(answer(Plan(values={"micro_batch_size": size, "accumulation_steps": 2})), tmp_path / name)
+    loaded = loaded_by(f"from autofit.cli import main\nassert main({words.split()!r}) == 0", tmp_path)
     assert "autofit.planfile" in loaded
     assert not loaded & {"torch", "optuna"}

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import torch_internals as internals
@@ -117,3 +118,107 @@ def test_what_iterates_a_loader_and_the_types_of_foreach_kernels() -> None:
     assert isinstance(iter(DataLoader(TensorDataset(torch.ones(2)))), internals.LoaderIterator)
     assert hasattr(internals.loader_utils.signal_handling, "_SIGCHLD_handler_set")
     assert torch.Tensor in internals.foreach._foreach_supported_types
+
+
+def test_tensors_share_a_storage_if_its_number_is_the_same() -> None:
+    x = torch.ones(4)
+    assert internals.storage_id(x[1:].untyped_storage()) == internals.storage_id(x.untyped_storage())
+    assert internals.storage_id(x.clone().untyped_storage()) != internals.storage_id(x.untyped_storage())
+
+
+def test_references_to_a_storage_are_counted() -> None:
+    x = torch.ones(4)
+    alone = internals.use_count(x.untyped_storage())
+    view = x[1:]
+    assert internals.use_count(view.untyped_storage()) == alone + 1
+
+
+def test_an_overload_has_a_schema() -> None:
+    schema = internals.schema_of(torch.ops.aten.dropout.default)
+    assert schema.name == "aten::dropout"
+    assert [argument.name for argument in schema.arguments] == ["input", "p", "train"]
+    assert len(schema.returns) == 1
+
+
+def test_the_kernels_of_a_dispatch_key_can_be_skipped() -> None:
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (x @ x).dtype is torch.bfloat16
+        with internals.without_dispatch("AutocastCPU"):
+            assert (x @ x).dtype is torch.float32
+
+
+def test_a_backward_pass_runs_past_the_public_functions() -> None:
+    x = torch.ones(2, requires_grad=True)
+    internals.run_backward([(3 * x).sum()], [torch.ones(())], False, False)
+    assert x.grad is not None
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
+def test_the_record_of_the_child_signal_is_read_and_set() -> None:
+    before = internals.handles_child_signal()
+    assert internals.handles_child_signal(not before) is before
+    assert internals.handles_child_signal(before) is not before
+    assert internals.handles_child_signal() is before
+
+
+def test_hooks_of_one_optimizer_and_of_all_are_seen() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    assert not internals.has_step_hooks(optimizer)
+    of_one = optimizer.register_step_post_hook(lambda *_: None)
+    assert internals.has_step_hooks(optimizer)
+    of_one.remove()
+    before = internals.global_step_hooks()
+    of_all = register_optimizer_step_pre_hook(lambda *_: None)
+    assert internals.has_step_hooks(optimizer)
+    assert internals.global_step_hooks() == before + 1
+    of_all.remove()
+    assert not internals.has_step_hooks(optimizer)
+
+
+def test_the_record_of_memory_has_allocations_and_releases() -> None:
+    internals.start_memory_record()
+    x = torch.ones(1000)
+    del x
+    changes = [event.cpu_memory_usage() for thread in internals.stop_memory_record() for event in thread]
+    assert 4000 <= max(changes) == -min(changes)
+
+
+def test_overloads_share_a_packet() -> None:
+    assert internals.packet_of(torch.ops.aten.add.Tensor) is internals.packet_of(torch.ops.aten.add.Scalar)
+    assert isinstance(torch.ops.aten.add.Tensor, internals.OpOverload)
+    assert not isinstance(torch.ops.aten.add, internals.OpOverload)
+
+
+def test_later_nodes_have_higher_numbers_and_accumulation_the_highest() -> None:
+    x = torch.ones(2, requires_grad=True)
+    first, second = 2 * x, 3 * x
+    before, after = (internals.sequence_number(each.grad_fn) for each in (first, second))
+    assert 0 <= before < after < 2**63
+    assert first.grad_fn is not None
+    assert internals.sequence_number(first.grad_fn.next_functions[0][0]) >= 2**63
+
+
+def test_a_view_is_one() -> None:
+    x = torch.ones(4, requires_grad=True)
+    assert internals.is_view(x[1:])
+    assert not internals.is_view(x * 2)
+
+
+def test_a_transform_is_seen_while_it_runs() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(internals.is_transforming())
+        return x.sum()
+
+    torch.func.grad(function)(torch.ones(2))
+    function(torch.ones(2))
+    assert seen == [True, False]
+
+
+def test_the_lists_decide_what_foreach_takes() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    for types in internals.foreach_types():
+        assert type(parameter) in types or torch.Tensor in types
+        assert internals.FakeTensor not in types

@@ -51,8 +51,12 @@ def execute(given: argparse.Namespace) -> int:
     )  # those of `loop`
     with run.loop, TunedTrainers(run.begin, run.arguments):
         code = _exit_code(run, given.script)
-    if not (code or run.tuned) and run.loop.here:
+    if code or run.tuned or not run.loop.here:
+        return code
+    if not run.loop.searched:
         run.say(f"{given.script} made no optimizer step in this process, so that nothing was tuned. {_LINES}")
+    elif not given.quiet:
+        run.say(f"{given.script} calls autofit.tune itself: nothing else was tuned, and {given.output} is not written.")
     return code
 
 
@@ -94,9 +98,12 @@ class _Run:
         self.failed: AutofitError | None = None
 
     def begin(self) -> OnTuned | None:
-        """Ends the observation where a training starts; returns what tunes the first one of this process."""
+        """Ends the observation where a training starts; returns what tunes the first one of this process.
+
+        A script that has tuned by itself is left alone.
+        """
         self.loop.close()
-        if self.tuned or not self.loop.here:
+        if self.tuned or self.loop.searched or not self.loop.here:
             return None
         self.tuned = True
         return self._answer

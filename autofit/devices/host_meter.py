@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from operator import methodcaller
 
-import torch
-from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from autofit.torch_internals import start_memory_record, stop_memory_record
 
-_autograd = torch._C._autograd
 _usage_bytes = methodcaller("cpu_memory_usage")  # of an event; 0 if it is not a memory event
 
 
@@ -35,11 +33,7 @@ class HostMeter:
 
     def start(self) -> None:
         """Starts the record. A thread can make only one record at a time."""
-        # Memory only: no shapes, stacks or operation counts.
-        _autograd._enable_profiler_legacy(
-            ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-        )
-        _autograd._enable_record_function(False)
+        start_memory_record()
 
     def drain(self) -> None:
         """Processes the record made so far and starts an empty one. Restarting takes some microseconds."""
@@ -53,10 +47,7 @@ class HostMeter:
 
     def stop(self) -> None:
         """Ends the record and processes it."""
-        try:
-            threads = _autograd._disable_profiler_legacy()
-        finally:
-            _autograd._enable_record_function(True)
+        threads = stop_memory_record()
         peak = live = self._live_bytes
         for thread in threads:
             thread_peak, thread_live = self._add_up(map(_usage_bytes, thread))

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from autofit.core.errors import UsageError, WorkloadError
+from autofit.core.errors import WorkloadError
 from autofit.core.wording import a_type
 from autofit.devices import choose
 from autofit.devices.base import Device
@@ -31,11 +31,10 @@ def device_for(model: nn.Module, requested: str | torch.device | None) -> Device
     return choose(str(found))
 
 
-def device_it_is_on(model: nn.Module, requested: str | torch.device | None) -> Device:
-    """Returns the model's device, the only one for which memory can be estimated in the user's process.
+def device_it_is_on(model: nn.Module, requested: str | torch.device | None) -> Device | None:
+    """Returns the model's device; None if another device is requested, which needs a stand-in.
 
     Raises:
-        UsageError: another device was requested.
         WorkloadError: `model` is not a module.
     """
     if not isinstance(model, nn.Module):
@@ -45,11 +44,7 @@ def device_it_is_on(model: nn.Module, requested: str | torch.device | None) -> D
         )
     found = _home(model)
     if requested is not None and str(requested).partition(":")[0] != found.type:
-        raise UsageError(
-            f"found device={str(requested)!r} for a model on {found}. A device that is not present needs a "
-            "stand-in, which would remain in this process; expected a factory, which runs in a separate process: "
-            f'autofit.estimate("train.py:make_workload", device={str(requested)!r}).'
-        )
+        return None
     return choose(str(found))
 
 

@@ -69,7 +69,7 @@ class PlanList:
         self._made = lru_cache(MOST_MADE)(self._make)
         sizes, combinations = self._layout()
         self.sizes, self.samples = sizes[:MAX_PLANS], self._samples(sizes)[:MAX_PLANS]
-        self.points = _points(self._rows, combinations[:MAX_PLANS], self.sizes, space.baseline.micro_batch_size)
+        self.points = numbered(self._rows, combinations[:MAX_PLANS], self.sizes, space.baseline.micro_batch_size)
         self.plans: Sequence[Plan] = _Plans(self._made, len(self.sizes))
 
     def place(self, plan: Plan) -> int | None:
@@ -191,17 +191,7 @@ def _rows(space: SearchSpace, places: Sequence[Mapping[tuple[type, KnobValue], i
     return indices.reshape(-1, len(knobs)) if knobs else np.zeros((1, 0), dtype=np.int16)
 
 
-def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], baseline_size: int) -> Points:
-    """Returns plans as numbers; `baseline_size` is the micro batch of the baseline."""
-    places = [{typed(value): place for place, value in enumerate(knob.values)} for knob in knobs]
-    rows = [tuple(at[typed(plan.values[k.name])] for at, k in zip(places, knobs, strict=True)) for plan in plans]
-    numbers: dict[tuple[int, ...], int] = {}
-    combinations = np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
-    each = np.array(list(numbers), dtype=np.int16).reshape(len(numbers), len(knobs))
-    return _points(each, combinations, np.array([plan.micro_batch_size for plan in plans]), baseline_size)
-
-
-def _points(
+def numbered(
     rows: NDArray[np.int16], combinations: NDArray[np.int64], sizes: NDArray[np.int64], baseline_size: int
 ) -> Points:
     """Returns plans as numbers, from the values of each combination and the combination of each plan."""

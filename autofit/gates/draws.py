@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autofit.torch_internals import TorchDispatchMode
+from autofit.torch_internals import TorchDispatchMode, schema_of
 from autofit.workloads.random_operators import draws
 
 _DROPOUT, _ORDER = torch.ops.aten.native_dropout, torch.ops.aten.randperm
@@ -91,7 +91,7 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         found = func(*args, **kwargs)
         generator.set_state(after)
         drawn = found[1] if func.overloadpacket is _DROPOUT else found
-        if not isinstance(drawn, torch.Tensor) or "dropout" in str(func._schema.arguments):
+        if not isinstance(drawn, torch.Tensor) or "dropout" in str(schema_of(func).arguments):
             ledger.unshared = True  # it draws inside
         elif self._record:
             ledger.results[key] = drawn.clone()

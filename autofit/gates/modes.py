@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autofit.torch_internals import DropoutNd, NormBase
+from autofit.torch_internals import DropoutNd, NormBase, run_backward
 
 Modes = Callable[[nn.Module], AbstractContextManager[None]]
 """Sets the modes of a model's modules for a comparison of gradients, and restores them."""
@@ -105,9 +105,7 @@ class _WithoutDropout(TorchFunctionMode):
         first = [torch.ones_like(root) if each is None else each for root, each in zip(roots, given, strict=True)]
         keep = create_graph if retain_graph is None else retain_graph
         with self:
-            torch.autograd.graph._engine_run_backward(
-                roots, tuple(first), keep, create_graph, (), allow_unreachable=True, accumulate_grad=True
-            )
+            run_backward(roots, first, keep, create_graph)
 
 
 def _as_tuple(tensors: Any) -> tuple[Any, ...]:

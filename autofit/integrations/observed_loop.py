@@ -1,18 +1,20 @@
 """Observes a training loop until its first optimizer step, and says what it trains as arguments of `autofit.tune`.
 
 Torch's global hooks show which module is called outside any other and when an optimizer steps, `Tensor.backward` shows
-the loss, and `DataLoader.__iter__` the batches. A rule for the loss counts only if it gives the loss that the loop
-computed, from the same batch and the same random draws.
+the loss, `clip_grad_norm_` how gradients are clipped, and `DataLoader.__iter__` the batches. A rule for the loss counts
+only if it gives the loss that the loop computed, from the same batch and the same random draws.
 """
 
 import inspect
+import math
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Self
 
 import torch
@@ -23,6 +25,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from autofit import in_process
 from autofit.api import tune
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.fit import Fit
@@ -30,8 +33,9 @@ from autofit.guard import Guard
 from autofit.guard.object_state import ValuePiece
 from autofit.guard.process_state import global_rngs
 from autofit.integrations.trainer_fit import with_kept_batch
+from autofit.torch_internals import global_step_hooks
 from autofit.workloads.batch_algebra import batch_size
-from autofit.workloads.loss import resolve_loss, whole_call
+from autofit.workloads.loss import Call, resolve_loss, whole_call
 from autofit.workloads.tree import map_tensors, tensors
 from autofit.workloads.workload import Workload
 
@@ -83,6 +87,19 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class _Clipping:
+    """A call that clips gradients, by their L2 norm if `norm` is known.
+
+    Attributes:
+        parameters: ids of the parameters with a gradient.
+        norm: the largest L2 norm; None if gradients are clipped in another way.
+    """
+
+    parameters: frozenset[int]
+    norm: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedWorkload:
     """What a loop trains.
 
@@ -94,6 +111,7 @@ class ObservedWorkload:
         about: the loss, as Python code; "" if it is inferred.
         global_batch_size: samples per optimizer step.
         autocast: precision of the loop's autocast; None if it has none.
+        max_grad_norm: L2 norm to which the loop clips gradients; None if it does not.
     """
 
     model: nn.Module
@@ -103,6 +121,7 @@ class ObservedWorkload:
     about: str
     global_batch_size: int
     autocast: torch.dtype | None
+    max_grad_norm: float | None
 
     def tune(self, arguments: Mapping[str, Any]) -> Fit:
         """Tunes it. The samples per optimizer step are kept unless arguments say otherwise.
@@ -113,7 +132,7 @@ class ObservedWorkload:
         Raises:
             AutofitError: see `autofit.tune`.
         """
-        chosen = dict(arguments)
+        chosen = {"max_grad_norm": self.max_grad_norm, **arguments}
         if self.autocast is torch.float16:  # a plan with fp16 has its own autocast and scaler
             chosen["pinned"] = {"precision": "fp16", **arguments.get("pinned", {})}
         elif self.autocast is not None or accelerate_precision() not in ("", "no"):
@@ -132,9 +151,13 @@ class ObservedLoop:
 
     Args:
         on_step: called once, before the step, with the optimizer and whether its step has a closure.
+
+    Attributes:
+        searched: whether the loop's process started a search of its own, which ends the observation.
     """
 
     on_step: Callable[[torch.optim.Optimizer, bool], None]
+    searched: bool = False
     _undo: ExitStack = field(default_factory=ExitStack)
     _thread: int = field(default_factory=threading.get_ident)
     _process: int = field(default_factory=os.getpid)
@@ -146,6 +169,7 @@ class ObservedLoop:
     _batches: "deque[tuple[Any, Any]]" = field(default_factory=lambda: deque(maxlen=_KEPT))
     _calls: "deque[_Call]" = field(default_factory=lambda: deque(maxlen=2))
     _passes: list[_Pass] = field(default_factory=list)
+    _clippings: list[_Clipping] = field(default_factory=list)
     _count: int = 0
     _scaler: torch.amp.GradScaler | None = None
 
@@ -159,6 +183,10 @@ class ObservedLoop:
         self._wrap(DataLoader, "__iter__", self._iterating)
         self._wrap(Tensor, "backward", self._backward)
         self._wrap(torch.amp.GradScaler, "scale", self._scaling)
+        for module in (nn.utils, nn.utils.clip_grad):
+            self._wrap(module, "clip_grad_norm_", self._clipping)
+            self._wrap(module, "clip_grad_value_", self._clipping)
+        self._wrap(in_process, "search_in_process", self._searching)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,7 +197,7 @@ class ObservedLoop:
         """Ends the observation. What was seen is kept."""
         self._closed = True
         self._undo.close()
-        several = len(optimizers._global_optimizer_pre_hooks) > 1
+        several = global_step_hooks() > 1
         if self._hook is not None and not (self._stepping and several):  # torch iterates over them in a step
             self._hook.remove()
 
@@ -189,18 +217,19 @@ class ObservedLoop:
             UsageError: it could not be established; the message says why.
         """
         first = self._checked(optimizer, closure)
+        clipped = self._clipped(first.model.module)
         got = next(tensors(first.model.inputs), torch.empty(0))
         matching = [
             (loader, batch)
             for loader, batch in reversed(self._batches)
-            if any(each.shape == got.shape and torch.equal(each.to(got), got) for each in tensors(batch))
+            if any(_same(each, got) for each in tensors(batch))
         ]
         for loader, batch in (*matching, ([each.batch for each in self._passes], first.batch)):
             for about, terms in _rules(first, batch):
                 if (found := self._agreeing(first, loader, batch, optimizer, terms)) is not None:
                     size = (getattr(loader, "batch_size", None) or batch_size(batch)) * self._count
                     model, autocast = first.model.module, first.model.autocast
-                    return ObservedWorkload(model, loader, optimizer, found, about, size, autocast)
+                    return ObservedWorkload(model, loader, optimizer, found, about, size, autocast, clipped)
         raise UsageError(
             "found no rule that gives the loss of the loop: it is not in the model's output, and neither a criterion "
             "of output and targets nor a usual function of them has its value; expected one of these, divided by the "
@@ -232,6 +261,23 @@ class ObservedLoop:
                 "was called last; expected one model. Put them into one nn.ModuleDict, and write the step as update_fn."
             )
         return first
+
+    def _clipped(self, model: nn.Module) -> float | None:
+        """Returns the L2 norm to which gradients were clipped in the first step; None if they were not.
+
+        Raises:
+            UsageError: they were clipped in a way that a plan's step does not know.
+        """
+        trained = frozenset(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
+        found = [each for each in self._clippings if each.norm != math.inf]  # which only measures the norm
+        if not found:
+            return None
+        if len(found) == 1 and found[0].norm is not None and found[0].parameters == trained:
+            return found[0].norm
+        raise UsageError(
+            "found gradients clipped otherwise than to one L2 norm of all parameters, once for each optimizer step; "
+            "expected clip_grad_norm_(model.parameters(), max_norm) before the step. Write the step as update_fn."
+        )
 
     def _agreeing(
         self, first: _Pass, loader: Any, batch: Any, optimizer: torch.optim.Optimizer, terms: Mapping[str, Any]
@@ -317,6 +363,24 @@ class ObservedLoop:
         self._scaler = scaler
         return method(scaler, *args)
 
+    def _clipping(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(method).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments["parameters"]
+        parameters = bound.arguments["parameters"] = (
+            [given] if isinstance(given, Tensor) else list(given)
+        )  # an iterator
+        if self._count and not self._closed and threading.get_ident() == self._thread:
+            is_l2 = bound.arguments.get("norm_type") == 2
+            ids = frozenset(id(parameter) for parameter in parameters if parameter.requires_grad)
+            self._clippings.append(_Clipping(ids, float(bound.arguments["max_norm"]) if is_l2 else None))
+        return method(*bound.args, **bound.kwargs)
+
+    def _searching(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.searched = True
+        self.close()
+        return method(*args, **kwargs)
+
     def _step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.here and not self._stepping:
             self._stepping = True
@@ -328,32 +392,121 @@ class ObservedLoop:
                 self._batches.clear()
 
 
+_FORMS: Mapping[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "{0}, {1}": lambda outputs, targets: (outputs, targets),
+    "{0}.flatten(0, -2), {1}.flatten()": lambda outputs, targets: (outputs.flatten(0, -2), targets.flatten()),
+    "{0}.reshape({1}.shape), {1}": lambda outputs, targets: (outputs.reshape(targets.shape), targets),
+}
+"""What a loss gets of outputs and targets, by its Python code: as they are, as rows of tokens, as one column."""
+_PLAIN, _ROWS, _COLUMN = _FORMS
+_FUNCTIONS = (
+    (F.cross_entropy, _PLAIN),
+    (F.cross_entropy, _ROWS),
+    (F.mse_loss, _COLUMN),
+    (F.binary_cross_entropy_with_logits, _COLUMN),
+)
+"""The usual functions of outputs and targets, each with a form of them."""
+_PICKS: Mapping[str, Callable[[Any], Any]] = {
+    "": lambda output: output,
+    "[0]": lambda output: output[0],
+    "[1]": lambda output: output[1],
+    ".loss": lambda output: output.loss,
+}
+"""Where a model's output has its loss, by its Python code."""
+
+
 def _rules(first: _Pass, batch: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields what the loss may be: arguments of `autofit.tune`, before them as Python code; "" if it is inferred."""
     if first.criterion is not None:
         criterion = first.criterion.module
         yield "loss_fn=criterion", {"loss_fn": criterion}
-        rows = "outputs.flatten(0, -2), targets.flatten()"  # of tokens
-        yield f"loss_fn=lambda outputs, targets: criterion({rows})", {"loss_fn": _of_rows(criterion)}
+        for form in (_ROWS, _COLUMN):
+            code = f"loss_fn=lambda outputs, targets: criterion({form.format('outputs', 'targets')})"
+            yield code, {"loss_fn": _formed(criterion, form)}
+    else:
+        yield "", {}
+        yield "loss_fn=F.binary_cross_entropy_with_logits", {"loss_fn": F.binary_cross_entropy_with_logits}
+        with suppress(WorkloadError):
+            call, code = whole_call(first.model.module, batch)
+            yield from _of_outputs(call, code.replace("inputs", "batch[0]"))
+    yield from _of_entries(first, _entries(batch))
+
+
+def _of_outputs(call: Call, code: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for suffix, pick in _PICKS.items():
+        yield f"step_fn=lambda model, batch: {code}{suffix}", {"step_fn": _composed(call, pick)}
+
+
+def _of_entries(first: _Pass, entries: Mapping[Any, Tensor]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields losses of which the model gets some entries of the batch, and the criterion another one."""
+    given = [*(("", value) for value in first.model.args), *first.model.kwargs.items()]
+    taken = [(name, each) for name, value in given if (each := _taken(value, entries)) is not None]
+    if len(taken) < len(given):
         return
-    yield "", {}
-    yield "loss_fn=F.binary_cross_entropy_with_logits", {"loss_fn": F.binary_cross_entropy_with_logits}
-    try:
-        call, text = whole_call(first.model.module, batch)
-    except WorkloadError:
-        return
-    code = text.replace("inputs", "batch[0]")
-    yield f"step_fn=lambda model, batch: {code}", {"step_fn": call}
-    yield f"step_fn=lambda model, batch: {code}[0]", {"step_fn": lambda model, batch: call(model, batch)[0]}
-    yield f"step_fn=lambda model, batch: {code}[1]", {"step_fn": lambda model, batch: call(model, batch)[1]}
+
+    def call(model: nn.Module, batch: Any) -> Any:
+        args = [each.of(batch) for name, each in taken if not name]
+        return model(*args, **{name: each.of(batch) for name, each in taken if name})
+
+    code = f"model({', '.join(f'{name}={each.text}' if name else each.text for name, each in taken)})"
+    functions: Sequence[tuple[Callable[..., Tensor], str]] = _FUNCTIONS
+    if first.criterion is None:
+        yield from _of_outputs(call, code)
+    else:
+        functions = [(first.criterion.module, form) for form in _FORMS]
+        wanted = first.criterion.args[1]
+        alike = isinstance(wanted, Tensor)
+        entries = {key: each for key, each in entries.items() if alike and _same(each.flatten(), wanted.flatten())}
+    used = {each.text for _, each in taken}
+    for key in (key for key in entries if _entry(key) not in used):
+        for function, form in functions:
+            name = "criterion" if first.criterion is not None else f"F.{function.__name__}"
+            loss, formed = f"{name}({form.format(code, _entry(key))})", _formed(function, form)
+            yield f"step_fn=lambda model, batch: {loss}", {"step_fn": _with_targets(call, formed, key)}
 
 
-def _of_rows(criterion: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = criterion(outputs.flatten(0, -2), targets.flatten())
-        return loss
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What an argument of the model's call is: an entry of the batch, or a constant; and that as Python code."""
 
-    return loss_fn
+    of: Callable[[Any], Any]
+    text: str
+
+
+def _taken(value: Any, entries: Mapping[Any, Tensor]) -> _Taken | None:
+    """Returns where an argument comes from; None if that is not known."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return _Taken(lambda batch: value, repr(value))
+    if not isinstance(value, Tensor):
+        return None
+    return next((_Taken(itemgetter(key), _entry(key)) for key, each in entries.items() if _same(each, value)), None)
+
+
+def _entries(batch: Any) -> dict[Any, Tensor]:
+    """Returns the tensors of a batch, by their keys or places in it."""
+    places = batch if isinstance(batch, Mapping) else dict(enumerate(batch if isinstance(batch, (list, tuple)) else ()))
+    return {key: value for key, value in places.items() if isinstance(value, Tensor)}
+
+
+def _entry(key: Any) -> str:
+    return f"batch[{key!r}]"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Returns whether two tensors have the same values, on whatever device and in whatever type."""
+    return one.shape == other.shape and torch.equal(one.to(other), other)
+
+
+def _formed(loss: Callable[..., Tensor], form: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda outputs, targets: loss(*_FORMS[form](outputs, targets))
+
+
+def _composed(call: Call, pick: Callable[[Any], Any]) -> Call:
+    return lambda model, batch: pick(call(model, batch))
+
+
+def _with_targets(call: Call, loss: Callable[[Tensor, Tensor], Tensor], key: Any) -> Call:
+    return lambda model, batch: loss(call(model, batch), batch[key])
 
 
 def accelerate_precision() -> str:

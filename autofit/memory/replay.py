@@ -8,7 +8,6 @@ from autofit.memory.allocator.simulator import DEVICE_BYTES, CachingAllocator
 from autofit.memory.trace import Trace
 
 END = "end"
-FIRST_STEP = "step 1 "
 BEFORE = "before the first step"
 
 
@@ -78,17 +77,6 @@ class Replay:
     def fits_without_retries(self) -> bool:
         """Whether every request was served without releasing the cache, so that the plan runs at full speed."""
         return self.fits and not any(phase.retries for phase in self.phases)
-
-    @property
-    def first_step(self) -> PhasePeak:
-        """The maximum over the first step, which allocates optimizer state and library workspaces."""
-        return _largest("first step", [p for p in self.phases if p.name.startswith((FIRST_STEP, BEFORE))])
-
-    @property
-    def later_steps(self) -> PhasePeak | None:
-        """The maximum over all later steps. None if the trace has one step or memory ran out in it."""
-        later = [p for p in self.phases if not p.name.startswith((FIRST_STEP, BEFORE))]
-        return _largest("later steps", later) if later else None
 
     @property
     def peak(self) -> PhasePeak:

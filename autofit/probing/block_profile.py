@@ -15,7 +15,7 @@ from autofit.gates.modes import dropout_off
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Span
-from autofit.torch_internals import TorchDispatchMode, pytree
+from autofit.torch_internals import TorchDispatchMode, pytree, storage_id
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.operation_count import Tally
 from autofit.workloads.counted_batches import Counted
@@ -160,4 +160,4 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    return storage_id(tensor.untyped_storage()) if tensor.layout is torch.strided else id(tensor)

@@ -26,7 +26,7 @@ from autofit.devices.base import Device
 from autofit.devices.host_memory import available, kib_line
 from autofit.failures.evidence import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.torch_internals import loader_utils
+from autofit.torch_internals import handles_child_signal
 from autofit.workloads.batches import BatchSource
 
 TIME_SHARE, MOST_S = 0.1, 8.0
@@ -258,14 +258,13 @@ def _end(batches: object) -> None:
 @contextmanager
 def _as_before() -> Iterator[None]:
     """Takes off the handler that torch installs with the first workers of a process, and mutes warnings of forking."""
-    handling: Any = loader_utils.signal_handling
-    was_set = handling._SIGCHLD_handler_set
+    was_set = handles_child_signal()
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        if handling._SIGCHLD_handler_set and not was_set and before is not None:
+        if handles_child_signal() and not was_set and before is not None:
             signal.signal(signal.SIGCHLD, before)
-            handling._SIGCHLD_handler_set = False
+            handles_child_signal(False)

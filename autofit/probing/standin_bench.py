@@ -1,7 +1,7 @@
 """StandInBench: a workload for a device that need not be present, ready to be traced. No probe and no gate runs.
 
 It takes the place of a `LocalBench`. A worker opens it for a described device (`chips`); the user's process opens it
-for the device that the model is on.
+for the device that the model is on, or for a described device while the model is on the host.
 """
 
 import os
@@ -17,7 +17,7 @@ from autofit import devices
 from autofit.chips import StandIn, ceilings_of
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.errors import AutofitError, WorkloadError
+from autofit.core.errors import AutofitError, UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
@@ -64,7 +64,8 @@ class StandInBench:
         workload: the user's objects.
         device: the device, or its description: name, capacity, capabilities, budget and account.
         options: options of the estimate.
-        on: where traced steps run: the device, or its stand-in.
+        on: returns where traced steps run, such as a stand-in that it installs; called in the process that traces.
+            None: on the device.
         chip: the chip of the CUDA device. None reads it from a device that is present.
         alone: whether this process only traces, so that anything a trace leaves in the user's objects is lost with it.
         beat: called at the start of each phase, as a sign of life.
@@ -84,13 +85,13 @@ class StandInBench:
         workload: Workload,
         device: Device,
         options: Options,
-        on: torch.device,
+        on: Callable[[], torch.device] | None = None,
         chip: Chip | None = None,
         alone: bool = False,
         beat: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.workload, self._device, self._options = workload, device, options
-        self._on, self._chip, self._alone, self._beat = on, chip, alone, beat
+        self._on, self._chip, self._alone, self._beat = on or (lambda: device.torch_device), chip, alone, beat
         account = device.account()
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
@@ -118,13 +119,32 @@ class StandInBench:
             )
 
     @classmethod
-    def of(cls, workload: Workload, options: Options, described: StandIn, beat: Callable[[str], None]) -> Self:
-        """Opens a bench for the described device. For a CUDA device, a stand-in stays installed in this process."""
+    def of(
+        cls,
+        workload: Workload,
+        options: Options,
+        described: StandIn,
+        beat: Callable[[str], None] = lambda phase: None,
+        alone: bool = True,
+    ) -> Self:
+        """Opens a bench for the described device.
+
+        For a CUDA device, a stand-in stays installed in the process that traces: in this one if `alone`, else in a
+        forked one.
+
+        Raises:
+            UsageError: not `alone`, and processes can only be forked on Linux, which this machine does not run.
+        """
+        host = devices.host()
         if described.is_host:
-            host = devices.host()
-            return cls(workload, host, options, host.torch_device, alone=True, beat=beat)
+            return cls(workload, host, options, alone=alone, beat=beat)
+        if not (alone or isolation.IS_SUPPORTED):
+            raise UsageError(
+                f"found a model to be estimated for {described.name}; expected a factory, which runs in a process of "
+                'its own: autofit.estimate("train.py:make_workload", device=...). With a model, this works on Linux.'
+            )
         chip = Chip(described.capability, described.multiprocessors, described.threads)
-        return cls(workload, _Absent(described), options, standin.install(), chip, alone=True, beat=beat)
+        return cls(workload, _Absent(described), options, standin.install, chip, alone=alone, beat=beat)
 
     def trace(self, plan: Plan) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
@@ -140,12 +160,13 @@ class StandInBench:
 
         def work() -> Trace:
             return tracing.trace(
-                self.workload, self._loss, plan, batch, self._on, self._chip, isolation.LIMIT_S, threads
+                self.workload, self._loss, plan, batch, self._on(), self._chip, isolation.LIMIT_S, threads
             )
 
         if self._alone:
             return work()
-        return isolation.isolated(work, self.workload, self._device.is_host)
+        on_host = self._device.torch_device.type == devices.host().type
+        return isolation.isolated(work, self.workload, on_host)
 
     def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, found without running a step.

@@ -76,15 +76,17 @@ _NAMED = re.compile(r"-{0,2}[\w.-]+=")
 _HIDDEN = "***"
 _NOT_SHOWN = ("progress", "listeners", "extras")
 """Arguments that do not change the search."""
+_OF_OUTPUT = ("--quiet", "--json", "--force")
+"""Flags of the command line that change only what is printed, or what may be replaced."""
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Returns an `autofit` command line that a shell reads, with "***" for secrets.
+    """Returns an `autofit` command line that a shell reads, without flags on its output, and with "***" for secrets.
 
     Args:
         words: the arguments, without the program's name.
     """
-    return shlex.join(["autofit", *map(_without_secret, words)])
+    return shlex.join(["autofit", *(_without_secret(word) for word in words if not _is_of_output(word))])
 
 
 def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -> str:
@@ -103,6 +105,11 @@ def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -
         if parameter.kind is parameter.KEYWORD_ONLY and given and name not in _NOT_SHOWN:
             named.append(f"{name}={_code(value)}")
     return redacted(f"autofit.tune({', '.join(['model', 'loader', *named])})")
+
+
+def _is_of_output(word: str) -> bool:
+    """Returns whether a word of a command line is a flag on its output, which may be abbreviated."""
+    return word == "-q" or (len(word) > len("--") and any(flag.startswith(word) for flag in _OF_OUTPUT))
 
 
 def _without_secret(word: str) -> str:

@@ -23,7 +23,7 @@ from autofit.reports.sources import Source
 from autofit.reports.summary import evaluation_sentences
 from autofit.search.choice import DISTURBED_NOISE_RATIO, FrontPoint, front, quotient
 from autofit.search.common_scale import CLAIM_RATIO
-from autofit.search.evidence import BATCH_CHANGED, RaceLog, SearchEvidence
+from autofit.search.evidence import BATCH_CHANGED, BLOCK_CUT_OFF, PROOF_CUT_OFF, RaceLog, SearchEvidence
 from autofit.search.race import MIN_ROUNDS, pair
 from autofit.terminal import cut
 
@@ -308,9 +308,9 @@ def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, Kno
         before, outcome = found.get(trial.plan.key), trial.outcome
         if before is not None and outcome.status in _NO_RESULT:
             continue
-        if answer is None and before is not None and _keeps_probe(before, trial):
-            run = "proof" if trial.purpose is Purpose.PROOF else "run in the race"
-            reason = f"its {run} was not completed: {outcome.status.value}, {outcome.reason}"
+        if before is not None and _keeps_probe(before, trial):
+            how = PROOF_CUT_OFF if trial.purpose is Purpose.PROOF else BLOCK_CUT_OFF
+            reason = f"{how}: {outcome.status.value}, {outcome.reason}"
             found[trial.plan.key] = replace(before, note=reason)
             continue
         peak = _peak(outcome.measurement)
@@ -356,13 +356,15 @@ def with_rates(known: Mapping[str, KnownPlan], answer: Answer, objective: Object
                 each,
                 gain=None if lost else candidate.gain,
                 rate_per_s=None if lost else rate,
-                note=candidate.note,
+                note=candidate.note or each.note,
                 on_front=candidate.on_front and not lost,
             )
         elif not lost and measurement is not None:
             rate = None if raced else objective.score(measurement)
             gain = None if rate is None or not unit_s else _probed(measurement, r.baseline.outcome, objective)
-            found[key] = replace(each, rate_per_s=rate, gain=gain, note="" if rate is not None else _OTHER_SCALE)
+            found[key] = replace(
+                each, rate_per_s=rate, gain=gain, note=each.note or ("" if rate is not None else _OTHER_SCALE)
+            )
     return found
 
 

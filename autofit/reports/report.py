@@ -22,7 +22,6 @@ UPPER_BOUND = "upper bound (sizes depend on the data)"
 WHAT_EACH_DOES = "What each strategy does"
 """Title of the list of strategies whose values differ between the recommended plan and the baseline."""
 
-REPORT_SCHEMA = "autofit.report/1"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 """The published JSON Schema, made by `schema_text`."""
 

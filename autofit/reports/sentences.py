@@ -14,7 +14,7 @@ from autofit.core.units import format_bytes, format_duration, format_ratio, shor
 from autofit.core.wording import describe_plan
 from autofit.reports.report import AnswerTime, Report
 from autofit.search.contradiction import proof_contradicts
-from autofit.search.evidence import PROOF_FAILED, SearchEvidence
+from autofit.search.evidence import NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED, SearchEvidence
 
 _CAUSES = {
     1: "an internal error ended the search",
@@ -98,8 +98,11 @@ def value_in_words(name: str, value: bool | int | str, strategies: Iterable[Stra
 
 def kept_because(r: Answer) -> str:
     """Returns why the baseline is kept, as a sentence without a full stop."""
-    if any(candidate.note.startswith(PROOF_FAILED) for candidate in r.alternatives):
+    notes = [candidate.note for candidate in r.alternatives]
+    if any(note.startswith((PROOF_FAILED, PROOF_CUT_OFF)) for note in notes):
         return "No faster plan could be proven"
+    if any(note.startswith(NOT_SETTLED) for note in notes):
+        return "No faster plan could be proven and checked"
     ahead = any(c.gain is not None and c.gain.value > 1 + r.objective.tie_ratio for c in r.alternatives)
     return r.untried or f"Nothing that was tried is faster{' beyond the noise' if ahead else ''}"
 

@@ -15,7 +15,7 @@ from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
 from autofit.search.common_scale import CommonScale
-from autofit.search.evidence import PROOF_FAILED
+from autofit.search.evidence import BLOCK_CUT_OFF, BLOCK_FAILED
 from autofit.search.loop import SearchEnd
 from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
@@ -35,7 +35,7 @@ class Explanations:
         measured: the latest trial of each plan that was measured, fastest first.
         baseline: the latest trial of the baseline.
         scale: the throughput of all plans on one scale.
-        unproven: reason why the proof of a plan failed, by the plan's key.
+        unproven: the note on a plan that was the choice and is not proven and checked, by the plan's key.
         doubt: how the proof of the winner contradicts the throughput that is shown for it; "" if it does not.
     """
 
@@ -65,7 +65,7 @@ class Explanations:
         """Returns why a measured plan was not chosen."""
         failed = failed_in_race(self._scale.race, trial)
         if failed or trial.plan.key in self._unproven:
-            return failed or f"{PROOF_FAILED} ({self._unproven[trial.plan.key]})"
+            return failed or self._unproven[trial.plan.key]
         ratio, scale = self._scale.claim(trial, winner), self._scale
         if self.is_unknown(ratio):
             return "not compared: the proof of the recommended plan contradicts its probe"
@@ -198,9 +198,9 @@ class Explanations:
 
 
 def failed_in_race(race: Race | None, trial: Trial) -> str:
-    """Returns why a plan failed in the race; "" if it did not."""
+    """Returns why a block of a plan was not completed in the race; "" if all were."""
     reason = race.left.get(trial.plan.key, "") if race is not None else ""
-    return reason if reason.startswith("failed") else ""
+    return reason if reason.startswith((BLOCK_FAILED, BLOCK_CUT_OFF)) else ""
 
 
 def _new_shape_share(trial: Trial) -> float:

@@ -17,7 +17,7 @@ from autofit.search.answers import CUT_OFF, Answers, is_proven
 from autofit.search.checks import Checks
 from autofit.search.choice import FrontPoint, choose, finalists, front, measurement_of, quotient, ranked
 from autofit.search.common_scale import CommonScale
-from autofit.search.evidence import Placing
+from autofit.search.evidence import BLOCK_CUT_OFF, BLOCK_FAILED, NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED, Placing
 from autofit.search.explanations import Explanations, failed_in_race
 from autofit.search.loop import Loop
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
@@ -348,7 +348,8 @@ class Final:
         if failed is None and outcome.measurement is not None:
             return self._objective.score(self._charged(plan, outcome.measurement))
         self._failed += [failed] if failed is not None else []
-        return f"failed in the race: {outcome.status.value}, {outcome.reason}"
+        how = BLOCK_CUT_OFF if outcome.status in CUT_OFF else BLOCK_FAILED
+        return f"{how}: {outcome.status.value}, {outcome.reason}"
 
     def _charged(self, plan: Plan, measurement: Measurement) -> Measurement:
         """Returns a measurement of a warm run on known shapes, with the cost of warm-up and new shapes of its plan."""
@@ -401,7 +402,9 @@ class Final:
                 self._answers.drop(chosen.plan)
                 return self._unproven[chosen.plan.key]
             if proof is None:
-                self._caveats.append(f"the last proof did not end ({self._unproven.pop(chosen.plan.key)})")
+                del self._unproven[chosen.plan.key]
+                outcome = self._failed[-1].outcome
+                self._caveats.append(f"the last proof did not end ({outcome.status.value}: {outcome.reason})")
             proof = proof or known
         if proof is None:
             return self._not_now(chosen, "there was no time to prove it")
@@ -412,7 +415,7 @@ class Final:
         return ""
 
     def _not_now(self, chosen: Trial, why: str) -> str:
-        self._unproven[chosen.plan.key] = why
+        self._unproven[chosen.plan.key] = f"{NOT_SETTLED} {why}"
         self._caveats.append(f"{self._runner.named(chosen.plan)} was the choice, but {why}")
         return why
 
@@ -431,8 +434,10 @@ class Final:
         return None
 
     def _note_failed_proof(self, plan: Plan, outcome: Outcome) -> None:
-        self._unproven[plan.key] = f"{outcome.status.value}: {outcome.reason}"
-        if outcome.status not in CUT_OFF:
+        if outcome.status in CUT_OFF:
+            self._unproven[plan.key] = f"{PROOF_CUT_OFF}: {outcome.status.value}, {outcome.reason}"
+        else:
+            self._unproven[plan.key] = f"{PROOF_FAILED} ({outcome.status.value}: {outcome.reason})"
             self._caveats.append(f"{self._runner.named(plan)} was the choice, but its proof failed ({outcome.reason})")
 
     def _pinned_trials(self) -> list[Trial]:

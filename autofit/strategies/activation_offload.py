@@ -16,7 +16,7 @@ from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import is_traceable_wrapper_subclass
+from autofit.torch_internals import is_traceable_wrapper_subclass, storage_id
 from autofit.workloads.loss import Compute
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch, tensors
@@ -182,7 +182,7 @@ class _OnHost:
 
 def _storage_key(tensor: torch.Tensor) -> int:
     """Returns a number that tensors with the same memory share."""
-    return int(tensor.untyped_storage()._cdata)
+    return storage_id(tensor.untyped_storage())
 
 
 KNOB = "activation_offload"

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from autofit.torch_internals import FakeTensor, pytree, without_tensor_subclasses
+from autofit.torch_internals import FakeTensor, is_transforming, pytree, without_tensor_subclasses
 
 CHUNKS = 8
 """Number of chunks. The memory of the logits shrinks by this factor. Each chunk adds its share to the gradient of the
@@ -384,7 +384,7 @@ class DeferringForward:
 
 def _is_transformed() -> bool:
     """Returns whether torch.compile or a transform of torch.func (grad, vmap) runs this code."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or is_transforming()
 
 
 def _product_type(hidden: torch.Tensor, layer: nn.Linear) -> torch.dtype | None:

@@ -13,6 +13,7 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks, has_compiled_part
 from autofit.strategies.deferred_logits import DeferringForward, Usage
 from autofit.strategies.undo import Undo
+from autofit.torch_internals import storage_id
 from autofit.workloads.step import Draft
 
 KNOB = "linear_cross_entropy"
@@ -110,13 +111,13 @@ class _Observation:
     @contextmanager
     def watch(self, model: nn.Module) -> Iterator[None]:
         """Observes a step of `model`."""
-        known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        known = {storage_id(parameter.untyped_storage()) for parameter in model.parameters()}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
-                if storage._cdata not in known and storage._cdata not in self._storages:
-                    self._storages[storage._cdata] = storage
+                if (key := storage_id(storage)) not in known and key not in self._storages:
+                    self._storages[key] = storage
                     self.kept_bytes += storage.nbytes()
             return tensor
 

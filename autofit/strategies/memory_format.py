@@ -14,7 +14,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import is_traceable_wrapper_subclass
+from autofit.torch_internals import is_traceable_wrapper_subclass, use_count
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch, children, tensors
 
@@ -141,7 +141,7 @@ def _fills(tensor: torch.Tensor) -> bool:
     if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]  # torch has no types here
         return False
     storage = tensor.untyped_storage()
-    if torch._C._storage_Use_Count(storage._cdata) > _ALONE:  # a flat buffer or a `.data` alias, held anywhere
+    if use_count(storage) > _ALONE:  # a flat buffer or a `.data` alias, held anywhere
         return False
     whole = storage.nbytes() == tensor.numel() * tensor.element_size()
     return whole and torch.empty_like(tensor, device="meta").stride() == tensor.stride()

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from autofit.core.errors import Untraceable
 from autofit.strategies.base import Facts, Span, Watch
+from autofit.torch_internals import OpOverload, schema_of
 
 FEWEST_TERMS = 64
 """Minimum number of terms of each entry of a product that is kept. Depthwise convolutions have 9, a stem 27."""
@@ -58,12 +59,12 @@ def is_kept(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _is_attention(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and func._schema.name.removeprefix("aten::") in _ATTENTION
+    return isinstance(func, OpOverload) and schema_of(func).name.removeprefix("aten::") in _ATTENTION
 
 
 def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Returns whether attention has dropout."""
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         if argument.name == "dropout_p":
             value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
             return bool(value)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from autofit.torch_internals import has_step_hooks
 
 TORCH = "torch.optim."
 MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
@@ -27,8 +28,7 @@ def watched_step(optimizer: Optimizer) -> str | None:
     """Returns who expects the usual step of `optimizer`, other than a scheduler, or None."""
     if "step" in vars(optimizer) and not is_scheduled(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
-    own_hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    if any((*own_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):
+    if has_step_hooks(optimizer):
         return "the optimizer has step hooks, which expect one step with all gradients"
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import Untraceable
-from autofit.torch_internals import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from autofit.torch_internals import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, schema_of
 from autofit.tracing.cuda.results import known
 
 aten = torch.ops.aten
@@ -78,7 +78,7 @@ def _writes_only(func: Any) -> bool:
 
     Otherwise, most of the time to trace an optimizer's step would be spent on each tensor of these lists.
     """
-    return func.name().startswith("aten::_foreach_") and not func._schema.returns
+    return func.name().startswith("aten::_foreach_") and not schema_of(func).returns
 
 
 def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | float | None:

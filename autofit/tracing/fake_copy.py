@@ -15,7 +15,13 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from autofit.core.errors import WorkloadError
-from autofit.torch_internals import FakeTensor, FakeTensorMode, is_traceable_wrapper_subclass, without_tensor_subclasses
+from autofit.torch_internals import (
+    FakeTensor,
+    FakeTensorMode,
+    is_traceable_wrapper_subclass,
+    storage_id,
+    without_tensor_subclasses,
+)
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.tree import Batch, map_tensors
@@ -117,8 +123,8 @@ def _in_order(module: nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
     """Yields parameters and buffers in the order of `Module.to`, children first."""
     for child in module.children():
         yield from _in_order(child)
-    yield from ((tensor, True) for tensor in module._parameters.values() if tensor is not None)
-    yield from ((tensor, False) for tensor in module._buffers.values() if tensor is not None)
+    yield from ((tensor, True) for tensor in module.parameters(recurse=False))
+    yield from ((tensor, False) for tensor in module.buffers(recurse=False))
 
 
 class _Copier(TorchFunctionMode):
@@ -157,7 +163,7 @@ class _Copier(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         storage = tensor.untyped_storage()
-        key, whole = storage._cdata, storage.nbytes() == tensor.numel() * tensor.element_size()
+        key, whole = storage_id(storage), storage.nbytes() == tensor.numel() * tensor.element_size()
         device = device or self._device(tensor)
         known = self._shared.get(key)
         if known is None and whole:

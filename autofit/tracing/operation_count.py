@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autofit.core.work import Work
+from autofit.torch_internals import packet_of, schema_of
 
 _log = logging.getLogger("torch.utils.flop_counter")
 _level = _log.level
@@ -51,7 +52,7 @@ class Tally:
         self._operators += 1
         moved = [one for one in (*operands, *results) if self._uncounted is None or not self._uncounted(one)]
         self._traffic_bytes += sum(one.numel() * one.element_size() for one in moved)
-        formula = flop_registry.get(func._overloadpacket) or ON_THE_HOST.get(func._overloadpacket)
+        formula = flop_registry.get(packet_of(func)) or ON_THE_HOST.get(packet_of(func))
         if formula is None:
             return
         try:
@@ -70,7 +71,7 @@ class Tally:
 
 @cache
 def _is_free(func: Any) -> bool:
-    schema, name = func._schema, func.name().removeprefix("aten::").partition(".")[0]
+    schema, name = schema_of(func), func.name().removeprefix("aten::").partition(".")[0]
     if not (schema.is_mutable or any("Tensor" in str(one.type) for one in schema.returns)):
         return True  # a query, such as for a device or a value
     views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)

@@ -9,11 +9,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.optim.optimizer as torch_optimizer
 from torch.nn import functional
 
-from autofit.torch_internals import FakeTensor
-from autofit.torch_internals import foreach as torch_foreach
+from autofit.torch_internals import FakeTensor, foreach_types
 from autofit.tracing.recorder import Recorder
 from autofit.workloads.tree import Batch, tensors
 
@@ -40,9 +38,8 @@ def has_padding(batch: Batch) -> bool:
 @contextmanager
 def _foreach_supported() -> Iterator[None]:
     """Lets fake tensors use foreach implementations: optimizers and gradient clipping check the exact tensor type."""
-    lists: list[list[Any]] = [torch_optimizer._foreach_supported_types, torch_foreach._foreach_supported_types]
     with ExitStack() as undo:
-        for types in lists:
+        for types in foreach_types():
             types.append(FakeTensor)
             undo.callback(types.remove, FakeTensor)
         yield

@@ -26,7 +26,10 @@ from autofit.torch_internals import (
     backward_id,
     current_node,
     has_kernel,
+    is_view,
     next_sequence_number,
+    sequence_number,
+    storage_id,
 )
 from autofit.tracing.cuda.reduce_config import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
@@ -70,9 +73,10 @@ class ModuleStack:
         if not in_backward():
             return -1
         node = current_node()
-        position = bisect_right(self._firsts, node._sequence_nr()) - 1 if node is not None else -1
+        number = -1 if node is None else sequence_number(node)
+        position = bisect_right(self._firsts, number) - 1
         # Nodes that accumulate a parameter's gradient have the largest possible number. They belong to no module.
-        accumulates = node is not None and node._sequence_nr() >= 2**63
+        accumulates = number >= 2**63
         return -1 if position < 0 or accumulates else self._owners[position]
 
     def forget(self) -> None:
@@ -226,7 +230,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 "sparse tensors, such as gradients with `sparse=True`, have no known size", self._operator
             )
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_id(storage), storage.nbytes()
         known = self._live.get(key)
         if known is not None and self.sizes[known[0]] == size:
             return
@@ -241,7 +245,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def label(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         """Sets the kind of the storages of these tensors."""
         for tensor in tensors:
-            if tensor.layout is torch.strided and (known := self._live.get(tensor.untyped_storage()._cdata)):
+            if tensor.layout is torch.strided and (known := self._live.get(storage_id(tensor.untyped_storage()))):
                 self.kinds[known[0]] = kind
 
     def live(self) -> Iterator[int]:
@@ -324,11 +328,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         Raises:
             Untraceable: the tensor belongs to the original model, but the trace uses a copy.
         """
-        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self.original_storages:
+        if tensor.layout is torch.strided and storage_id(tensor.untyped_storage()) in self.original_storages:
             raise Untraceable(
                 "the step uses tensors of the original model instead of the model that is passed to it", self._operator
             )
-        if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
+        if tensor.device.type == self._device_type and storage_id(tensor.untyped_storage()) not in self._live:
             self.record(tensor, Kind.BUFFER, initial=True)
 
     def _take_workspaces(self, func: Any, args: Any) -> None:
@@ -348,12 +352,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if func not in CHAINED | SCATTERING or not isinstance(args[0], torch.Tensor):
             return None
         # A recomputed forward pass inside the backward pass has gradients enabled. A view shares its memory.
-        backward = in_backward() and not torch.is_grad_enabled() and not args[0]._is_view()
+        backward = in_backward() and not torch.is_grad_enabled() and not is_view(args[0])
         if not backward and not (self.in_place and func is aten.add.Tensor):
             return None
         if args[0].layout is not torch.strided:
             return None
-        known = self._live.get(args[0].untyped_storage()._cdata)
+        known = self._live.get(storage_id(args[0].untyped_storage()))
         return None if known is None else known[0]
 
 

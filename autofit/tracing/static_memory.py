@@ -19,7 +19,7 @@ from torch import nn
 from autofit.core.errors import Untraceable
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Kind
-from autofit.torch_internals import FakeTensor
+from autofit.torch_internals import FakeTensor, storage_id
 from autofit.tracing.fake_copy import fake_mode, fake_workload
 from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload, each_of, state_tensors
@@ -55,7 +55,7 @@ def _updated(workload: Workload) -> Iterator[torch.Tensor]:
 
 def _bytes(tensors: Iterable[torch.Tensor | nn.Parameter]) -> int:
     """Returns the total bytes of the distinct storages."""
-    storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    storages = {storage_id(storage): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())
 
 

@@ -28,6 +28,7 @@ from autofit.core.work import StepWork, Work
 from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.prepare import prepare
 from autofit.strategies import members
+from autofit.torch_internals import storage_id
 from autofit.tracing.cuda.device_spoofing import disguised
 from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.standin import NAME, attending
@@ -84,7 +85,7 @@ def trace(
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Tracing(plan, device, chip, threads or torch.get_num_threads())
-    run.recorder.original_storages = {t.untyped_storage()._cdata for t in _strided(workload)}
+    run.recorder.original_storages = {storage_id(t.untyped_storage()) for t in _strided(workload)}
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from autofit.torch_internals import schema_of
+
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Returns whether a call of an operator draws random numbers, by torch's tag `nondeterministic_seeded`."""
@@ -13,9 +15,9 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def _is_idle(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Returns whether an operator with a dropout argument (attention, recurrent layers) has a dropout of 0."""
-    places = [place for place, argument in enumerate(func._schema.arguments) if "dropout" in argument.name]
+    places = [place for place, argument in enumerate(schema_of(func).arguments) if "dropout" in argument.name]
     if not places:
         return False
-    argument = func._schema.arguments[places[0]]
+    argument = schema_of(func).arguments[places[0]]
     rate = args[places[0]] if places[0] < len(args) else kwargs.get(argument.name, argument.default_value)
     return bool(rate == 0)

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S
 from scripts.chaos_runs.cases import ALLOWED, Case, case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +118,7 @@ def _judged(one: Case, code: int | None, took_s: float) -> Iterator[str]:
             allowed.add(-signal.SIGTERM)  # before the command line installed its handler
     if code not in allowed:
         yield f"exit code {code}, expected one of {sorted(allowed)}"
-    if took_s > 1.1 * TIME_S + 5 + LATE_START_S:
+    if took_s > (1 + OVERTIME_RATIO) * TIME_S + OVERTIME_S + LATE_START_S:
         yield f"took {took_s:.1f} s of {TIME_S:.0f} s"
 
 

@@ -21,12 +21,13 @@ import torch
 from torch import nn
 
 import autofit
+from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S
 from autofit.core.errors import AutofitError
 from scripts.chaos_runs.cases import Case, case
 from scripts.chaos_runs.workloads import Made, made
 
 BUDGET_S, MEMORY = 4.0, "1GiB"
-LATE_S = 1.1 * BUDGET_S + 5.0
+LATE_S = (1 + OVERTIME_RATIO) * BUDGET_S + OVERTIME_S
 """Most seconds that a run may take under the promise of the time budget."""
 HUNG_S = 90.0
 INTENDED = {"interrupt": KeyboardInterrupt, "exit": SystemExit}

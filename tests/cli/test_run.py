@@ -205,6 +205,25 @@ def test_a_script_that_does_not_train_says_which_lines_to_add(script: Callable[[
     assert err == f"autofit: train.py made no optimizer step in this process, so that nothing was tuned. {_LINES}\n"
 
 
+@pytest.mark.parametrize("words", [(), ("--quiet",)])
+def test_a_script_that_tunes_by_itself_is_left_alone(
+    words: tuple[str, ...], script: Callable[[str], str], asked: dict[str, Any], run: Run
+) -> None:
+    tuning = """
+    import autofit
+    fit = autofit.tune(model, loader, optimizer=optimizer, time_budget="20s", strategies=["batching"],
+                       global_batch_size=4, device="cpu", study=":memory:", progress=False)
+    """
+    text = textwrap.dedent(LOOP).replace("\nfor ", f"\n{textwrap.dedent(tuning)}\nfor ", 1)
+    assert "autofit.tune" in text
+    code, out, err = run("run", script(text), *words)
+    assert (code, asked) == (0, {})
+    assert out.startswith("trained ")
+    note = "autofit: train.py calls autofit.tune itself: nothing else was tuned, and autofit.yaml is not written.\n"
+    assert err == ("" if words else note)
+    assert not Path("autofit.yaml").exists()
+
+
 def test_a_loop_that_cannot_be_tuned_says_why_and_which_lines_to_add(
     script: Callable[[str], str], asked: dict[str, Any], run: Run
 ) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.feasibility.plan_features import PlanList, expected_of, points_of, typed
+from autofit.feasibility.plan_features import PlanList, expected_of, typed
 from tests.fakes import small_bench, space_of
+from tests.feasibility.points import points_of
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32", growth=(1.0, 0.5))
 BLOCKS = Knob(name="blocks", values=(0, 4), default=0, expected=(1.0, 0.8))

@@ -8,8 +8,9 @@ import pytest
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.feasibility.plan_features import Points, points_of
+from autofit.feasibility.plan_features import Points
 from autofit.feasibility.surrogate import Covariances, Kernel, Scales, Surrogate
+from tests.feasibility.points import points_of
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32")
 BLOCKS = Knob(name="blocks", values=(0, 2, 4), default=0)

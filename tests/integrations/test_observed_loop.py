@@ -130,6 +130,138 @@ def test_a_function_of_all_tokens_is_found() -> None:
     assert (found.loader, found.terms, found.about) == (loader, {}, "")
 
 
+class Keyed(nn.Module):
+    """Takes one entry of a batch, and perhaps a constant or its targets."""
+
+    def __init__(self, outputs: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, outputs))
+
+    def forward(self, pixels: Tensor, scale: float = 1.0, goal: Tensor | None = None) -> Any:
+        found = self.layers(pixels) * scale
+        return found if goal is None else (F.cross_entropy(found, goal), found)
+
+
+def keyed(as_tuple: bool = False) -> DataLoader[Any]:
+    rows = [
+        {"id": n, "pixels": torch.randn(6), "target": torch.randint(4, ()), "value": torch.randn(())} for n in range(32)
+    ]
+    data = [tuple(row.values()) for row in rows] if as_tuple else rows
+    return DataLoader(data, batch_size=8, shuffle=True)  # type: ignore[arg-type]  # a list is a data set
+
+
+CRITERION, OF_ONE = nn.CrossEntropyLoss(label_smoothing=0.2), nn.HuberLoss()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "outputs", "code"),
+    [
+        (
+            lambda model, batch: F.cross_entropy(model(batch["pixels"]), batch["target"]), 4,
+            "F.cross_entropy(model(batch['pixels']), batch['target'])",
+        ),
+        (
+            lambda model, batch: CRITERION(model(batch["pixels"], scale=0.5), batch["target"]), 4,
+            "criterion(model(batch['pixels'], scale=0.5), batch['target'])",
+        ),
+        (
+            lambda model, batch: F.mse_loss(model(pixels=batch["pixels"]).squeeze(1), batch["value"]), 1,
+            "F.mse_loss(model(pixels=batch['pixels']).reshape(batch['value'].shape), batch['value'])",
+        ),
+        (
+            lambda model, batch: OF_ONE(model(batch["pixels"], 0.5).squeeze(1), batch["value"]), 1,
+            "criterion(model(batch['pixels'], 0.5).reshape(batch['value'].shape), batch['value'])",
+        ),
+        (
+            lambda model, batch: model(batch["pixels"], goal=batch["target"])[0], 4,
+            "model(batch['pixels'], goal=batch['target'])[0]",
+        ),
+    ],
+)  # fmt: skip
+def test_a_batch_with_keys_of_its_own_is_used_as_the_loop_uses_it(loss_of: Loss, outputs: int, code: str) -> None:
+    loader, model = keyed(), Keyed(outputs)
+    found = observed(lambda: train(model, loader, loss_of))
+    assert found.about == f"step_fn=lambda model, batch: {code}"
+    assert (found.loader, found.global_batch_size) == (loader, 8)
+    batch = next(iter(keyed()))
+    names = {"criterion": CRITERION if outputs > 1 else OF_ONE, "F": F, "model": model.eval(), "batch": batch}
+    assert torch.equal(found.terms["step_fn"](model, batch), eval(code, names))
+
+
+class Weighted(nn.Module):
+    """A criterion whose second argument is not a tensor."""
+
+    def forward(self, outputs: Tensor, targets: list[Tensor]) -> Tensor:
+        return F.cross_entropy(outputs, targets[0])
+
+
+def test_a_criterion_whose_targets_are_no_entry_has_the_batches_of_the_first_step() -> None:
+    criterion = Weighted()
+    found = observed(
+        lambda: train(Keyed(), keyed(), lambda model, batch: criterion(model(batch["pixels"]), [batch["target"]]))
+    )
+    assert found.about == "loss_fn=criterion"
+    assert isinstance(found.loader, list)
+
+
+def test_the_places_of_a_batch_are_found_as_its_keys_are() -> None:
+    loader, model = keyed(as_tuple=True), Keyed()
+    found = observed(lambda: train(model, loader, lambda model, batch: F.cross_entropy(model(batch[1]), batch[2])))
+    assert found.about == "step_fn=lambda model, batch: F.cross_entropy(model(batch[1]), batch[2])"
+    assert found.loader is loader
+
+
+def clipped(clip: Callable[[nn.Module], object], backwards: int = 1) -> float | None:
+    """Trains with clipping after each of the backward passes of a step; returns what was seen of it."""
+    model, loader = mlp(), classes()
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step() -> None:
+        for _, batch in zip(range(backwards), loader, strict=False):
+            backward(F.cross_entropy(model(batch[0]), batch[1]) / backwards)
+            clip(model)
+        optimizer.step()
+
+    return observed(step).max_grad_norm
+
+
+def test_the_norm_to_which_gradients_are_clipped_is_found() -> None:
+    from_utils = nn.utils.clip_grad_norm_
+    assert clipped(lambda model: None) is None
+    assert clipped(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5)) == 0.5
+    assert clipped(lambda model: nn.utils.clip_grad.clip_grad_norm_(parameters=[*model.parameters()], max_norm=2)) == 2
+    assert clipped(lambda model: nn.utils.clip_grad_norm_(model.parameters(), float("inf"))) is None  # only measures
+    assert nn.utils.clip_grad_norm_ is from_utils
+
+
+def test_clipping_by_a_name_that_a_script_imported_is_found_and_clips() -> None:
+    names, norms = dict[str, Any](), list[Tensor]()
+
+    def clip(model: nn.Module) -> None:
+        exec("from torch.nn.utils import clip_grad_norm_", names)  # as a script does while it is observed
+        names["clip_grad_norm_"](model.parameters(), 1e-3)
+        norms.append(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+
+    assert clipped(clip) == 1e-3
+    assert norms[0] == pytest.approx(1e-3, rel=0.01)
+    clip(mlp())  # the script keeps the name after the first step
+    assert len(norms) == 2
+
+
+@pytest.mark.parametrize(
+    ("clip", "backwards"),
+    [
+        (lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.5), 1),
+        (lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5, norm_type=float("inf")), 1),
+        (lambda model: nn.utils.clip_grad_norm_(model[0].parameters(), 0.5), 1),
+        (lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5), 2),
+    ],
+)
+def test_clipping_that_a_plan_does_not_know_is_refused(clip: Callable[[nn.Module], object], backwards: int) -> None:
+    with pytest.raises(UsageError, match=r"found gradients clipped otherwise .* Write the step as update_fn"):
+        clipped(clip, backwards)
+
+
 def test_a_loop_without_a_loader_has_the_batches_of_its_first_step() -> None:
     given = [tokens(), tokens(), tokens(), tokens()]
     found = observed(lambda: train(Causal(), given, lambda model, batch: model(*batch)[1], 2))
@@ -288,7 +420,8 @@ def test_a_step_without_a_backward_pass_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "user", [{}, {"global_batch_size": 64, "without": ["attention"]}, {"max_global_batch_size": 64}]
+    "user",
+    [{}, {"global_batch_size": 64, "without": ["attention"]}, {"max_global_batch_size": 64, "max_grad_norm": 2.0}],
 )
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_the_precision_and_the_batch_of_the_loop_are_kept(
@@ -309,11 +442,14 @@ def test_the_precision_and_the_batch_of_the_loop_are_kept(
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss = F.cross_entropy(model(inputs), targets)
         backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         scaler.step(optimizer)
 
     found = observed(step)
     found.tune(user)
     assert found.autocast is dtype
+    assert asked["max_grad_norm"] == user.get("max_grad_norm", 0.5)
     assert asked.get("global_batch_size") == (
         None if "max_global_batch_size" in user else user.get("global_batch_size", 8)
     )

@@ -17,6 +17,7 @@ from autofit.core.briefing import Options
 from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.memory.trace import Kind
+from autofit.probing import isolated_trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.standin_bench import CONTEXT_BYTES, StandInBench
 from autofit.workloads.workload import Workload
@@ -140,11 +141,17 @@ def test_bad_options_are_refused() -> None:
         opened(mlp(), memory_budget="7XB")
 
 
+def test_where_no_process_can_be_forked_a_card_needs_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_trace, "IS_SUPPORTED", False)
+    with pytest.raises(UsageError, match=r"for NVIDIA H200; expected a factory"):
+        StandInBench.of(mlp(), Options(), find("H200").stand_in(), alone=False)
+
+
 def test_what_can_only_be_measured_is_refused() -> None:
     bench = opened(mlp())
     device = type("Odd", (type(bench._device),), {"account": lambda self: None})()
     with pytest.raises(WorkloadError, match="can only be measured"):
-        StandInBench(mlp(), device, Options(), torch.device("cpu"))
+        StandInBench(mlp(), device, Options())
 
 
 @pytest.fixture(scope="module")

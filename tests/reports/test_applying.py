@@ -83,6 +83,12 @@ def test_a_shell_reads_the_words_back() -> None:
     assert shlex.split(command_line(words)) == ["autofit", *words]
 
 
+@pytest.mark.parametrize("flag", ["--quiet", "-q", "--qui", "--json", "--force"])
+def test_a_command_line_to_repeat_the_search_has_no_flags_on_its_output(flag: str) -> None:
+    for words in (["tune", flag, "t.py", "--seed", "3"], ["tune", "t.py", "--seed", "3", flag]):
+        assert command_line(words) == "autofit tune t.py --seed 3"
+
+
 @pytest.mark.parametrize(
     ("words", "shown"),
     [

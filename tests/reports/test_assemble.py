@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from autofit.core.errors import NothingFits
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.trial import Trial
+from autofit.core.trial import Purpose, Trial
 from autofit.reports import sources
 from autofit.reports.alternatives import reasons_of
 from autofit.reports.assemble import MOST_LETTERS, assembled, combination_of, known_plans, label_of, rows_of, with_rates
@@ -231,6 +232,27 @@ def test_a_study_without_evidence_is_shown_without_inventing_a_baseline(tmp_path
     assert all(row.gain is None and row.rate_per_s is not None for row in found.rows)
     assert "gains: the study does not say which plan is the baseline" in found.missing
     assert "micro_batch_size=" in found.rows[0].label
+
+
+@pytest.mark.parametrize(
+    ("purpose", "how"), [(Purpose.PROOF, "its proof was not completed"), (Purpose.BLOCK, "was cut off in the race")]
+)
+def test_a_measured_plan_whose_later_run_was_cut_off_is_listed_as_measured(purpose: Purpose, how: str) -> None:
+    result = recorded_search()
+    answer, before = result.answer, assembled(sources.of_result(result))
+    assert answer is not None
+    row = next(row for row in before.rows if not row.role and row.rate_per_s is not None)
+    late = Outcome(status=Status.TIMED_OUT, reason="not finished in 9 s")
+    run = Trial(number=999, plan=Plan(values=row.values), outcome=late, purpose=purpose)
+    noted = tuple(each.model_copy(update={"note": ""}) for each in answer.alternatives)
+    found = assembled(
+        sources.of_result(
+            replace(result, answer=answer.model_copy(update={"alternatives": noted}), trials=(*result.trials, run))
+        )
+    )
+    (after,) = [each for each in found.rows if each.values == row.values]
+    assert (after.status, after.rate_per_s, after.gain) == ("measured", row.rate_per_s, row.gain)
+    assert after.reason == f"{how}: timed out, not finished in 9 s"
 
 
 def test_measured_plans_without_an_answer_are_on_the_scale_of_probes() -> None:

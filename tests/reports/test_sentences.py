@@ -39,7 +39,7 @@ from autofit.reports.sentences import (
     verdict,
 )
 from autofit.reports.summary import summarize
-from autofit.search.evidence import PROOF_FAILED
+from autofit.search.evidence import NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED
 from autofit.strategies.base import Offer
 from autofit.strategies.compilation import Compilation
 from tests.recorded import recorded_search
@@ -219,12 +219,21 @@ def test_a_faster_plan_whose_proof_failed_is_not_a_plan_that_is_not_faster() -> 
     r = answer()
     faster = Candidate(plan=r.plan, outcome=r.baseline.outcome, note=f"{PROOF_FAILED} (over budget: needs more)")
     kept = r.model_copy(update={"plan": r.baseline.plan, "alternatives": ()})
-    failed = kept.model_copy(update={"alternatives": (faster,)})
+    failed, cut_off, unchecked = (
+        kept.model_copy(update={"alternatives": (faster.model_copy(update={"note": note}),)})
+        for note in (
+            faster.note,
+            f"{PROOF_CUT_OFF}: timed out, not finished in 9 s",
+            f"{NOT_SETTLED} its gradient could not be checked in time",
+        )
+    )
     seemed = faster.model_copy(update={"note": "not faster", "gain": Ratio(value=1.9, low=0.9, high=4.0)})
     noisy = kept.model_copy(update={"alternatives": (seemed,)})
     for one, expected in (
         (kept, "Nothing that was tried is faster."),
         (failed, "No faster plan could be proven."),
+        (cut_off, "No faster plan could be proven."),
+        (unchecked, "No faster plan could be proven and checked."),
         (noisy, "Nothing that was tried is faster beyond the noise."),
     ):
         assert expected in headline(one)

@@ -9,17 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tests.rules.source import Module, modules
 
 FILE = Path(__file__).with_name("ratchet.yaml")
-SLACK = {"lines": 250, "files": 5, "private_names": 3}
+SLACK = {"lines": 250, "files": 5, "private_names": 3, "private_operators": 3}
 """How far a number may lie below its limit before the limit has to follow."""
 
 
+DOCUMENTED = {"_exit", "_getframe", "_replace"}
+"""Names with an underscore that Python documents: of `os`, `sys` and named tuples."""
+
+
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
 
 
 def own_names() -> set[str]:
@@ -35,6 +40,12 @@ def own_names() -> set[str]:
                 case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
                     found.add(name)
     return {name for name in found if is_private(name)}
+
+
+OPERATORS = {name for name in dir(torch.ops.aten) if is_private(name)} | {
+    schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas() if "::_" in schema.name
+}
+"""torch's operators with an underscore. A table of operators names them where its rules are."""
 
 
 def private_uses(module: Module, own: set[str]) -> Iterator[str]:
@@ -56,7 +67,8 @@ def measured() -> dict[str, int]:
     return {
         "lines": sum(module.lines for module in modules()),
         "files": len(list(modules())),
-        "private_names": sum(len(list(private_uses(module, own))) for module in modules()),
+        "private_names": sum(len([n for n in private_uses(m, own) if n not in OPERATORS]) for m in modules()),
+        "private_operators": sum(len([n for n in private_uses(m, own) if n in OPERATORS]) for m in modules()),
     }
 
 

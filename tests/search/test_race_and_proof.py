@@ -175,7 +175,23 @@ def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: 
 
     bench.faults[best.key] = hangs
     tuning = only(bench, bench.space.baseline, best, budget=Budget(memory_bytes=bench.budget_bytes, time_s=500.0))
-    assert run(tuning).plan == bench.space.baseline
+    findings = run(tuning)
+    assert findings.plan == bench.space.baseline
+    (noted,) = [c for c in findings.alternatives if c.plan == best]
+    assert noted.outcome.measured
+    assert noted.note == (
+        "it was the choice, but there was no time to prove it"
+        if late
+        else "its proof was not completed: timed out, hung in the proof"
+    )
+
+
+def test_a_block_that_was_cut_off_is_not_said_to_have_failed() -> None:
+    bench = calm()
+    best = at(bench, 32, precision="bf16")
+    bench.faults[best.key] = during(Purpose.BLOCK, Status.TIMED_OUT, "not finished in 9 s")
+    (noted,) = [c for c in run(only(bench, bench.space.baseline, best)).alternatives if c.plan == best]
+    assert noted.note == "was cut off in the race: timed out, not finished in 9 s"
 
 
 @pytest.mark.parametrize("step_s", [0.1, 4.0])

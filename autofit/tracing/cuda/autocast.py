@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autofit.torch_internals import has_kernel
+from autofit.torch_internals import has_kernel, without_dispatch
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -40,6 +40,8 @@ sum sum.dim_IntList prod prod.dim_int cumsum cumprod linalg_vector_norm linalg_m
 """Operators whose result is float32 for any argument type."""
 NORMS = ("norm.Scalar", "norm.ScalarOpt_dim")
 """Norms whose result is float32 for any argument type; they run as overloads with a `dtype` argument."""
+KEY = "AutocastPrivateUse1"
+"""The dispatch key of autocast on the stand-in device."""
 REFUSED = "binary_cross_entropy"
 """Operator for which autocast raises an error."""
 
@@ -69,8 +71,6 @@ class _Autocast:
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
-        keys: Any = torch._C.DispatchKey  # its members are not in the stubs
-        self._autocast_key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
         self._weights: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
         self._forget = torch.clear_autocast_cache
 
@@ -106,7 +106,7 @@ class _Autocast:
         """Returns a kernel that runs `operator` on arguments converted to the type that `dtype_of` returns."""
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
+            with without_dispatch(KEY):
                 dtype = dtype_of(*args)
                 named = {name: self.cast(value, dtype) for name, value in kwargs.items()}
                 # In reverse order, in which torch's compiler evaluates the arguments of a call.
@@ -119,7 +119,7 @@ class _Autocast:
         """Returns the kernel of a softmax. It reads float16 and writes float32; other types are converted before."""
 
         def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
+            with without_dispatch(KEY):
                 direct = x.dtype is torch.float16 and dtype in (None, torch.float32)
                 return operator(x if direct else x.to(dtype or torch.float32), dim, direct)
 
@@ -127,7 +127,7 @@ class _Autocast:
 
     def norm(self, x: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
         """Runs a norm whose result is float32, without converting its argument."""
-        with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
+        with without_dispatch(KEY):
             if dim is None:
                 return aten.norm.ScalarOpt_dtype(x, p, dtype=torch.float32)
             return aten.norm.ScalarOpt_dim_dtype(x, p, dim, keepdim, dtype=torch.float32)
@@ -136,7 +136,7 @@ class _Autocast:
         """Returns the kernel of a sum. Its result is float32 unless another type is requested."""
 
         def kernel(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
+            with without_dispatch(KEY):
                 wide = torch.float32 if dtype is None and args[0].is_floating_point() else dtype
                 return operator(*args, dtype=wide, **kwargs)
 

@@ -53,6 +53,8 @@ def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
 
         put(autograd, "_engine_run_backward", run_in_mode)
         undo.enter_context(mode)
+        # Autograd makes a thread for each device before its first backward pass, and so has none for a later stand-in.
+        undo.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         yield
 
 

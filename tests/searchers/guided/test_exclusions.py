@@ -8,8 +8,8 @@ import pytest
 from autofit.core.knob import Knob
 from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
-from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.exclusions import MAX_AT_FAULT, chances_to_run, exclusions
+from tests.feasibility.points import points_of
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")
 FORMAT = Knob(name="format", values=("default", "channels_last"), default="default")

@@ -8,8 +8,8 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.omission import Basis
 from autofit.core.plan import Plan
-from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.stopping import OVERDUE_RATIO, USUAL_RATIO, Payback
+from tests.feasibility.points import points_of
 
 COMPILE = Knob(
     name="compile",

@@ -7,7 +7,6 @@ import pytest
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.stopping import (
     MANY_MEASURED,
     MAX_MIN_GAIN,
@@ -18,6 +17,7 @@ from autofit.searchers.guided.stopping import (
     least_gain,
     unsettled,
 )
+from tests.feasibility.points import points_of
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")
 SIZES = (4, 32, 64)

@@ -9,9 +9,9 @@ import pytest
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.plan import Plan
-from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided import throughput
 from autofit.searchers.guided.throughput import Throughput
+from tests.feasibility.points import points_of
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")
 BLOCKS = Knob(name="checkpointed_blocks", values=(0, 4), default=0, expected=(1.0, 0.8))
