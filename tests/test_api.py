@@ -22,11 +22,11 @@ from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.devices.base import Capability
-from autofit.guard import digest_of
 from autofit.probing.isolated_trace import IS_SUPPORTED
 from autofit.probing.local_bench import LocalBench
 from autofit.search.event import Event
 from autofit.workloads.workload import Workload
+from tests.digests import digest_of
 from tests.fakes import notes
 from tests.probing import targets
 

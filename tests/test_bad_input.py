@@ -27,10 +27,11 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.trial import Purpose
-from autofit.guard import Guard, digest_of
+from autofit.guard import Guard
 from autofit.probing.local_bench import LocalBench
 from autofit.search.event import Event
 from autofit.study import Study
+from tests.digests import digest_of
 from tests.fakes import FakeTime
 from tests.probing import targets
 

@@ -17,9 +17,9 @@ from autofit import in_process, locks
 from autofit.core.answer import Answer
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError, WorkloadError
-from autofit.guard import digest_of
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.event import Event
+from tests.digests import digest_of
 from tests.probing import targets
 from tests.recorded import recorded_search
 

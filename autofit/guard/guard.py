@@ -5,11 +5,10 @@ iterator and `state_dict()`, which cannot be rewound, and state that cannot be f
 (unguarded.py). `Guard.caveats` names the latter before tuning, and `Guard.changed` names detected changes afterwards.
 """
 
-import hashlib
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import torch
 from torch import nn
@@ -17,29 +16,11 @@ from torch import nn
 from autofit.core.errors import DevicePoisoned, RestoreError
 from autofit.core.uninterrupted import uninterrupted
 from autofit.core.units import format_names
-from autofit.guard.digest import feed
-from autofit.guard.object_state import (
-    BindingPiece,
-    ClassPiece,
-    MappingPiece,
-    NamesPiece,
-    Piece,
-    SequencePiece,
-    SetPiece,
-    TensorPiece,
-    ValuePiece,
-)
-from autofit.guard.process_state import ProcessState, global_rngs
+from autofit.guard.object_state import Piece
+from autofit.guard.process_state import process_pieces
 from autofit.guard.state_walk import Optimizers, Walk
-from autofit.guard.tensor_state import OpaqueTensor, StorageBytes, keep
-from autofit.guard.value_state import ArrayPiece, SamplesPiece
+from autofit.guard.tensor_state import keep
 from autofit.workloads.workload import Workload
-
-_CONTAINERS = (MappingPiece, SequencePiece, SetPiece, BindingPiece, NamesPiece)
-_VALUES = (ValuePiece, ArrayPiece, SamplesPiece)
-
-Comparison: TypeAlias = tuple[str, Callable[[], Iterable[str]]]
-"""The name of a part of the state, and the function that yields the names of what differs in it."""
 
 
 class Guard:
@@ -48,6 +29,11 @@ class Guard:
     It is held around all tuning, in the tuning process. `restore` is called after each probe. Leaving the `with` block
     always restores and verifies. Bytes are kept in host memory. Tensors, gradients included, are kept by reference, so
     that the same objects are restored.
+
+    Attributes:
+        pieces: the state of the user's objects, other than the bytes of tensors.
+        caveats: names of state that cannot be restored, before tuning.
+        changed: names of such state that has changed, after leaving the `with` block.
     """
 
     def __init__(
@@ -70,13 +56,11 @@ class Guard:
             functions: functions that the search calls, by name. All state that their code and closures reach is
                 guarded.
         """
-        self._model, self._optimizer, self._loader = model, optimizer, loader
-        self._extras, self._functions = extras, functions
         # First, because reading the state of a user's object may draw a random number.
-        self._process = ProcessState()
+        self._process = process_pieces()
         walk = Walk.of(model, optimizer, loader, extras, functions)
         self._left = False
-        self._pieces, self._held = walk.unguarded.saved(walk.pieces), {id(piece) for piece in walk.held}
+        self.pieces, self._held = walk.unguarded.saved(walk.pieces), {id(piece) for piece in walk.held}
         self._watched = walk.unguarded.saved(walk.unguarded.pieces)
         self.caveats, self.changed = walk.unguarded.caveats, tuple[str, ...]()
         self._bytes = keep(walk.tensors())
@@ -96,11 +80,6 @@ class Guard:
         extras = {f"extras[{index}]": extra for index, extra in enumerate(workload.extras)}
         return cls(workload.model, optimizer, loader=workload.loader, extras=extras, functions=functions)
 
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the present state of all guarded objects, without process-wide flags."""
-        return digest_of(self._model, self._optimizer, self._loader, self._extras, self._functions)
-
     def restore(self) -> None:
         """Restores everything in place. May be called any number of times, at the cost of one comparison.
 
@@ -109,7 +88,7 @@ class Guard:
         Raises:
             RestoreError: a part could not be restored. All other parts were.
         """
-        self._restore(self._pieces)
+        self._restore(self.pieces)
 
     def restore_trained(self) -> None:
         """Restores what a step trains and the process, but not the state kept by the user's functions and helpers.
@@ -119,15 +98,12 @@ class Guard:
         Raises:
             RestoreError: as `restore`.
         """
-        self._restore([piece for piece in self._pieces if id(piece) not in self._held])
+        self._restore([piece for piece in self.pieces if id(piece) not in self._held])
 
     def differences(self) -> list[str]:
         """Returns the names of all state that is not bit-identical to the snapshot, such as "model.0.weight"."""
-        return list(dict.fromkeys(name for _, compare in self._comparisons(self._bytes) for name in compare()))
-
-    def _comparisons(self, stored: Sequence[StorageBytes | OpaqueTensor]) -> list[Comparison]:
-        parts = [*stored, *self._pieces]
-        return [*((part.name, part.differences) for part in parts), *self._process.comparisons()]
+        parts = (*self._bytes, *self.pieces, *self._process)
+        return list(dict.fromkeys(name for piece in parts for name in piece.differences()))
 
     @property
     def backstop(self) -> "Backstop":
@@ -162,9 +138,10 @@ class Guard:
         if self._left:
             return
         with uninterrupted(signal.SIGINT):
-            failures = self._put_back(self._pieces)
-            left, unread = _differences(self._comparisons([kept for kept in self._bytes if not kept.untouched]))
-            changed, _ = _differences([(piece.name, piece.differences) for piece in self._watched])
+            failures = self._put_back(self.pieces)
+            touched = [piece for piece in self._bytes if not piece.untouched]
+            left, unread = _differences([*touched, *self.pieces, *self._process])
+            changed, _ = _differences(self._watched)
             self.changed = tuple(changed)
             self._left = True
         failures += unread
@@ -179,39 +156,26 @@ class Guard:
             raise lost from (failures[0][1] if error is None and failures else error)
 
     def _put_back(self, pieces: Sequence[Piece]) -> list[tuple[str, Exception]]:
-        """Writes the pieces, all bytes and the process state. Returns the parts that failed, with their errors.
-
-        Order: first containers, which restore the tensor objects. Then values, some of which are written by the user's
-        code. Then the bytes of tensors, and what depends on a tensor's layout. Last the process, since the steps before
-        may have used its random generators.
-        """
-        parts: list[tuple[str, Callable[[], object]]] = [
-            *((piece.name, piece.restore) for piece in pieces if isinstance(piece, _CONTAINERS)),
-            *((piece.name, piece.restore) for piece in pieces if isinstance(piece, _VALUES)),
-            *((kept.name, kept.restore) for kept in self._bytes),
-            *((piece.name, piece.restore) for piece in pieces if isinstance(piece, (TensorPiece, ClassPiece))),
-            # Otherwise the user's open autocast block would use cached casts of a probe's weights.
-            ("autocast cache", torch.clear_autocast_cache),
-            *self._process.parts(),
-        ]
+        """Writes the pieces, all bytes and the process state. Returns the parts that failed, with their errors."""
         failures = []
-        for name, write in parts:
+        for piece in sorted([*pieces, *self._bytes, *self._process], key=lambda piece: piece.order):
             try:
-                write()
+                piece.restore()
             except Exception as error:  # noqa: BLE001  # one failing part must not prevent restoring the others
-                failures.append((name, error))
+                failures.append((piece.name, error))
+        torch.clear_autocast_cache()  # the user's open autocast block would use cached casts of a probe's weights
         return failures
 
 
-def _differences(comparisons: Iterable[Comparison]) -> tuple[list[str], list[tuple[str, Exception]]]:
+def _differences(pieces: Iterable[Piece]) -> tuple[list[str], list[tuple[str, Exception]]]:
     """Returns the names of what differs or cannot be read, and the parts that cannot be read, with their errors."""
     names, failures = list[str](), list[tuple[str, Exception]]()
-    for name, compare in comparisons:
+    for piece in pieces:
         try:
-            names += compare()
+            names += piece.differences()
         except Exception as error:  # noqa: BLE001  # one part that cannot be read must not hide the others
-            names.append(name)
-            failures.append((name, error))
+            names.append(piece.name)
+            failures.append((piece.name, error))
     return list(dict.fromkeys(names)), failures
 
 
@@ -249,25 +213,6 @@ class Backstop:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         leave_surely(self._do_leave, error)
-
-
-def digest_of(
-    model: nn.Module,
-    optimizer: Optimizers | None = None,
-    loader: object = None,
-    extras: Mapping[str, object] | None = None,
-    functions: Mapping[str, object] | None = None,
-) -> str:
-    """Returns one SHA-256, in hexadecimal, of the present state of the objects and the global random generators.
-
-    Covers what `Guard` covers, without process-wide flags, and changes nothing. Objects of unknown classes contribute
-    only their type. Use the digest to compare the same objects at two times within one process.
-    """
-    sink = hashlib.sha256()
-    for piece in [*Walk.of(model, optimizer, loader, extras, functions).pieces, *global_rngs()]:
-        feed(sink, piece.name)
-        feed(sink, piece.content())
-    return sink.hexdigest()
 
 
 def _restore_error(names: list[str]) -> RestoreError:

@@ -8,62 +8,36 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from operator import eq
 from typing import Any
 
 import torch
 
-from autofit.guard.object_state import ValuePiece
+from autofit.guard.object_state import PROCESS, Piece, ValuePiece
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Piece):
     """One process-wide setting. A value that is a dictionary is compared key by key."""
 
-    name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
+    def __init__(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
+        super().__init__(name, read, write, eq, PROCESS)
+
+    def differences(self) -> Iterator[str]:
+        """Yields the name if the setting differs, or those of its keys."""
+        now, kept, missing = self.read(), self._kept, object()
+        if now != kept and isinstance(kept, dict):
+            keys = (key for key in {**kept, **now} if kept.get(key, missing) != now.get(key, missing))
+            return (f"{self.name}.{key}" for key in keys)
+        return iter([self.name] if now != kept else [])
 
 
-class ProcessState:
-    """A snapshot of the process-wide flags and the global random generators."""
-
-    def __init__(self) -> None:
-        """Reads all state. Does not initialise a device."""
-        self._rngs = global_rngs()
-        for rng in self._rngs:
-            rng.save()
-        self._flags = [(flag, flag.read()) for flag in process_flags()]
-
-    def parts(self) -> list[tuple[str, Callable[[], object]]]:
-        """Returns the name and the restore function of each part, signal handlers last."""
-        writes: list[tuple[str, Callable[[], object]]] = [(rng.name, rng.restore) for rng in self._rngs]
-        for flag, kept in self._flags:
-            writes.append((flag.name, partial(_put_back, flag, kept)))
-        return writes
-
-    def comparisons(self) -> list[tuple[str, Callable[[], Iterable[str]]]]:
-        """Returns the name of each part, and the function that yields what differs, such as "flags.sdp.math"."""
-        compare: list[tuple[str, Callable[[], Iterable[str]]]] = [(rng.name, rng.differences) for rng in self._rngs]
-        return [*compare, *((flag.name, partial(_differences, flag, kept)) for flag, kept in self._flags)]
-
-
-def _differences(flag: Flag, kept: Any) -> Iterator[str]:
-    """Yields the name of a flag that differs, or those of its keys."""
-    now = flag.read()
-    if isinstance(kept, dict):
-        missing = object()
-        yield from (f"{flag.name}.{key}" for key in {**kept, **now} if kept.get(key, missing) != now.get(key, missing))
-    elif now != kept:
-        yield flag.name
-
-
-def _put_back(flag: Flag, kept: Any) -> None:
-    """Writes a flag if it differs."""
-    if flag.read() != kept:
-        flag.write(kept)
+def process_pieces() -> list[Piece]:
+    """Returns a snapshot of the global random generators and the process-wide flags. Does not initialise a device."""
+    pieces: list[Piece] = [*global_rngs(), *process_flags()]
+    for piece in pieces:
+        piece.save()
+    return pieces
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -131,10 +105,8 @@ def _backend_flags() -> Iterator[Flag]:
     for dtype in ("fp16", "bf16"):
         yield _reduction_flag(f"allow_{dtype}_reduced_precision_reduction")
     cuda = backends.cuda
-    yield Flag("flags.sdp.flash", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
-    yield Flag("flags.sdp.mem_efficient", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp)
-    yield Flag("flags.sdp.math", cuda.math_sdp_enabled, cuda.enable_math_sdp)
-    yield Flag("flags.sdp.cudnn", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp)
+    for kind in ("flash", "mem_efficient", "math", "cudnn"):
+        yield Flag(f"flags.sdp.{kind}", getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"))
     allowed, allow = cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp
     yield Flag("flags.sdp.reduced_math", allowed, allow)
 
@@ -154,30 +126,25 @@ def _reduction_flag(attribute: str) -> Flag:
 
 def _torch_flags() -> Iterator[Flag]:
     """Yields the flags of torch itself."""
-
-    def read_deterministic() -> tuple[bool, bool]:
-        return (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-
-    def write_deterministic(kept: tuple[bool, bool]) -> None:
-        torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])
-
-    def write_device(kept: torch.device) -> None:
-        # Without a default device this reads as "cpu". Setting "cpu" would slow down every later call.
-        torch.set_default_device(None if kept.type == "cpu" else kept)
-
-    def read_anomaly() -> tuple[bool, bool]:
-        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-    yield Flag("flags.deterministic_algorithms", read_deterministic, write_deterministic)
-    fill = torch.utils.deterministic
-    yield _attribute("flags.fill_uninitialized_memory", fill, "fill_uninitialized_memory")
+    yield Flag(
+        "flags.deterministic_algorithms",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]),
+    )
+    yield _attribute("flags.fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory")
     yield Flag("flags.default_dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Flag("flags.default_device", torch.get_default_device, write_device)
+    yield Flag(
+        "flags.default_device",
+        torch.get_default_device,
+        # Without a default device this reads as "cpu". Setting "cpu" would slow down every later call.
+        lambda kept: torch.set_default_device(None if kept.type == "cpu" else kept),
+    )
     yield Flag("flags.grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Flag("flags.anomaly", read_anomaly, lambda kept: torch.autograd.set_detect_anomaly(*kept))
+    yield Flag(
+        "flags.anomaly",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda kept: torch.autograd.set_detect_anomaly(*kept),
+    )
     yield Flag("flags.num_threads", torch.get_num_threads, torch.set_num_threads)
 
 
@@ -287,20 +254,17 @@ def _attribute(name: str, owner: Any, attribute: str) -> Flag:
 
 def global_rngs() -> list[ValuePiece]:
     """Returns the global random generators of Python, numpy, torch and each running device."""
-    rngs = [
-        ValuePiece("rng.python", random.getstate, random.setstate),
-        ValuePiece("rng.torch", torch.get_rng_state, torch.set_rng_state),
+    rngs: list[tuple[str, Callable[[], object], Callable[[Any], object]]] = [
+        ("python", random.getstate, random.setstate),
+        ("torch", torch.get_rng_state, torch.set_rng_state),
     ]
     if (numpy := sys.modules.get("numpy")) is not None:
-        generator = numpy.random
-        rngs.append(ValuePiece("rng.numpy", lambda: generator.get_state(legacy=False), generator.set_state))
+        rngs.append(("numpy", lambda: numpy.random.get_state(legacy=False), numpy.random.set_state))
     if (accelerator := running_accelerator()) is not None:
-        if hasattr(accelerator, "get_rng_state_all"):
-            read, write = accelerator.get_rng_state_all, accelerator.set_rng_state_all
-        else:
-            read, write = accelerator.get_rng_state, accelerator.set_rng_state
-        rngs.append(ValuePiece(f"rng.{accelerator_kinds()[0]}", read, write))
-    return rngs
+        each = "_all" if hasattr(accelerator, "get_rng_state_all") else ""
+        read, write = getattr(accelerator, f"get_rng_state{each}"), getattr(accelerator, f"set_rng_state{each}")
+        rngs.append((accelerator_kinds()[0], read, write))
+    return [ValuePiece(f"rng.{name}", read, write, PROCESS) for name, read, write in rngs]
 
 
 def running_accelerator() -> Any:

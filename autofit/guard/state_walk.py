@@ -23,22 +23,22 @@ from autofit.guard import walk_rules
 from autofit.guard.digest import SIMPLE
 from autofit.guard.object_state import (
     UNBOUND,
-    ClassPiece,
     MappingPiece,
     NamesPiece,
     Piece,
-    SequencePiece,
-    SetPiece,
     TensorPiece,
     ValuePiece,
     cell,
+    class_of,
     data_attributes,
+    members,
     methods,
+    sequence,
     slots,
 )
 from autofit.guard.unguarded import Unguarded, many_samples
-from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
-from autofit.guard.walk_rules import Origin, class_origin, namespaces
+from autofit.guard.value_state import SamplesPiece, array_parts, array_piece, is_array, value_piece
+from autofit.guard.walk_rules import Origin, namespaces, origin_of
 from autofit.torch_internals import is_traceable_wrapper_subclass
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
@@ -108,14 +108,9 @@ class Walk:
         extras: Mapping[str, object] | None,
         functions: Mapping[str, object] | None = None,
     ) -> Self:
-        """Returns the walk over a workload. Nothing is copied, changed or iterated.
+        """Returns the walk over what a `Guard` takes. Nothing is copied, changed or iterated.
 
-        Args:
-            model: the model.
-            optimizer: its optimizer, or several by name.
-            loader: a loader, or the batches themselves.
-            extras: the user's `extras`, which are also restored through their `state_dict` if they have one.
-            functions: all functions that the search calls, such as step and loss functions and recipes.
+        Extras are also restored through their `state_dict` if they have one.
         """
         walk = cls()
         walk.look("model", model)
@@ -182,7 +177,7 @@ class Walk:
         """Records the elements of an array, and the attributes of an array subclass, such as a mask."""
         self._push_all([(name, part) for part in array_parts(found)], place)
         if self.unguarded.may_copy_array(name, found, place.data):
-            self._add(ArrayPiece(name, found), place)
+            self._add(array_piece(name, found), place)
             self._follow_attributes(name, found, place, place)
 
     def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:
@@ -198,28 +193,27 @@ class Walk:
 
     def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records the attributes of an object and of its class, and queues their values."""
-        family, origin = isinstance(found, walk_rules.FAMILIES), class_origin(type(found))
+        family, origin = isinstance(found, walk_rules.FAMILIES), origin_of(type(found))
         if isinstance(found, torch.optim.Optimizer):
             self._labels.number(found)
         if isinstance(found, nn.Module):
-            self._add(ClassPiece(name, found), place)
+            self._add(class_of(name, found), place)
         module = isinstance(found, (nn.Module, torch.optim.Optimizer))
-        if module:  # it is trained, wherever it was found
+        if module and (place.data or place.held):  # it is trained, wherever it was found
             place = replace(place, data=False, held=False)
-        below = replace(
-            place,
+        below = Whereabouts(
             of_user=family or origin is Origin.USER or (origin is Origin.STANDARD and place.of_user),
             data=place.data or isinstance(found, Dataset),
             held=place.held or not family,
         )
         for kind in type(found).__mro__:
-            if class_origin(kind) is Origin.USER:
+            if origin_of(kind) is Origin.USER:
                 self._todo.append((kind.__qualname__, kind, replace(below, held=True)))
         if isinstance(found, torch.jit.ScriptModule):
             self._push_scripted(name, found, below)
         for piece in slots(name, found):
             self._add(piece, place)
-            self._todo.append((piece.name, piece.value(), below))
+            self._todo.append((piece.name, piece.read(), below))
         self._follow_attributes(name, found, place, below)
 
     def _follow_attributes(self, name: str, found: object, place: Whereabouts, below: Whereabouts) -> None:
@@ -237,7 +231,7 @@ class Walk:
 
     def _push_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
         label = self._labels.of(name, key)
-        if key.startswith("_") and class_origin(type(owner)) is not Origin.USER:
+        if key.startswith("_") and origin_of(type(owner)) is not Origin.USER:
             place = replace(place, of_user=False)
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
             label = name
@@ -251,15 +245,15 @@ class Walk:
 
     def _visit_function(self, name: str, found: FunctionType, place: Whereabouts) -> None:
         """Records the closure, defaults, attributes and named globals of a function."""
-        place = replace(place, of_user=True) if walk_rules.is_users(found) else replace(place, of_user=False)
+        place = replace(place, of_user=origin_of(found) is Origin.USER)
         self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
         self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
-        if walk_rules.is_torchs(found):
-            return
+        if origin_of(found) not in (Origin.USER, Origin.LIBRARY):
+            return  # its closure holds no user state
         for variable, kept in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
             piece = cell(f"{name}.{variable}", kept)
             self._add(piece, place)
-            self._todo.append((piece.name, piece.value(), place))
+            self._todo.append((piece.name, piece.read(), place))
         for defaults in (found.__defaults__, found.__kwdefaults__):
             self._todo.append((f"{name} (default)", defaults, place))
         for module, namespace, names in namespaces(found):
@@ -267,7 +261,7 @@ class Walk:
 
     def _visit_class(self, found: type, place: Whereabouts) -> None:
         """Records the attributes of a user's class, and the state that its methods hold."""
-        if class_origin(found) is not Origin.USER or issubclass(found, SIMPLE):
+        if origin_of(found) is not Origin.USER or issubclass(found, SIMPLE):
             return
         place = replace(place, of_user=True, held=True)
         self._visit_names(found.__qualname__, vars(found), tuple(data_attributes(found)), found, place)
@@ -294,12 +288,12 @@ class Walk:
         if isinstance(found, dict):
             self._add(MappingPiece(name, found, self._labels.of), place)
         elif isinstance(found, (list, deque)):
-            self._add(SequencePiece(name, found), place)
+            self._add(sequence(name, found), place)
         elif isinstance(found, set):
-            self._add(SetPiece(name, found), place)
+            self._add(members(name, found), place)
         entries = walk_rules.entries(found)
         if place.data and (samples := many_samples(entries)):
-            if self.unguarded.may_copy_samples(name, samples):
+            if self.unguarded.may_copy(name, samples, data=True):
                 self._add(SamplesPiece(name, samples), place)
             return
         if not self.unguarded.may_enter(name, entries, place.of_user):
@@ -314,12 +308,12 @@ class Walk:
         if walk_rules.has_no_storage(tensor):
             self.unguarded.cannot_follow(name, tensor, "a tensor without storage of its own", place.of_user)
             return
-        if not self.unguarded.may_copy_tensor(name, tensor, place.data):
+        if not self.unguarded.may_copy(name, [tensor], place.data):
             return
         self._add(TensorPiece(name, tensor), place)
         if place.data and type(tensor) is torch.Tensor and tensor.is_leaf and not tensor.requires_grad:
             return  # one of many samples, without gradient or hooks
-        self._add(ClassPiece(name, tensor), place)
+        self._add(class_of(name, tensor), place)
         if is_traceable_wrapper_subclass(tensor):
             for attribute in tensor.__tensor_flatten__()[0]:
                 self._todo.append((f"{name}.{attribute}", getattr(tensor, attribute), place))

@@ -13,6 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import BYTES, Piece
 
 _CHUNK_BYTES = 64 * 2**20
 
@@ -58,16 +59,12 @@ class _View(NamedTuple):
         return same_storage and Layout.of(self.tensor) == self.layout
 
 
-class StorageBytes:
-    """The bytes of one storage that the named tensors share.
-
-    Attributes:
-        untouched: whether the last `restore` found no difference, so that no further comparison is needed.
-    """
+class StorageBytes(Piece):
+    """The bytes of one storage that the named tensors share."""
 
     def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Copies the bytes that the tensors span to host memory. Without data, only the layout is saved."""
-        self.name = tensors[0][0]
+        super().__init__(tensors[0][0], lambda: self._host, lambda kept: None, order=BYTES)
         self._views = [_View(name, tensor, Layout.of(tensor)) for name, tensor in tensors]
         spans = [view.layout.span for view in self._views]
         self._start, self._stop = min(low for low, _ in spans), max(high for _, high in spans)
@@ -77,7 +74,6 @@ class StorageBytes:
         self._origin = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no types here
         self._device = storage.device
         self._host: torch.Tensor | None = None
-        self.untouched = False
         # Sharded training frees a storage between uses. The tensor then keeps its shape but has no bytes.
         if self._device.type != "meta" and self._start < self._stop <= storage.nbytes():
             self._host = _bytes_of(storage, self._start, self._stop).to("cpu", copy=True)
@@ -132,35 +128,30 @@ class StorageBytes:
         return [view.name for view in self._views if freed or not view.is_over(storage)]
 
 
-class OpaqueTensor:
-    """A tensor without strides (sparse, mkldnn), saved and restored as a whole."""
+def _opaque(name: str, tensor: torch.Tensor) -> Piece:
+    """Returns the piece for a tensor without strides (sparse, mkldnn), saved and restored as a whole."""
 
-    untouched = False
-
-    def __init__(self, name: str, tensor: torch.Tensor) -> None:
-        self.name, self._tensor = name, tensor
-        self._host = tensor.detach().clone().cpu()
-
-    def differences(self) -> Iterator[str]:
-        """Yields the tensor's name if its content differs from the snapshot."""
-        if fingerprint(self._tensor.detach().cpu()) != fingerprint(self._host):
-            yield self.name
-
-    def restore(self) -> None:
-        """Copies the content back into the same tensor."""
+    def write(kept: torch.Tensor) -> None:
         with torch.no_grad():
-            self._tensor.copy_(self._host)
+            tensor.copy_(kept)
+
+    def is_same(now: torch.Tensor, kept: torch.Tensor) -> bool:
+        return fingerprint(now) == fingerprint(kept)
+
+    piece = Piece(name, lambda: tensor.detach().clone().cpu(), write, is_same, BYTES)
+    piece.save()
+    return piece
 
 
-def keep(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[StorageBytes | OpaqueTensor]:
+def keep(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Piece]:
     """Saves the bytes of the tensors, with one entry for each storage or tensor without strides."""
     shared: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    opaque: list[StorageBytes | OpaqueTensor] = []
+    opaque: list[Piece] = []
     for name, tensor in tensors:
         if tensor.layout is torch.strided:
             shared.setdefault(tensor.data.untyped_storage()._cdata, []).append((name, tensor))
         else:
-            opaque.append(OpaqueTensor(name, tensor))
+            opaque.append(_opaque(name, tensor))
     return [*map(StorageBytes, shared.values()), *opaque]
 
 

@@ -3,29 +3,22 @@
 Such state is named before the search. Detected changes are named after it.
 """
 
+import io
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
-from types import FunctionType, MemberDescriptorType
-from typing import Any, TypeVar
+from operator import length_hint
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MemberDescriptorType
+from typing import Any
 
 import torch
 
 from autofit.core.units import format_bytes, format_names
 from autofit.guard import walk_rules
-from autofit.guard.object_state import Piece, slot_value
-from autofit.guard.value_state import (
-    WatchPiece,
-    is_mapped,
-    watched_array,
-    watched_object,
-    watched_tensors,
-)
-from autofit.guard.walk_rules import Origin, code_origin
-
-AnyPiece = TypeVar("AnyPiece", bound=Piece)
+from autofit.guard.object_state import Piece, ValuePiece, slot_value
+from autofit.guard.value_state import is_mapped
 
 DATA_BYTES = 256 * 2**20
 """Maximum size of the tensors and arrays of a data set that are copied."""
@@ -38,6 +31,10 @@ LONG = 10_000
 MANY = 256
 """Tensors of a data set in one container are handled together from this number on."""
 _NAMED = 5
+_SAMPLES, _SAMPLE_BYTES = 64, 64 * 2**10
+"""Number and size of the samples of a large tensor or array that are read to detect a change: at most 4 MiB."""
+_CELLS = 100_000
+"""Maximum number of table cells read, in evenly spaced rows: about 0.1 s."""
 _PASS_EXTRAS = "If that matters, pass extras=[...] with an object whose state_dict() and load_state_dict() cover it."
 
 
@@ -49,7 +46,7 @@ class Unguarded:
     """
 
     def __init__(self) -> None:
-        self.pieces: list[WatchPiece] = []
+        self.pieces: list[Piece] = []
         self._opaque: dict[int, tuple[str, str]] = {}
         self._large: dict[str, str] = {}
         self._covered: set[int] = set()
@@ -81,14 +78,14 @@ class Unguarded:
         """Records an object that can be neither followed nor copied. Those held by a library are ignored."""
         if of_user:
             self._opaque[id(found)] = (name, what)
-            self.pieces.append(watched_object(name, found))
+            self._watch(name, lambda: _position(found))
 
     def watch(self, name: str, found: object) -> None:
         """Watches the readable state of a library's object."""
         if (read := shown_state(found)) is not None:
-            self.pieces.append(WatchPiece(name, read))
+            self._watch(name, read)
 
-    def saved(self, pieces: Iterable[AnyPiece]) -> list[AnyPiece]:
+    def saved(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Saves the pieces and returns them. Pieces that cannot be read are recorded and left out."""
         saved = []
         for piece in pieces:
@@ -120,25 +117,17 @@ class Unguarded:
         if of_user:
             tensors = [value for value in found if isinstance(value, torch.Tensor)]
             if tensors:
-                self.pieces.append(watched_tensors(name, tensors))
+                self._watch(name, lambda: _versions(tensors))
             self._large[name] = f"{len(found):,} entries"
         return False
 
-    def may_copy_samples(self, name: str, samples: Sequence[torch.Tensor]) -> bool:
-        """Returns whether the many tensors of a data set are copied."""
-        if self._take(name, sum(tensor.nbytes for tensor in samples)):
+    def may_copy(self, name: str, tensors: Sequence[torch.Tensor], data: bool) -> bool:
+        """Returns whether a tensor, or the many tensors of a data set, are copied. Too large ones are watched."""
+        if not data or any(tensor.layout is not torch.strided for tensor in tensors):
             return True
-        self.pieces.append(watched_tensors(name, samples))
-        return False
-
-    def may_copy_tensor(self, name: str, tensor: torch.Tensor, data: bool) -> bool:
-        """Returns whether a tensor is copied. A large tensor of a data set is only watched."""
-        if not data or tensor.layout is not torch.strided:
+        if self._take(name, sum(tensor.nbytes for tensor in tensors)):
             return True
-        size_bytes = tensor.numel() * tensor.element_size()
-        if self._take(name, size_bytes):
-            return True
-        self.pieces.append(watched_tensors(name, [tensor]))
+        self._watch(name, lambda: _versions(tensors))
         return False
 
     def may_copy_array(self, name: str, array: Any, data: bool) -> bool:
@@ -149,8 +138,11 @@ class Unguarded:
             self._large[name] = f"a memory-mapped file of {format_bytes(array.nbytes)}, open for writing"
         elif not data or self._take(name, array.nbytes):
             return True
-        self.pieces.append(watched_array(name, array))
+        self._watch(name, lambda: [array.shape, array.dtype.str, *_sampled(array)])
         return False
+
+    def _watch(self, name: str, read: Callable[[], object]) -> None:
+        self.pieces.append(ValuePiece(name, read, None))
 
     def _take(self, name: str, size_bytes: int) -> bool:
         if self._data_bytes + size_bytes <= DATA_BYTES:
@@ -190,41 +182,78 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and not vars(tensor)
 
 
-_CELLS = 100_000
-"""Maximum number of table cells read, in evenly spaced rows: about 0.1 s."""
-_MEMO = type(lru_cache(len))
-
-
 def shown_state(found: Any) -> Callable[[], object] | None:
     """Returns a function that reads the state of a library's object. None for other objects."""
-    if isinstance(found, _MEMO):
-        return _memo_reader(found)
-    for library, classes, reader in (
-        ("numpy.random", ("SeedSequence",), _seed_reader),
-        ("pandas", ("DataFrame", "Series"), _table_reader),
-        ("PIL.Image", ("Image",), _image_reader),
-    ):
+    if isinstance(found, walk_rules.MEMO):
+        function = getattr(found, "__wrapped__", None)
+        users = isinstance(function, FunctionType) and walk_rules.origin_of(function) is walk_rules.Origin.USER
+        return (lambda: found.cache_info().currsize) if users else None
+    reader = _reader_of(type(found))  # type: ignore[arg-type]  # a class can be hashed
+    return None if reader is None else reader(found)
+
+
+@lru_cache(maxsize=4096)
+def _reader_of(kind: type) -> Callable[[Any], Callable[[], object] | None] | None:
+    for library, classes, reader in _READERS:
         module = sys.modules.get(library)
-        if module is not None and isinstance(found, tuple(getattr(module, name, ()) for name in classes)):
-            return reader(found)
+        if module is not None and issubclass(kind, tuple(getattr(module, name, ()) for name in classes)):
+            return reader
     return None
-
-
-def _memo_reader(memo: Any) -> Callable[[], object] | None:
-    """Returns a function that counts the cached results of a user's function. None for functions of libraries."""
-    function = getattr(memo, "__wrapped__", None)
-    users = isinstance(function, FunctionType) and code_origin(function) is Origin.USER
-    return (lambda: memo.cache_info().currsize) if users else None
-
-
-def _seed_reader(seed: Any) -> Callable[[], object]:
-    return lambda: seed.n_children_spawned
-
-
-def _table_reader(table: Any) -> Callable[[], object]:
-    return lambda: [table.shape, table.iloc[:: table.size // _CELLS + 1].to_csv()]
 
 
 def _image_reader(image: Any) -> Callable[[], object] | None:
     """Returns a function that reads the pixels. None if the image is not loaded, since reading would load it."""
     return None if getattr(image, "im", None) is None else lambda: zlib.crc32(image.tobytes())
+
+
+_READERS: tuple[tuple[str, tuple[str, ...], Callable[[Any], Callable[[], object] | None]], ...] = (
+    ("numpy.random", ("SeedSequence",), lambda seed: lambda: seed.n_children_spawned),
+    (
+        "pandas",
+        ("DataFrame", "Series"),
+        lambda table: lambda: [table.shape, table.iloc[:: table.size // _CELLS + 1].to_csv()],
+    ),
+    ("PIL.Image", ("Image",), _image_reader),
+)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> object:
+    """Returns the version counters of tensors. A single tensor is also sampled."""
+    versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+    first = tensors[0]
+    if len(tensors) > 1 or first.device.type != "cpu" or not first.is_contiguous():
+        return versions
+    return [versions, _sampled(first.detach().view(torch.uint8).numpy())]
+
+
+def _position(found: Any) -> object:
+    """Returns the position of a file or iterator, or whether a lock is held. None if it cannot be read."""
+    try:
+        if isinstance(found, io.IOBase):
+            return None if found.closed or not found.seekable() else found.tell()
+        if isinstance(found, (AsyncGeneratorType, CoroutineType, GeneratorType)):
+            return _progress(found)
+        if callable(getattr(found, "locked", None)):
+            return bool(found.locked())
+        if type(found).__module__ == "itertools":
+            return repr(found)
+        if hasattr(found, "_num_yielded"):  # an iterator over a loader
+            return found._num_yielded
+        return length_hint(found, -1)
+    except Exception:  # noqa: BLE001  # a user's object may raise any exception when it is inspected
+        return None
+
+
+def _progress(found: Any) -> object:
+    """Returns the position of a generator or coroutine, and its integer variables."""
+    kind = next(prefix for prefix in ("gi", "cr", "ag") if hasattr(found, f"{prefix}_frame"))
+    frame = getattr(found, f"{kind}_frame")
+    return None if frame is None else [frame.f_lasti, {k: v for k, v in frame.f_locals.items() if isinstance(v, int)}]
+
+
+def _sampled(found: Any) -> list[bytes]:
+    """Returns a sample of the bytes of an array, evenly spaced."""
+    flat = found.reshape(-1) if found.flags.c_contiguous else found.ravel()[: _SAMPLE_BYTES // found.itemsize]
+    width = max(1, _SAMPLE_BYTES // max(1, flat.itemsize))
+    step = max(width, flat.size // _SAMPLES)
+    return [flat[start : start + width].tobytes() for start in range(0, flat.size, step)][: _SAMPLES + 1]

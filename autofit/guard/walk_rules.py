@@ -37,14 +37,16 @@ class Origin(Enum):
     AUTOFIT = "autofit"
 
 
-def origin_of(module_name: object) -> Origin:
-    """Returns whose code a module is, by its name. All code that was not installed is the user's."""
-    return _origin(module_name) if isinstance(module_name, str) else Origin.USER
+def origin_of(found: object) -> Origin:
+    """Returns whose code a class, a function or a module (by its name) is. All that was not installed is the user's.
 
-
-def class_origin(kind: type) -> Origin:
-    """Returns whose code a class is."""
-    return origin_of(getattr(kind, "__module__", None))
+    A wrapper belongs to the module that defines it.
+    """
+    if isinstance(found, FunctionType):
+        found = found.__globals__.get("__name__")
+    elif isinstance(found, type):
+        found = getattr(found, "__module__", None)
+    return _origin(found) if isinstance(found, str) else Origin.USER
 
 
 @lru_cache(maxsize=4096)
@@ -71,14 +73,9 @@ def names_in(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
-def code_origin(function: FunctionType) -> Origin:
-    """Returns whose code a function is. A wrapper belongs to the module that defines it."""
-    return origin_of(function.__globals__.get("__name__"))
-
-
 def namespaces(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
     """Yields the user's namespaces that a function reads or writes, each as name, namespace and names used."""
-    if code_origin(function) is not Origin.USER:
+    if origin_of(function) is not Origin.USER:
         return
     module_globals, names = function.__globals__, names_in(function.__code__)
     yield str(module_globals.get("__name__", "globals")), module_globals, names
@@ -141,7 +138,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, 
 _LOADING: Any = LoaderIterator
 _FILE, _LOCK, _GENERATOR, _ITERATOR = "an open file", "a lock", "a generator in progress", "an iterator in progress"
 _NAMED = (_FILE, _LOCK, _GENERATOR, _ITERATOR)
-_MEMO = type(lru_cache(len))
+MEMO = type(lru_cache(len))
 _RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 DATA_KEYS = ("dataset", "data_source")
 """Attributes in which loaders and samplers hold their data."""
@@ -151,9 +148,7 @@ def is_followed(found: object) -> bool:
     """Returns whether the attributes of an object are followed."""
     if _is_followed(type(found)):  # type: ignore[arg-type]  # a class can be hashed
         return (
-            class_origin(type(found)) in (Origin.TORCH, Origin.STANDARD)
-            or hasattr(found, "__dict__")
-            or _slotted(found)
+            origin_of(type(found)) in (Origin.TORCH, Origin.STANDARD) or hasattr(found, "__dict__") or _slotted(found)
         )
     return False
 
@@ -162,20 +157,10 @@ def is_followed(found: object) -> bool:
 def _is_followed(kind: type) -> bool:
     if issubclass(kind, FAMILIES):
         return True
-    origin = class_origin(kind)
+    origin = origin_of(kind)
     if origin is Origin.STANDARD:
         return issubclass(kind, _HOLDERS)
     return origin not in (Origin.TORCH, Origin.AUTOFIT)
-
-
-def is_users(function: types.FunctionType) -> bool:
-    """Returns whether a function is the user's own code."""
-    return code_origin(function) is Origin.USER
-
-
-def is_torchs(function: types.FunctionType) -> bool:
-    """Returns whether a function belongs to torch, Python or autofit, so that its closure holds no user state."""
-    return code_origin(function) in (Origin.TORCH, Origin.STANDARD, Origin.AUTOFIT)
 
 
 def _slotted(found: object) -> bool:
@@ -195,7 +180,7 @@ def _nature(kind: type) -> str:
     for classes, word in ((io.IOBase, _FILE), (_LOCKS, _LOCK), (_RUNNING, _GENERATOR), (_LOADING, _ITERATOR)):
         if issubclass(kind, classes):
             return word
-    origin, package = class_origin(kind), str(kind.__module__).partition(".")[0]
+    origin, package = origin_of(kind), str(kind.__module__).partition(".")[0]
     if origin is Origin.STANDARD and issubclass(kind, Iterator):
         return _ITERATOR
     if origin in (Origin.TORCH, Origin.AUTOFIT):
@@ -226,7 +211,7 @@ def unwrapped(found: object) -> list[tuple[str, object]]:
     if isinstance(found, partial):
         fixed = [(f" (argument {index})", value) for index, value in enumerate(found.args)]
         return [("", found.func), *fixed, ("", found.keywords), ("", vars(found))]
-    if isinstance(found, _MEMO):
+    if isinstance(found, MEMO):
         return [("", vars(found))]
     if isinstance(found, types.MappingProxyType):
         return [(f".{key}", value) for key, value in found.items()]

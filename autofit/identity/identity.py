@@ -2,7 +2,7 @@
 
 import hashlib
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
@@ -50,14 +50,11 @@ class Reached:
     @classmethod
     def of(cls, workload: Workload) -> Self:
         """Returns what a workload reaches now. Takes milliseconds and changes nothing."""
-        recipe = workload.optimizer
-        made: dict[str, object] = {"optimizer": type(recipe) if isinstance(recipe, torch.optim.Optimizer) else recipe}
-        if isinstance(recipe, Mapping):
-            made = {f"optimizer {name}": type(each) for name, each in recipe.items()}
-        if workload.update_fn is not None:
-            made["update_fn"] = workload.update_fn
-        step = reach(model=workload.model, loss_fn=workload.loss_fn, step_fn=workload.step_fn, **made)
-        return cls(step, reach(**_data_of(workload.loader), worst_case=workload.worst_case))
+        names = ("model", "loss_fn", "step_fn", "update_fn", "optimizer")
+        step = reach(**{name: getattr(workload, name) for name in names})
+        parts = ("dataset", "collate_fn", "sampler", "batch_sampler") if isinstance(workload.loader, DataLoader) else ()
+        data = {name: getattr(workload.loader, name) for name in parts} or {"dataset": workload.loader}
+        return cls(step, reach(**data, length=_length(data["dataset"]), worst_case=workload.worst_case))
 
     def digests(self, others: Sequence[Self]) -> dict[str, str]:
         """Returns digests of the facts that are equal in all `others`. State that steps change is left out."""
@@ -80,12 +77,8 @@ def settings(
 ) -> dict[str, str]:
     """Returns other settings that affect measurements, as names and short digests.
 
-    Args:
-        workload: the workload. The code and plain attributes it reaches, and its options, are included.
-        optimizer: the optimizer of a step. Its options are included, except the learning rate.
-        device_type: the device type whose autocast state is included.
-        source: the batches. Their worst batch, and how samples are counted, are included.
-        others: the facts reached from the workload before any step, and after some steps if any ran.
+    They are what the workload reaches, the options of the optimizer except the learning rate, the worst batch, how
+    samples are counted, and torch's flags. `others` are the facts reached before any step, and after some steps.
     """
     found = {
         "mode": workload.mode,
@@ -100,7 +93,7 @@ def settings(
         found[SAMPLES] = COLLATED
     if optimizer is not None:
         found["optimizer"] = names_of(optimizer)
-        found["optimizer_options"] = digest(_options(optimizer))
+        found["optimizer_options"] = digest(list(_options(optimizer)))
     return found
 
 
@@ -117,16 +110,6 @@ def digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()[:8]
 
 
-def _data_of(loader: Any) -> dict[str, object]:
-    """Returns the parts of a `DataLoader` that make batches, or any other loader itself, and the length of the data."""
-    parts: dict[str, object] = {"dataset": loader}
-    if isinstance(loader, DataLoader):
-        names = ("dataset", "collate_fn", "sampler", "batch_sampler")
-        parts = {name: getattr(loader, name) for name in names}
-    data = parts["dataset"]
-    return parts | {"kind": type(data).__qualname__, "length": _length(data)}
-
-
 def _length(data: Any) -> int | None:
     try:
         return len(data)
@@ -134,19 +117,13 @@ def _length(data: Any) -> int | None:
         return None
 
 
-def _options(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Returns the options of each group, except those that a schedule changes and measurements do not depend on."""
-    groups: Iterable[dict[str, Any]] = optimizer.param_groups
-    return [f"{len(group['params'])}:" + ",".join(_options_of(group)) for group in groups]
-
-
-def _options_of(group: dict[str, Any]) -> Iterator[str]:
-    varying = {"params", "lr", "initial_lr"}
-    if {"base_momentum", "max_momentum"} & group.keys():  # a cyclic schedule changes them
-        varying |= {"momentum", "betas"}
-    for name, value in sorted(group.items()):
-        if name not in varying:
-            yield f"{name}={plain(value) or type(value).__qualname__}"
+def _options(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """Yields the options of each group, except those that a schedule changes and measurements do not depend on."""
+    for group in optimizer.param_groups:
+        cyclic = {"momentum", "betas"} if {"base_momentum", "max_momentum"} & group.keys() else set()
+        for name in sorted(group.keys() - cyclic - {"params", "lr", "initial_lr"}):
+            yield f"{name}={plain(group[name]) or type(group[name]).__qualname__}"
+        yield f"of {len(group['params'])} parameters"
 
 
 def _flags(device_type: str) -> list[str]:
@@ -179,7 +156,7 @@ def environment_of(
         loss: the rule that computes its loss.
         optimizer: the optimizer of a step.
         looks: the facts reached from the workload before any step and after some steps.
-        present: whether the device is on this machine. Threads and driver versions are then included.
+        present: whether the device is on this machine, so that threads and driver versions are included.
     """
     found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}
     return Environment(

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from autofit.guard.digest import SIMPLE, in_full
 from autofit.guard.object_state import Piece
 from autofit.guard.state_walk import Walk, Whereabouts
-from autofit.guard.walk_rules import CONTAINERS, Origin, class_origin, entries, is_users, unwrapped
+from autofit.guard.walk_rules import CONTAINERS, Origin, entries, origin_of, unwrapped
 
 MOST_ITEMS = 1000
 """Maximum number of items of a container. A longer one is taken as data and represented by its length."""
@@ -40,6 +40,7 @@ _COMPILED = re.compile(r"\._torchdynamo(?!\w*_orig_callable)\w*$")
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 """TorchScript's counter of classes of one name in this process."""
 _SETS, _DATA = (set, frozenset), (DataLoader, Dataset, Sampler)
+_ENTERED = (FunctionType, type, nn.Module, *_DATA)
 _OPERATORS = (np.ufunc, type(torch.ops.aten.relu), type(torch.ops.aten.relu.default))
 
 
@@ -104,17 +105,18 @@ class _ReachWalk(Walk):
             super()._visit(name, found, place)
 
     def _push_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
-        if isinstance(owner, nn.Module) and key in _HOOKS:  # their keys are counted in each process
-            self._todo.extend((f"{name}.hook[{key}, {at}]", hook, place) for at, hook in enumerate(value.values()))
-        elif not (isinstance(owner, nn.Module) and key in _OF_A_MODULE) and not are_drawn_positions(owner, value):
+        if key in _OF_A_MODULE and isinstance(owner, nn.Module):
+            if key in _HOOKS and value:  # numbered, since their keys are counted in each process
+                self._todo += [(f"{name}.hook[{key}, {at}]", hook, place) for at, hook in enumerate(value.values())]
+        elif not are_drawn_positions(owner, value):
             super()._push_attribute(name, key, value, owner, place)
 
 
 def _is_entered(found: object) -> bool:
     """Returns whether what an object holds belongs to the workload's identity."""
-    if isinstance(found, (FunctionType, type, nn.Module, *_DATA)) or is_configuration(found) or unwrapped(found):
+    if isinstance(found, _ENTERED) or is_configuration(found) or unwrapped(found):
         return True
-    return class_origin(type(found)) is Origin.USER or (isinstance(found, CONTAINERS) and not isinstance(found, _SETS))
+    return origin_of(type(found)) is Origin.USER or (isinstance(found, CONTAINERS) and not isinstance(found, _SETS))
 
 
 def is_configuration(found: object) -> bool:
@@ -126,7 +128,7 @@ def is_configuration(found: object) -> bool:
 
 def are_drawn_positions(owner: object, value: object) -> bool:
     """Returns whether a data set or sampler of torch holds positions, which may be drawn anew in another run."""
-    if not isinstance(owner, _DATA) or class_origin(type(owner)) is not Origin.TORCH:
+    if not isinstance(owner, _DATA) or origin_of(type(owner)) is not Origin.TORCH:
         return False
     return isinstance(value, (list, tuple, range)) and all(isinstance(each, int) for each in value[:MOST_ITEMS])
 
@@ -147,10 +149,10 @@ def named(module_name: str | None, name: str = "") -> str:
 def described(found: Any) -> Fact:
     """Returns the fact about an object that is not plain."""
     kind = type(found)
-    if isinstance(found, FunctionType) and is_users(found):
+    if isinstance(found, FunctionType) and origin_of(found) is Origin.USER:
         return Fact("code", code_text(found.__code__))
     if isinstance(found, type):
-        bases = [base for base in found.__mro__ if class_origin(base) is not Origin.USER and base is not object]
+        bases = [base for base in found.__mro__ if origin_of(base) is not Origin.USER and base is not object]
         return Fact("code", ", ".join(named(base.__module__, base.__qualname__) for base in bases))
     if isinstance(found, _SETS):
         return Fact("attributes", str(sorted(getattr(item, "__qualname__", type(item).__qualname__) for item in found)))

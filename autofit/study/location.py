@@ -79,11 +79,7 @@ class Place:
 
     @contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
-        """Raises failures of the storage as `StudyError`, and as `StorageError` if it does not answer now.
-
-        Args:
-            doing: "opened", "read" or "written".
-        """
+        """Raises failures of the storage as `StudyError`, and as `StorageError` if it does not answer now."""
         try:
             yield
         except AutofitError:

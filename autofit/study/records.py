@@ -44,14 +44,9 @@ class TrialStart(BaseModel):
     """What is recorded of a trial when it starts.
 
     Attributes:
-        plan: the plan.
-        purpose: why it is run.
-        environment: where it is measured.
         memory_bytes: memory budget by which it is judged.
-        host: name of the machine.
         pid: process that runs it.
         process_start: when that process began, which differs for a later process with the same pid.
-        started: when the trial began.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,13 +78,7 @@ class TrialStart(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A trial as stored.
-
-    Attributes:
-        number: its number.
-        start: what was recorded when it started.
-        outcome: its outcome; None while it runs.
-    """
+    """A trial as stored. Without an outcome it runs, or its process died."""
 
     number: int
     start: TrialStart
@@ -117,9 +106,7 @@ class StoredTrial:
 def readable(trials: Sequence["FrozenTrial"], notes: Mapping[str, Any]) -> tuple[list[StoredTrial], int]:
     """Returns the trials of a study, and the number of those without a readable record. Dropped ones are left out.
 
-    Args:
-        trials: Optuna's trials.
-        notes: attributes of the study.
+    `notes` are the attributes of the study.
     """
     dropped = {number for drop in notes.get(DROPPED, ()) for number in drop["trials"]}
     known = [each for each in trials if each.number not in dropped]
@@ -139,11 +126,7 @@ def comparable(stored: Sequence[StoredTrial], environment: Environment, notes: l
 def usable(stored: Sequence[StoredTrial], facts: SpaceFacts, memory_bytes: int, notes: list[str]) -> list[Trial]:
     """Returns which finished trials are valid for this run, with a value for each present knob; notes on the others.
 
-    Args:
-        stored: trials of a comparable environment, oldest first.
-        facts: the space of this run.
-        memory_bytes: its memory budget.
-        notes: receives notes for the user. A plan outside the space stays among the trials.
+    `stored` are trials of a comparable environment, oldest first. A plan outside the space stays among the trials.
     """
     failures, found, retried = _in_a_row(stored), list[Trial](), 0
     for each in stored:

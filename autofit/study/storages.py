@@ -28,9 +28,7 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
     """Opens a storage for writing, and creates it if there is none.
 
-    Args:
-        place: the place.
-        notes: receives a note if the end of the journal was cut off.
+    `notes` receives a note if the end of the journal was cut off.
 
     Raises:
         StudyError: the path is not a journal, or other users could have written it.

@@ -38,9 +38,6 @@ class Study:
     Args:
         location: None or ":memory:" for this process only, a path of a journal file, created with mode 0600, or a
             storage URL of Optuna's.
-        name: name of the study in the storage.
-        environment: environment in which this run measures.
-        space: the knobs of the search.
         objective: defines the score of a trial.
         memory_bytes: memory budget by which earlier trials are judged.
 
@@ -123,11 +120,9 @@ class Study:
         return tuple(self._earlier)
 
     def drop(self, reason: str, plan: Plan | None = None) -> None:
-        """Drops the comparable trials of earlier runs, for later runs too. They stay on disk.
+        """Drops the comparable trials of earlier runs, or those of `plan`, for later runs too. They stay on disk.
 
-        Args:
-            reason: the reason, which later runs tell the user.
-            plan: the plan whose trials are dropped; None for all plans.
+        Later runs tell the user the reason.
         """
         of_plan = [trial.number for trial in self._earlier if trial.plan == plan]
         dropped = self._comparable if plan is None else of_plan
@@ -204,7 +199,6 @@ class ReadStudy:
     """A study as it is stored.
 
     Attributes:
-        name: its name in the storage.
         notes: its attributes.
         trials: the finished trials and those whose process died, oldest first. Dropped trials are left out.
         unreadable: number of trials without a readable record.
@@ -218,9 +212,6 @@ class ReadStudy:
 
 def read_studies(location: str | Path) -> list[ReadStudy]:
     """Returns the studies of a storage in the order in which they were made. Nothing is settled, cut off or created.
-
-    Args:
-        location: path of a journal file, or a storage URL.
 
     Raises:
         StudyError: it cannot be read, or holds no study of autofit.

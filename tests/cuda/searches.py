@@ -15,11 +15,11 @@ from autofit import devices
 from autofit.core.answer import Answer
 from autofit.core.errors import DevicePoisoned
 from autofit.core.trial import Purpose
-from autofit.guard import digest_of
 from autofit.probing import probe, timing_window
 from autofit.probing.step_timing import Pace
 from autofit.tracing import static_memory
 from autofit.workloads.batches import BatchSource
+from tests.digests import digest_of
 from tests.phantom.phantom import Phantom, present
 
 GIB, MIB = 2**30, 2**20

@@ -10,12 +10,13 @@ from torch import nn
 from autofit.core.errors import RestoreError
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.guard import Guard, digest_of
+from autofit.guard import Guard
 from autofit.guard.object_state import ValuePiece
 from autofit.guard.tensor_state import StorageBytes
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, MIB, Sized, adam, own_loss, rows, sized
+from tests.digests import digest_of
 from tests.fakes import notes
 
 # Bit patterns that comparing numbers would miss: signed zero, nans with a payload, infinities, a denormal.

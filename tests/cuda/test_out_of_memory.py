@@ -11,10 +11,10 @@ from torch import nn
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, Sized, adam, outside_bytes, own_loss, rows, sized
+from tests.digests import digest_of
 from tests.fakes import notes
 from tests.phantom.phantom import Phantom
 

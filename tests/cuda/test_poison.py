@@ -15,7 +15,6 @@ from autofit.core.errors import DevicePoisoned
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.workloads.workload import Workload
@@ -23,6 +22,7 @@ from tests.cuda import targets
 from tests.cuda.scaled import tabular
 from tests.cuda.searches import quick
 from tests.cuda.targets import BATCHING, MIB, Sized, adam, rows, sized
+from tests.digests import digest_of
 from tests.phantom.phantom import Phantom
 
 pytestmark = pytest.mark.phantom

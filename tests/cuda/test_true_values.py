@@ -13,10 +13,10 @@ from autofit.core.outcome import Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, evaluate, sized
+from tests.digests import digest_of
 from tests.fakes import notes, unguarded
 
 pytestmark = pytest.mark.real_gpu

@@ -23,11 +23,11 @@ from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
-from autofit.guard import digest_of
 from autofit.guard.digest import fingerprint
 from autofit.probing import probe
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.step_timing import Pace
+from tests.digests import digest_of
 from tests.examples.loading import load
 from tests.fakes import FakeTime
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from autofit.guard import Guard, digest_of
+from autofit.guard import Guard
 from autofit.guard.digest import fingerprint
+from tests.digests import digest_of
 from tests.guard.world import (
     MUTATORS,
     World,

@@ -202,12 +202,14 @@ def test_a_devices_memory_limit_is_what_it_was_after_another_was_set_and_taken_b
         machine.cards[0].set_fraction(users)
     flags = [flag for flag in process_state.process_flags() if "memory_fraction" in flag.name]
     kept = [flag.read() for flag in flags]
+    for flag in flags:
+        flag.save()
     with devices.choose("cuda").limit(2**30, lambda: 0):
         assert [flag.read() for flag in flags] != kept
     assert [flag.read() for flag in flags] == kept
     machine.cards[0].set_fraction(0.1)
-    for flag, value in zip(flags, kept, strict=True):
-        flag.write(value)
+    for flag in flags:
+        flag.restore()
     assert [flag.read() for flag in flags] == kept
 
 

@@ -1,5 +1,6 @@
 """The walk names what it finds, and watches the position of a loader."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -118,3 +119,21 @@ def test_names_are_attributes_indices_and_positions_in_the_optimizer() -> None:
     assert labels.of("seen", (1, 2)) == "seen[tuple]"
     assert labels.of("optimizer.state", model.bias) == "optimizer.state[1]"
     assert labels.of("optimizer.state", torch.ones(1)) == "optimizer.state[?]"
+
+
+SEEN: list[int] = []
+
+
+class Caching:
+    @lru_cache  # noqa: B019  # what the test is about
+    def look(self) -> int:
+        SEEN.append(1)
+        return len(SEEN)
+
+
+def test_state_that_only_a_cached_method_names_comes_back() -> None:
+    held = Caching()
+    with Guard(nn.Linear(1, 1), functions={"step_fn": lambda model, batch: held.look()}) as guard:
+        held.look()
+        assert guard.differences() == [f"{__name__}.SEEN"]
+    assert SEEN == []

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autofit import api, in_process
 from autofit.guard import Guard, unguarded
+from tests.digests import digest_in
 
 LOGGER = logging.getLogger(__name__)
 
@@ -226,7 +227,7 @@ def test_f26_a_memory_map_is_not_copied(tmp_path: Path) -> None:
         data: Any = SimpleNamespace(x=np.memmap(tmp_path / "data.bin", dtype=np.float32, mode=mode, shape=(64, 8)))
         found = Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4)))
         assert len(found.caveats) == count, mode
-        assert not any(piece.name == "loader.dataset.x" for piece in found._pieces)
+        assert not any(piece.name == "loader.dataset.x" for piece in found.pieces)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -363,7 +364,7 @@ def test_what_raises_when_it_is_read_stops_no_search() -> None:
         list.append(thing[2], 3)
         list.__getitem__(thing[2], 1).append(4)
     assert [list.__getitem__(thing[2], index) for index in (-2, -1)] == [1, []]
-    assert unguarded_guard(holding(thing)).digest
+    assert digest_in(unguarded_guard(holding(thing)))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autofit.core.plan import Plan
-from autofit.guard.walk_rules import Origin, class_origin, code_origin, names_in, namespaces, origin_of
+from autofit.guard.walk_rules import Origin, names_in, namespaces, origin_of
 
 
 class Own:
@@ -30,7 +30,7 @@ class Own:
     ],
 )
 def test_a_class_belongs_to_whoever_defined_it(kind: type, origin: Origin) -> None:
-    assert class_origin(kind) is origin
+    assert origin_of(kind) is origin
 
 
 def test_a_script_is_the_users_though_python_has_a_module_of_its_name() -> None:
@@ -75,7 +75,7 @@ def test_the_names_of_code_inside_count() -> None:
 
 
 def test_namespaces_are_the_users_alone() -> None:
-    assert code_origin(function(counting)) is Origin.USER
+    assert origin_of(function(counting)) is Origin.USER
     found = {name: inside for name, _, inside in namespaces(function(counting))}
     assert list(found) == [__name__]
     assert "COUNT" in found[__name__]

@@ -447,9 +447,9 @@ def test_a_model_of_the_size_of_bert_takes_milliseconds() -> None:
     model = Net(layers=layers, config=SimpleNamespace(**{f"option_{i}": i for i in range(100)}))
     best_s = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         found = reach(model=model).found
-        best_s.append(time.perf_counter() - began)
+        best_s.append(time.process_time() - began)
     assert len(found) > 300
     assert min(best_s) < 0.05
 

@@ -15,11 +15,11 @@ from autofit.core.loading import Loading as LoadingRecord
 from autofit.core.loading import LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.fit import Fit
-from autofit.guard import digest_of
 from autofit.integrations import lightning as integration
 from autofit.integrations.lightning import ApplyPlan, AutofitCallback, trainer_arguments
 from tests.conformance.test_exporters import OWN, answer
 from tests.cpu import needs_bf16
+from tests.digests import digest_of
 from tests.integrations.lightning_modules import FILTERS, Data, Loading, Net, loader, trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*FILTERS)]

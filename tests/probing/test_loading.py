@@ -17,11 +17,11 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.devices.cpu import Cpu
-from autofit.guard import digest_of
 from autofit.probing import loading as module
 from autofit.probing.loading import LoaderTrials
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.batches import BatchSource
+from tests.digests import digest_of
 
 SAMPLE_S = 0.002
 SIZE = 8

@@ -23,11 +23,11 @@ from autofit.core.errors import (
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.gates.verdict import Checked
-from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.probe import UNKNOWN_S
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.workload import Workload
+from tests.digests import digest_of
 from tests.fakes import notes
 from tests.probing import targets
 from tests.probing.benches import CPU, PLENTY, bench_of

@@ -18,10 +18,10 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.representative_batches import expected_largest
 from autofit.workloads.workload import Workload
+from tests.digests import digest_of
 from tests.fakes import FakeTime, notes, unguarded
 from tests.probing import targets
 from tests.probing.steps import CPU, PLENTY, Scaled, evaluate

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
-from autofit.guard import digest_of
 from autofit.search.event import Event
+from tests.digests import digest_of
 from tests.workloads import gans
 
 GLOBAL_BATCH = 24
