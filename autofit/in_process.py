@@ -18,8 +18,8 @@ from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
+from autofit.trackers.live_line import Yardstick
 from autofit.trackers.progress import Progress, heartbeat, waiting
-from autofit.trackers.search_state import Yardstick
 from autofit.workloads.workload import Workload
 
 

@@ -31,8 +31,8 @@ from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import SearchInterrupted, search
 from autofit.study.location import dereferenced
 from autofit.trackers.following import following
+from autofit.trackers.live_line import Yardstick
 from autofit.trackers.progress import Progress, heartbeat, waiting
-from autofit.trackers.search_state import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:

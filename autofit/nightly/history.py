@@ -19,7 +19,7 @@ from autofit.files import write_atomically
 from autofit.nightly.records import NIGHT_SCHEMA, NightRecord, check_schema, from_text, instant, to_text
 from autofit.reports.sentences import counted
 from autofit.study.location import Place, make_directory
-from autofit.study.records import PREFIX, SCHEMA
+from autofit.study.stored_trials import PREFIX, SCHEMA
 
 if TYPE_CHECKING:
     import optuna

@@ -23,7 +23,7 @@ from autofit.search.ledger import BLOCK_STEPS, PROOF_STEPS, RUNAWAY_RATIO, RUNAW
 from autofit.search.no_answer import for_good
 from autofit.search.race import Pairing, pair
 from autofit.search.trial_runner import doubted
-from autofit.study.records import completed
+from autofit.study.stored_trials import completed
 
 ROUNDS = 3
 """Number of rounds of blocks in a re-check. With the proof and the probe of the baseline, a re-check takes 8 runs."""

@@ -21,7 +21,7 @@ from autofit.nightly.records import NightRecord, Verdict, VerdictKind
 from autofit.search.race import MIN_ROUNDS, TIE_ROUNDS, Pairing
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
-from autofit.study.records import completed
+from autofit.study.stored_trials import completed
 
 NO_PLAN = "the job has no plan yet"
 _SHOWN_CHANGES = 3

@@ -136,7 +136,7 @@ def main() -> None:
     collect_rarely()
     given = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
     if "--nursery" in given:
-        importlib.import_module("autofit.probing.nursery").main(given["--nursery"], given["--life"])
+        importlib.import_module("autofit.probing.fork_server").main(given["--nursery"], given["--life"])
         return
     keep(given["--life"], given["--read"], given["--write"])
     worker = importlib.import_module("autofit.probing.remote.worker")  # here, so that the supervisor does not load it

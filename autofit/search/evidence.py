@@ -25,7 +25,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.gates.verdict import GateVerdict
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
-from autofit.study.records import STORED_LETTERS
+from autofit.study.stored_trials import STORED_LETTERS
 
 LEARNING_RATE_RULE = "common rules scale the rate with the batch, or with its square root"
 """What is usually done to the learning rate when the global batch changes."""

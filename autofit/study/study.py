@@ -23,11 +23,20 @@ from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
-from autofit.study import records
+from autofit.study import stored_trials
 from autofit.study.location import Place
 from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
-from autofit.study.records import DROPPED, OUTCOME, SCHEMA, START, STUDY_SCHEMA, StoredTrial, TrialStart, counted_trials
 from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
+from autofit.study.stored_trials import (
+    DROPPED,
+    OUTCOME,
+    SCHEMA,
+    START,
+    STUDY_SCHEMA,
+    StoredTrial,
+    TrialStart,
+    counted_trials,
+)
 
 _DIED = Outcome(status=Status.CRASHED, reason=DIED)
 
@@ -71,12 +80,12 @@ class Study:
             self._distributions = distributions_of(space, trials)
             for drop in attributes.get(DROPPED, ()):
                 notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
-            found, unreadable = records.readable(trials, attributes)
+            found, unreadable = stored_trials.readable(trials, attributes)
             if unreadable:
                 notes.append(f"{counted_trials(unreadable)} without a readable autofit record left out")
-            stored = records.comparable(self._settled_orphans(found, notes), environment, notes)
+            stored = stored_trials.comparable(self._settled_orphans(found, notes), environment, notes)
             self._comparable = [each.number for each in stored]
-            self._earlier = records.usable(stored, space, memory_bytes, notes)
+            self._earlier = stored_trials.usable(stored, space, memory_bytes, notes)
         self.notes = tuple(notes)
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
@@ -222,7 +231,7 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
         studies = [] if storage is None else studies_in(storage)
         for each in studies:
             if (notes := each.user_attrs).get(SCHEMA) == STUDY_SCHEMA:
-                trials, unreadable = records.readable(each.get_trials(deepcopy=False), notes)
+                trials, unreadable = stored_trials.readable(each.get_trials(deepcopy=False), notes)
                 ended = [replace(t, outcome=t.outcome or _DIED) for t in trials if t.outcome or not t.start.alive]
                 found.append(ReadStudy(each.study_name, notes, tuple(ended), unreadable))
         disconnect(storage)

@@ -15,7 +15,7 @@ from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.event import Event
 from autofit.search.request import Listen
 from autofit.terminal import cells, columns, has_blocks, has_colour, is_terminal
-from autofit.trackers.search_state import SearchState, Yardstick
+from autofit.trackers.live_line import SearchState, Yardstick
 
 CHOOSING = "choosing the next plan"
 """Name of the phase between two runs."""

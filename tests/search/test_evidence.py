@@ -16,7 +16,7 @@ from autofit.search.evidence import (
     notes_of,
 )
 from autofit.search.race import Race
-from autofit.study.records import STORED_LETTERS
+from autofit.study.stored_trials import STORED_LETTERS
 from tests.recorded import recorded_search
 
 

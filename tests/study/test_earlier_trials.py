@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.study.records import TrialStart
+from autofit.study.stored_trials import TrialStart
 from tests.study.samples import MIB, PLAN, in_optuna, measured, reopen, run, space
 
 

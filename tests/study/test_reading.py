@@ -14,7 +14,7 @@ from autofit.core.outcome import DIED, Status
 from autofit.core.trial import Purpose
 from autofit.search.evidence import CLOSED, SearchResult, evidence_in
 from autofit.study import Study
-from autofit.study.records import STUDY_SCHEMA
+from autofit.study.stored_trials import STUDY_SCHEMA
 from autofit.study.study import ReadStudy, read_studies
 from tests.recorded import RecordedBench, recorded_search, table
 from tests.study.samples import in_optuna, rewrite, storage_at

@@ -16,8 +16,8 @@ from autofit.core.trial import Purpose, Trial
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.event import Event
 from autofit.search.request import Request
+from autofit.trackers.live_line import Yardstick
 from autofit.trackers.progress import CHOOSING, LiveLine, Progress, _drawing, heartbeat, waiting
-from autofit.trackers.search_state import Yardstick
 from tests.fakes import briefing_of, small_bench
 
 

@@ -1,4 +1,4 @@
-"""Nursery: the parent's side of the process from which workers are forked (autofit/probing/nursery.py)."""
+"""Nursery: the parent's side of the process from which workers are forked (autofit/probing/fork_server.py)."""
 
 import json
 import math

@@ -12,7 +12,7 @@ PYTHON = sys.executable
 _SCRIPT = """\
 #!{python}
 import json, os, signal, socket, subprocess, sys, threading, time
-from autofit.probing import nursery, supervisor
+from autofit.probing import fork_server, supervisor
 
 def work(read, write):
     environment, requests = dict(os.environ), os.fdopen(read)
@@ -26,9 +26,9 @@ def work(read, write):
 
 given = dict(zip(sys.argv[3::2], map(int, sys.argv[4::2])))
 if "--nursery" in given:
-    nursery.end_with(given["--life"])
+    fork_server.end_with(given["--life"])
 {nursery}
-    nursery.ForkServer(socket.socket(fileno=given["--nursery"]), given["--life"], work, {{}}).serve()
+    fork_server.ForkServer(socket.socket(fileno=given["--nursery"]), given["--life"], work, {{}}).serve()
 else:
     supervisor.keep(given["--life"], given["--read"], given["--write"])
     work(given["--read"], given["--write"])

@@ -16,7 +16,7 @@ from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.search.evidence import Placing
 from autofit.terminal import cells
-from autofit.trackers.search_state import (
+from autofit.trackers.live_line import (
     SearchState,
     TrialRows,
     Yardstick,

@@ -13,8 +13,8 @@ import pytest
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from autofit.study import records
-from autofit.study.records import OUTCOME, START, StoredTrial, TrialStart
+from autofit.study import stored_trials
+from autofit.study.stored_trials import OUTCOME, START, StoredTrial, TrialStart
 from tests.study.samples import HERE, MIB, PLAN, measured, reopen
 
 
@@ -110,4 +110,4 @@ def test_a_trial_of_another_machine_is_given_up_after_a_day(monkeypatch: pytest.
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     assert start.alive
     assert not start.model_copy(update={"started": start.started - timedelta(hours=25)}).alive
-    assert records.STUDY_SCHEMA == "autofit.study/1"
+    assert stored_trials.STUDY_SCHEMA == "autofit.study/1"
