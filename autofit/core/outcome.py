@@ -10,6 +10,8 @@ DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
 LAST_BATCH = "last batch"
 """Phase in which a plan failed on the incomplete last batch of an epoch."""
+CONTRACT = "contract"
+"""Phase of a failure in which the user's function returned what autofit cannot train on, whatever the plan."""
 
 
 class Status(StrEnum):
@@ -66,7 +68,8 @@ class Outcome(BaseModel):
         status: how the run of the plan ended.
         reason: the reason, in one line; empty only if the status is `MEASURED`.
         measurement: present if the status is `MEASURED`, or `OVER_BUDGET` after steps that did run.
-        phase: phase in which a failure happened: fetch, transfer, forward, backward, optimizer, prepare.
+        phase: phase in which a failure happened: fetch, transfer, forward, backward, optimizer, prepare, or
+            one of `COMPILING`, `LAST_BATCH`, `CONTRACT`.
         traceback_text: the failing code's traceback, shortened to the user's frames.
         duration_s: duration of the attempt in seconds, with preparation and cleanup.
         leaked: description of the memory that the run left on the device; "" if none.

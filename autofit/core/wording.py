@@ -4,6 +4,9 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, short_number
 
+WITH_CLOSURE = "Pass update_fn, which does the whole step and gives the optimizer its closure, or use another one."
+"""What to do with an optimizer whose `step` needs a closure, such as LBFGS and SAM."""
+
 
 def install_command(extra: str) -> str:
     """Returns how to install what an extra brings. autofit is on no package index yet, so it is said for a checkout."""

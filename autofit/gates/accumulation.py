@@ -31,15 +31,18 @@ UNKNOWN = (
 """What to do if accumulation changes the gradient."""
 NAMED = 3
 """Maximum number of names of a step's own state that are shown."""
+_EVENLY_CUT = 4
+"""Maximum number of samples of a batch that is cut into equal parts."""
 _SAME = "accumulation gives the same gradient"
 
 
 def accumulation(steps: Steps, batches: Sequence[Cuttable]) -> GateVerdict:
     """Compares the gradients of batches with those of their single samples, weighted and added up.
 
-    If the model does not accept single samples (batch normalisation of vectors, a deviation over the batch), halves of
-    the batches are used. If weighting by samples does not keep the gradient, other quantities are tried that the loss
-    may be a mean over. The same one must hold for all batches.
+    If a step fails with single samples (batch normalisation of vectors, `squeeze()`, a damaged sample), each batch is
+    cut in two, unevenly where it has more than `_EVENLY_CUT` samples: what a loss is a mean over may be divided evenly.
+    If weighting by samples does not keep the gradient, other quantities are tried that the loss may be a mean over. The
+    same one must hold for all batches.
 
     Args:
         steps: the steps, which run without the dropout of torch's own layers.
@@ -49,11 +52,13 @@ def accumulation(steps: Steps, batches: Sequence[Cuttable]) -> GateVerdict:
     wholes = [Counted(batch.batch, size) for batch in batches]
     try:
         return _Accumulation(steps, wholes, [batch.cut([1] * size) for batch in batches]).verdict()
-    except ValueError:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # the user's code: it may never have seen a batch of one
         if size == 2:
             raise
-        halves = [batch.cut([size // 2, size - size // 2]) for batch in batches]
-        return _Accumulation(steps, wholes, halves).verdict()
+    part = size // 2 - (size > _EVENLY_CUT)
+    return _Accumulation(steps, wholes, [batch.cut([part, size - part]) for batch in batches]).verdict()
 
 
 @dataclass(slots=True)

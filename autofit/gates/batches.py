@@ -1,7 +1,7 @@
 """Batches for gates: those whose samples differ in what a loss may be a mean over, and those with more padding."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -17,12 +17,14 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch, map_tensors, same, tensors
-from autofit.workloads.useful_targets import may_differ, unevenness
+from autofit.workloads.useful_targets import marked, may_differ, unevenness
 
 _INSPECTED = 8
 """Number of batches that are inspected."""
 _MOST_INSPECTED, _READING_S = 128, 5.0
 """Number of batches that are inspected for rare targets, and the seconds that reading them may take."""
+_SHOWN = 2
+"""Number of marked samples in a batch from which a mean over them differs from a sum."""
 _COMPARED = 3
 """Number of batches on which a mean over weighted targets is compared."""
 _MOST_ELEMENTS = 2**24
@@ -42,10 +44,12 @@ class WeightedMean:
     Attributes:
         weights: weight of each class, on the host; None: all alike.
         ignored: the target that has no weight.
+        shown: whether the targets of the call differed in weight. They may be the loss's own, made by matching.
     """
 
     weights: Tensor | None
     ignored: int
+    shown: bool = False
 
     @property
     def by_class(self) -> bool:
@@ -77,7 +81,7 @@ def weighted_mean(steps: Steps, batch: Counted) -> WeightedMean | None:
     """Runs the loss once and returns how it weights targets; None if it is another loss."""
     watching = _Watching()
     try:
-        with steps.build(BASELINE) as step, generators_restored(step.draft.device), torch.no_grad(), watching:
+        with steps.build(BASELINE) as step, generators_restored(step.draft.device), watching:
             part = map_tensors(fresh(batch.batch), lambda tensor: tensor.to(step.draft.device))
             step.draft.loss.compute(step.draft.model, part)
     finally:
@@ -99,7 +103,9 @@ class _Watching(TorchFunctionMode):
             weight = given.get("weight", args[_WEIGHT] if len(args) > _WEIGHT else None)
             ignored = int(given.get("ignore_index", args[_IGNORED] if len(args) > _IGNORED else _UNUSED))
             if weight is not None or ignored != _UNUSED:
-                self.found = WeightedMean(None if weight is None else weight.detach().cpu(), ignored)
+                mean = WeightedMean(None if weight is None else weight.detach().cpu(), ignored)
+                target = given["target"] if "target" in given else args[1]
+                self.found = replace(mean, shown=mean.unevenness(target.flatten(), target.numel()) > 0)
         return func(*args, **given)
 
 
@@ -120,17 +126,45 @@ def uneven(source: BatchSource, size: int) -> Cuttable:
 def unevenly_weighted(source: BatchSource, size: int, mean: WeightedMean) -> list[Cuttable]:
     """Returns several batches whose targets a loss weights differently, those that differ most first.
 
-    As many batches as can be read in `_READING_S` are inspected. There are fewer if few differ, and none if none does.
+    There are fewer if few differ, and none if none does.
     """
-    began = perf_counter()
-    found = source.cuttable(size, _INSPECTED)
-    took_s = max(perf_counter() - began, 1e-6)
-    more = min(_MOST_INSPECTED, int(_INSPECTED * (1 + _READING_S / took_s)))
-    if more > _INSPECTED:
-        found = source.cuttable(size, more)
-    scored = [(mean.unevenness(batch.batch, size), batch) for batch in found]
+    scored = [(mean.unevenness(batch.batch, size), batch) for batch in _many(source, size)]
     differing = sorted((each for each in scored if each[0] > 0), key=lambda each: each[0], reverse=True)
     return [batch for _, batch in differing[:_COMPARED]]
+
+
+def with_rare_marks(source: BatchSource, first: Cuttable) -> tuple[list[Cuttable], str]:
+    """Returns batches that show what a loss may divide by, and the condition that no batch shows in two samples.
+
+    A sum divided by the number of marked samples looks like a plain sum, where a batch has at most one of them.
+
+    Args:
+        source: makes the batches.
+        first: a batch, which comes first; the only one if it has two samples or more of each kind.
+
+    Returns:
+        The batches, and the condition; "" if there is none, or if it marks no sample that was read.
+    """
+    size = first.samples
+    rare = {mark for mark, count in marked(first.batch, size).items() if count < _SHOWN}
+    if not rare:
+        return [first], ""
+    read = [(batch, marked(batch.batch, size)) for batch in _many(source, size)]
+    best, hidden = {id(first): first}, ""
+    for mark in sorted(rare):
+        batch, marks = max(read, key=lambda each: each[1].get(mark, 0))
+        if count := marks.get(mark, 0):
+            best[id(batch)] = batch
+            hidden = hidden or (mark if count < _SHOWN else "")
+    return list(best.values()), hidden
+
+
+def _many(source: BatchSource, size: int) -> list[Cuttable]:
+    """Returns as many batches as can be read in `_READING_S`."""
+    began = perf_counter()
+    source.cuttable(size, 1)
+    took_s = max(perf_counter() - began, 1e-6)
+    return source.cuttable(size, min(_MOST_INSPECTED, 1 + int(_READING_S / took_s)))
 
 
 def padded(users: BatchSource, padding: BatchSource, size: int) -> tuple[Batch, Batch] | GateVerdict:

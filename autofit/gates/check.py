@@ -15,7 +15,7 @@ from autofit.core.space import Refusal
 from autofit.core.units import format_names
 from autofit.failures.evidence import named_error
 from autofit.gates.accumulation import NAMED, accumulation, carried
-from autofit.gates.batches import padded, uneven, unevenly_weighted, weighted_mean
+from autofit.gates.batches import padded, uneven, unevenly_weighted, weighted_mean, with_rare_marks
 from autofit.gates.compare import ZERO
 from autofit.gates.gradients import BASELINE, Steps
 from autofit.gates.technique import output, technique, update
@@ -34,16 +34,21 @@ from autofit.prepare import batches_of
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
-from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.micro_batch_weights import SUM, Weighing
 
 _SAMPLES = (8, 4, 2)
 _MOST_SAMPLES = 64
 """Maximum batch size of a gate. The loader's batch size, up to this, is used if a small batch has no gradient, as when
 no pair violates the margin of a hinge loss."""
 
+_LIKE_A_SUM = (
+    "the loss looks like a sum over samples, but so does a sum divided by the number of samples with {}, of which no "
+    "batch that was read has two. Average over samples, or keep the micro batch"
+)
+
 
 class _Unchecked(Exception):
-    """A value that must be compared could not be."""
+    """Values that must be compared could not be: their names, and why."""
 
 
 @dataclass(slots=True)
@@ -61,6 +66,7 @@ class GradientCheck:
         known: the verdicts of earlier checks, by value.
         found: the new verdicts.
         unchecked: why a value that must be compared has no verdict; "" if there is none.
+        undecided: the values that the comparison decided nothing on, although there was time.
     """
 
     facts: Facts
@@ -73,6 +79,7 @@ class GradientCheck:
     known: Mapping[str, GateVerdict]
     found: dict[str, GateVerdict] = field(default_factory=dict)
     unchecked: str = ""
+    undecided: tuple[Refusal, ...] = ()
 
     def run(self) -> None:
         """Finds the verdicts that are not known."""
@@ -82,7 +89,9 @@ class GradientCheck:
                     return
                 stage()
         except _Unchecked as error:
-            self.unchecked = str(error)
+            values, reason = error.args
+            self.unchecked = f"{', '.join(values)} {reason}"
+            self.undecided = tuple(Refusal(name=value, reason=reason, origin="gate") for value in values)
 
     def result(self) -> Checked:
         """Returns the result of what was found so far, as `autofit.search.bench.Bench.check` says."""
@@ -96,7 +105,8 @@ class GradientCheck:
                 refused=tuple(Refusal(name=name, reason=verdicts[name].reason, origin="gate") for name in refused),
             )
         if self.unchecked:
-            return Checked(passed=False, checked=False, reason=self.unchecked, verdicts=self.found)
+            why, values = self.unchecked, self.undecided
+            return Checked(passed=False, checked=False, reason=why, verdicts=self.found, refused=values)
         decided = {value: verdicts[value] for value in [*self._values, fault] if value in verdicts}
         return Checked(verdicts=self.found, caveats=tuple(notes(decided, self.baseline.accumulation_steps)))
 
@@ -186,7 +196,7 @@ class GradientCheck:
         if not found.compared:
             needed = {ACCUMULATION, *(value for value, strategy in self._techniques.items() if strategy.gated)}
             if must := [value for value in values if value in needed]:
-                raise _Unchecked(f"{', '.join(must)} {found.reason}")
+                raise _Unchecked(must, found.reason)
         passed = found.passed or not found.compared
         self.found |= dict.fromkeys(values, found.model_copy(update={"passed": passed}))
 
@@ -226,17 +236,26 @@ class GradientCheck:
         found = carried(self.steps, whole, batch.cut([half, batch.samples - half])[0])
         if not found.passed or ACCUMULATION not in self._values:
             return found
-        batches, mean = [batch], weighted_mean(self.steps, whole)
-        if mean is not None:
-            batches = unevenly_weighted(self.source, batch.samples, mean) or batches
-            if mean.by_class and not mean.unevenness(batches[0].batch, batches[0].samples):
-                return unchecked("the loss weights classes, and the samples that were read are all of one")
+        batches, hidden = self._telling(batch)
+        if not batches:
+            return unchecked("the loss weights classes, and the samples that were read are all of one")
         found = accumulation(self.steps, batches)
+        if hidden and found.weighing == str(SUM):
+            return unchecked(_LIKE_A_SUM.format(hidden))
         size, steps = self.baseline.micro_batch_size, self.baseline.accumulation_steps
         if found.passed or steps == 1:
             return found
         kept = f"The baseline's micro batch of {size} and its {steps} accumulation steps are kept"
         return found.model_copy(update={"reason": f"{found.reason}. {kept}"})
+
+    def _telling(self, batch: Cuttable) -> tuple[list[Cuttable], str]:
+        """Returns batches that show what the loss is a mean over, none if no batch does; see `with_rare_marks`."""
+        mean = weighted_mean(self.steps, Counted(batch.batch, batch.samples))
+        if mean is None:
+            return with_rare_marks(self.source, batch)
+        batches = unevenly_weighted(self.source, batch.samples, mean) or [batch]
+        shown = mean.shown or mean.unevenness(batches[0].batch, batches[0].samples) > 0
+        return batches if shown or not mean.by_class else [], ""
 
     def _sizes(self, *, loaders: bool = False) -> list[int]:
         """Returns batch sizes to try. With `loaders`, the loader's own is among them, such as a batch of one graph."""

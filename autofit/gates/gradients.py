@@ -22,8 +22,8 @@ from autofit.workloads.tree import Batch
 
 BASELINE = Plan()
 """Nothing is applied."""
-OF_TORCH = ("__dynamo_disable", "_torchdynamo")
-"""Parts of the names of attributes that torch itself sets on functions and modules when they are first called."""
+OF_LIBRARIES = ("__dynamo_disable", "_torchdynamo", "_forward_hooks[", "_hooks_installed")
+"""Parts of the names of what torch and transformers set on functions and modules at the first call only."""
 BACKOFF = 16.0
 """Factor by which the scale of a gradient scaler is lowered while the gradient overflows, down to about 1."""
 SEED_STRIDE = 1000
@@ -94,7 +94,7 @@ class Gradients:
         before = set(self.steps.differences())
         found = self.of(part, record=True)
         moves = (name for name in self.steps.differences() if name not in before and not name.endswith(".grad"))
-        self.moves = tuple(name for name in moves if not any(part in name for part in OF_TORCH))
+        self.moves = tuple(name for name in moves if not any(part in name for part in OF_LIBRARIES))
         if self.moves:
             with self.steps.build(BASELINE) as step:
                 model = step.draft.model

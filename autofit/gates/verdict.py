@@ -47,7 +47,8 @@ class Checked(BaseModel):
         verdicts: the new verdicts by value: "accumulation", or a knob and its value such as "precision=bf16". A failure
             of several values that pass one by one has the names of all of them, as `together` writes them.
         caveats: what the user should know if the plan is the answer.
-        refused: the values at fault.
+        refused: the values at fault. If `checked` is False, the values that no comparison can decide on: they leave the
+            search, and a later one compares them again.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

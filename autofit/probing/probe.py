@@ -20,8 +20,8 @@ from time import perf_counter
 
 import torch
 
-from autofit.core.errors import ClockError, SpaceError
-from autofit.core.outcome import COMPILING, LAST_BATCH, Outcome, Status
+from autofit.core.errors import ClockError, SpaceError, WorkloadError
+from autofit.core.outcome import COMPILING, CONTRACT, LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.trial import Purpose
@@ -204,10 +204,11 @@ class Probe:
             return Outcome(status=Status.REJECTED, reason=str(error), phase=self._phase)
         except BaseException as error:  # noqa: BLE001  # any failure of a plan is an outcome; SystemExit too
             new = self.device.counters().since(before)
-            evidence = collect(error, phase=self._phase, new_ooms=new.ooms, new_retries=new.retries)
+            phase = CONTRACT if isinstance(error, WorkloadError) else self._phase
+            evidence = collect(error, phase=phase, new_ooms=new.ooms, new_retries=new.retries)
             scrub(error)
         verdict = classify(evidence, device_is_host=self.device.is_host)
-        status, text, phase = verdict.status, evidence.traceback_text, evidence.phase
+        status, text = verdict.status, evidence.traceback_text
         if status is Status.NOT_COMPILED and self._compiler is None:
             status = Status.USER_ERROR  # the user compiled the model
         return Outcome(status=status, reason=verdict.reason, phase=phase, traceback_text=text)

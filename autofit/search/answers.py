@@ -60,7 +60,7 @@ class Answers:
             if proven is None:
                 return False
             trial = proven
-        if not self.passes(trial.plan):
+        if self.objection(trial.plan):
             return False
         self._take(trial)
         return True
@@ -137,17 +137,21 @@ class Answers:
             self.unproven[trial.plan.key] = proof
         return proof if proof.outcome.measured else None
 
-    def passes(self, plan: Plan) -> bool:
-        """Returns whether a plan keeps the gradient; it is checked if that is not known and there is time."""
+    def objection(self, plan: Plan) -> str:
+        """Returns why a plan may not be the answer; "" if it keeps the gradient.
+
+        It is checked if that is not known and there is time.
+        """
         if self._checks.is_due(plan):
             if self._ledger.check_s() > self._ledger.left_s():
                 self._runner.say("stage", f"{self._runner.named(plan)}: no time to check its gradient")
-                return False
+                return "there was no time to check its gradient: give more"
             self._runner.say("stage", f"checking the gradient of {self._runner.named(plan)}")
         found = self._checks.passes(plan)
-        if not found.passed:
-            self._runner.say("stage", f"{self._runner.named(plan)}: not the answer, {found.reason}")
-        return found.passed
+        if found.passed:
+            return ""
+        self._runner.say("stage", f"{self._runner.named(plan)}: not the answer, {found.reason}")
+        return self._checks.refusal(plan) or found.reason or "its gradient could not be checked"
 
     def _take(self, trial: Trial) -> None:
         self.taken.append(trial)

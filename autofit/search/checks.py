@@ -20,7 +20,7 @@ class Checks:
 
     Attributes:
         known: verdict by value; see `Checked.verdicts`.
-        refused: the values that changed the gradient, with the reason.
+        refused: the values that changed the gradient, or on which nothing can decide, with the reason.
     """
 
     def __init__(self, tuning: Tuning, ledger: Ledger) -> None:
@@ -38,8 +38,9 @@ class Checks:
         result = self._results.get(plan.key)
         if result is not None and result.checked and not result.passed:
             return result.reason
-        reasons = {refusal.name: refusal.reason for refusal in self.refused}
-        name = at_fault(self._values(plan), {name: self.known[name] for name in reasons if name in self.known})
+        reasons, values = {refusal.name: refusal.reason for refusal in self.refused}, self._values(plan)
+        name = at_fault(values, {name: self.known[name] for name in reasons if name in self.known})
+        name = name or next((value for value in values if value in reasons and value not in self.known), "")
         return f"{name}: {reasons[name]}" if name else ""
 
     def is_due(self, plan: Plan) -> bool:
@@ -66,7 +67,8 @@ class Checks:
         for value in self._values(plan):
             self._caveats.setdefault(value, found.caveats)
         if found.verdicts:
-            kept = _Kept(of_what=self._tuning.checked_as, found=self.known, refused=tuple(self.refused))
+            refused = tuple(refusal for refusal in self.refused if refusal.name in self.known)
+            kept = _Kept(of_what=self._tuning.checked_as, found=self.known, refused=refused)
             self._tuning.log.note(VERDICTS, kept.model_dump(mode="json"))
         return found
 

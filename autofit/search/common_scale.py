@@ -101,7 +101,7 @@ class CommonScale:
         shown, proven, unit = self.rate_per_s(trial), self._objective.score(proof), self._objective.unit
         if not proof_contradicts(proof, proven, shown):
             return ""
-        gain = "the gain may be off by as much" if self.raced(trial) else "no gain is reported"
+        gain = "these figures may be off by as much" if self.raced(trial) else "no gain is reported"
         return (
             f"the proof ran at {short_number(proven)} {unit}/s, but {short_number(shown)} are shown: probably "
             f"something else used this machine meanwhile, and {gain}. Tune again when the machine is idle"

@@ -16,13 +16,13 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.estimate import Estimate
-from autofit.core.outcome import LAST_BATCH, Status
+from autofit.core.outcome import CONTRACT, LAST_BATCH, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
 from autofit.core.space import Refusal
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
-from autofit.core.wording import describe_plan
+from autofit.core.wording import WITH_CLOSURE, describe_plan
 from autofit.terminal import cut_middle
 
 _SHOWN, _WORDS = 3, 200
@@ -34,8 +34,8 @@ _ERROR_LINE = re.compile(
 def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
     """Returns the error that makes further probes pointless, by the trials of this run; None if there is none.
 
-    That is so if the baseline gives a loss that is not finite, or if the user's code fails with the baseline and with
-    another plan. A failure of one combination alone only drops that combination.
+    That is so if the baseline gives no loss, or one that is not finite, or if the user's code fails with the baseline
+    and with another plan. A failure of one combination alone only drops that combination.
     """
     runs = [t for t in trials if t.plan == baseline]
     if runs and runs[-1].outcome.status is Status.NUMERIC:
@@ -45,8 +45,12 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
             runs[-1].outcome.traceback_text,
         )
     failed = [t for t in trials if t.outcome.status.of_users_code and t.outcome.phase != LAST_BATCH]
-    if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
-        return _user_code(next(t for t in failed if t.plan == baseline), len(failed), baseline)
+    found = next((t for t in failed if t.plan == baseline), None)
+    if found is not None and found.outcome.phase == CONTRACT:
+        why = f"your code does not give a loss to train on: {found.outcome.reason}. Change it, then tune again."
+        return UserCodeError(why, found.outcome.traceback_text)
+    if found is not None and len({t.plan.key for t in failed}) > 1:
+        return _user_code(found, len(failed), baseline)
     return None
 
 
@@ -67,12 +71,14 @@ def nothing_measured(
     crashed = _crashed_throughout(trials)
     if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
         return _crash(crashed, baseline)
+    failed = [t for t in trials if t.outcome.status.of_users_code]
+    if any(t.plan == baseline for t in failed):
+        return _user_code(failed[0], len(failed), baseline)
     if early:
         return BudgetSpent(
             f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials, baseline)} "
             "Give more time or trials; the study keeps what was measured."
         )
-    failed = [t for t in trials if t.outcome.status.of_users_code]
     if failed:
         return _user_code(failed[0], len(failed), baseline)
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
@@ -130,13 +136,18 @@ def nothing_pinned(
     *,
     early: bool,
     likely: bool,
+    refused: str = "",
 ) -> AutofitError:
-    """Returns the error for a search in which no plan with the pinned values was measured.
+    """Returns the error for a search in which no plan with the pinned values can be the answer.
 
-    `trials` are those of plans with these values, and `likely` says that one of these plans is likely to fit.
+    `trials` are those of plans with these values, `likely` says that one of these plans is likely to fit, and `refused`
+    is why a check of the gradient refused those that were measured.
     """
-    what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
+    pins = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())}"
+    what = f"{pins} could be measured"
     ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    if refused:
+        return WorkloadError(f"{pins} passed the check of this model's gradient: {refused}. Pin other values.")
     if not trials and not early and likely:
         return BudgetSpent(f"{what}: the search ended before one ran, {stopped}. Give more time, or pin other values.")
     if not trials and not early:
@@ -171,10 +182,12 @@ def poison_ends_search() -> Iterator[None]:
 
 def _user_code(trial: Trial, times: int, baseline: Plan) -> UserCodeError:
     where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
+    closure = trial.outcome.phase == "optimizer" and "closure" in trial.outcome.reason
+    advice = "Run one training step of your own to reproduce it, fix it, then tune again."
     return UserCodeError(
         f"your code failed{where} in {times} of the plans tried, first with "
         f"{describe_plan(trial.plan, baseline)}: {trial.outcome.reason}. "
-        "Run one training step of your own to reproduce it, fix it, then tune again.",
+        f"{WITH_CLOSURE if closure else advice}",
         trial.outcome.traceback_text,
     )
 

@@ -181,6 +181,7 @@ class Final:
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
         self._caveats: list[str] = []
+        self._passed_over: dict[str, list[str]] = {}
 
     def settle(self) -> None:
         """Races the finalists and proves the winner, while there is time: the answer afterwards is the result.
@@ -206,7 +207,8 @@ class Final:
         doubt = self._scale.doubt_of_proof(winner, proof)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven, doubt)
         gain = self._gain(winner)
-        self._caveats = explanations.faults(winner.plan) + self._caveats + explanations.caveats(winner, self._end)
+        self._caveats = explanations.faults(winner.plan) + self._caveats + self._passed_over_caveats()
+        self._caveats += explanations.caveats(winner, self._end)
         self._caveats += self._checks.caveats(winner.plan)
         if not is_proven(answer):
             self._caveats.insert(0, "; ".join(("the baseline is not proven", *proof.warnings)))
@@ -370,7 +372,8 @@ class Final:
         if not left and (pinned := self._tuning.space.facts.pinned):
             end, likely = self._end, self._loop.feasibility.some_are_likely
             trials, baseline = self._pinned_trials(), self._runner.baseline
-            raise nothing_pinned(trials, baseline, pinned, end.stopped, early=end.early, likely=likely)
+            why = next((why for t in trials if t.outcome.measured and (why := self._checks.refusal(t.plan))), "")
+            raise nothing_pinned(trials, baseline, pinned, end.stopped, early=end.early, likely=likely, refused=why)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
             chosen = self._choose(self._pool(left))
             why = self._settled(chosen)
@@ -407,17 +410,24 @@ class Final:
                 self._caveats.append(f"the last proof did not end ({outcome.status.value}: {outcome.reason})")
             proof = proof or known
         if proof is None:
-            return self._not_now(chosen, "there was no time to prove it")
-        if not self._answers.passes(chosen.plan):
-            why = self._checks.refusal(chosen.plan) or "its gradient could not be checked in time"
+            return self._not_now(chosen, "there was no time to prove it: give more")
+        if why := self._answers.objection(chosen.plan):
             return self._not_now(chosen, why)
         self._answers.make(proof)
         return ""
 
     def _not_now(self, chosen: Trial, why: str) -> str:
         self._unproven[chosen.plan.key] = f"{NOT_SETTLED} {why}"
-        self._caveats.append(f"{self._runner.named(chosen.plan)} was the choice, but {why}")
+        self._passed_over.setdefault(why, []).append(self._runner.named(chosen.plan))
         return why
+
+    def _passed_over_caveats(self) -> list[str]:
+        """Returns why plans that were the choice are not the answer, in one sentence for each reason."""
+        texts = []
+        for why, (first, *others) in self._passed_over.items():
+            also = f" (so for {len(others)} more)" if others else ""
+            texts.append(f"{first} was the choice, but {why}{also}")
+        return texts
 
     def _proof(self, chosen: Trial) -> Trial | None:
         """Returns the trial of a proof; None if it failed, which is recorded."""

@@ -152,14 +152,14 @@ class ReadyBatches(BatchMaker):
         """Notes what cannot be done with these batches."""
         if not self.resizable:
             self._note(
-                f"batches stay at {self.user_batch_size} samples: they hold tensors without one row per sample; "
+                f"the batch size stays {self.user_batch_size}: the batches hold tensors without one row per sample; "
                 "in an accumulated step all micro batches have the same weight"
             )
         elif not self._join:
             self.max_size = max(self._rows.values())
             self._note(
                 "batches are padded to different lengths: they are cut but never joined, so "
-                f"{self.max_size} samples is the largest batch; pass a DataLoader with a collate_fn for "
+                f"the largest batch size is {self.max_size}; pass a DataLoader with a collate_fn for "
                 "larger batches"
             )
         if len(self._rows) < len(self._keys):

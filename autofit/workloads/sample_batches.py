@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions, no_batches
-from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted, has_rows
+from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, has_rows
 from autofit.workloads.lengths import LengthOf, Lengths, SampleLengths, elements, evenly_spaced, scan
 from autofit.workloads.representative_batches import Groups, representative
 from autofit.workloads.streams import undisturbed
@@ -249,12 +249,13 @@ class SampleBatches(BatchMaker):
         """Returns a batch whose samples are fetched once, since fetching them again may give different data."""
         held = self._recipe.fetch(keys)
         sliced = isinstance(held, (list, tuple)) and len(held) == len(keys)
+        collate = Collating(self._recipe.join, self.has_rows)
 
         def cut(sizes: Sequence[int]) -> list[Counted]:
             parts = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
             if not sliced:
                 return [Counted(self._recipe.make(keys[part]), len(keys[part])) for part in parts]
-            return [Counted(self._recipe.join(list(held[part])), len(held[part])) for part in parts]
+            return [collate(list(held[part])) for part in parts]
 
         return Cuttable(map_tensors(self._recipe.join(held), torch.clone), len(keys), cut)
 

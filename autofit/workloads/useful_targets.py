@@ -93,6 +93,24 @@ def unevenness(batch: Batch, size: int) -> float:
     return found
 
 
+def marked(batch: Batch, size: int) -> dict[str, int]:
+    """Returns how many samples of a batch each condition marks that a loss may count, such as its positive samples.
+
+    The conditions are those of masks, of labels with two values, and of one integer per sample: an entry that is not 0,
+    and in masks also one that is 0.
+    """
+    found = {}
+    for where, tensor in _tensors(batch, ""):
+        if not tensor.dim() or tensor.shape[0] != size or not tensor.numel() or tensor.is_complex():
+            continue
+        mask, set_ = _is_mask(tensor), tensor.reshape(size, -1) != 0
+        if mask or (tensor.dim() == 1 and not tensor.is_floating_point()):
+            found[f"batch{where} != 0"] = int(set_.any(1).sum())
+        if mask:
+            found[f"batch{where} == 0"] = int((~set_).any(1).sum())
+    return found
+
+
 def _counted(batch: Batch, size: int) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
     """Yields masks and integer tensors with several entries per sample, with the values that losses usually ignore."""
     for _, tensor in _tensors(batch, ""):

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from autofit.core.errors import WorkloadError
-from autofit.core.wording import a_type
+from autofit.core.wording import WITH_CLOSURE, a_type
 
 OptimizerRecipe = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Optimizer] | None
 
@@ -214,8 +214,7 @@ class Workload:
         if self.update_fn is None and _needs_closure(optimizer):
             raise WorkloadError(
                 f"step() of the optimizer {type(optimizer).__name__} needs a closure that computes the loss again; "
-                "expected an optimizer whose step() can be called without arguments. Tune with another optimizer, "
-                'or pass mode="inference" for the forward pass alone.'
+                f"expected an optimizer whose step() can be called without arguments. {WITH_CLOSURE}"
             )
         return optimizer
 

@@ -383,4 +383,4 @@ def test_a_graph_whose_edges_are_a_sparse_tensor_is_tuned(held: bool, layout: st
         study=":memory:", progress=False,
     )  # fmt: skip
     assert fit.plan.micro_batch_size == 50
-    assert any("50 samples: they hold tensors without one row" in note for note in fit.caveats) == (not held)
+    assert any("stays 50: the batches hold tensors without one row" in note for note in fit.caveats) == (not held)

@@ -26,15 +26,15 @@ def checked(workload: Workload, micro_batch_size: int) -> Checked:
         return bench.check(baseline.replace(micro_batch_size=micro_batch_size, accumulation_steps=steps), {})
 
 
-def rare(rate: float, criterion: Any, as_step: bool = False) -> Workload:
-    """Returns a workload of two classes, of which one is rare."""
+def rare(rate: float, criterion: Any = None, as_step: bool = False, step_fn: Any = None) -> Workload:
+    """Returns a workload of two classes, of which one is rare, with a criterion or a step function."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     y = (torch.rand(4096, generator=generator) < rate).long()
     x = torch.randn(4096, 48, generator=generator) + y[:, None]
     model = nn.Sequential(nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 2))
     loader = DataLoader(TensorDataset(x, y), batch_size=128, shuffle=True)
-    given: dict[str, Any] = {"loss_fn": criterion}
+    given: dict[str, Any] = {"loss_fn": criterion} if step_fn is None else {"step_fn": step_fn}
     if as_step:
         given = {"step_fn": lambda model, batch: criterion(model(batch[0]), batch[1])}
     return Workload(model, loader, global_batch_size=128, **given)
@@ -62,6 +62,78 @@ def test_u1_rare_ignored_targets_are_found_and_weighted() -> None:
     found = checked(rare(0.01, nn.CrossEntropyLoss(ignore_index=1)), 16)
     assert found.passed, found.reason
     assert found.verdicts["accumulation"].weighing == "batch[1] != 1"
+
+
+def over_positives(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Divides by the number of positive samples, as detectors do."""
+    x, y = batch
+    losses = F.binary_cross_entropy_with_logits(model(x)[:, 0], y.float(), reduction="none")
+    loss: torch.Tensor = losses.sum() / y.sum().clamp(min=1)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("rate", "passed", "said"),
+    [
+        (0.1, False, "accumulation changes the gradient of this model"),
+        (0.03, False, "accumulation changes the gradient of this model"),
+        (0.002, False, "of which no batch that was read has two"),
+        (0.0, True, ""),
+    ],
+)
+def test_a_sum_over_rare_positives_is_not_taken_for_a_sum_over_samples(rate: float, passed: bool, said: str) -> None:
+    found = checked(rare(rate, step_fn=over_positives), 16)
+    assert found.passed is passed
+    assert said in found.reason
+
+
+def test_a_true_sum_with_rare_positives_is_added_up() -> None:
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+    found = checked(rare(0.03, step_fn=step_fn), 16)
+    assert found.passed, found.reason
+    assert found.verdicts["accumulation"].weighing == "1"
+
+
+def over_a_mask(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Leaves out samples that are marked as damaged, and averages over the rest."""
+    x, damaged = batch
+    losses = (model(x) - 1).square().mean(1)
+    loss: torch.Tensor = (losses * (1 - damaged)).sum() / (1 - damaged).sum()
+    return loss
+
+
+def test_rare_samples_that_the_users_own_code_leaves_out_are_found_and_weighted() -> None:
+    found = checked(rare(0.02, step_fn=over_a_mask), 16)
+    assert found.passed, found.reason
+    assert found.verdicts["accumulation"].weighing == "batch[1] != 1"
+
+
+def matched(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Makes the targets of its weighted loss itself, as a detector does that matches queries and boxes."""
+    classes = (batch[0].mean(1) > 0).long()
+    return F.cross_entropy(model(batch[0]), classes, torch.tensor([1.0, 0.1]))
+
+
+def test_a_weighted_loss_of_targets_that_it_makes_itself_is_compared() -> None:
+    found = checked(rare(0.0, step_fn=matched), 16)
+    assert (found.passed, found.checked) == (False, True)
+    assert "accumulation changes the gradient of this model" in found.reason
+
+
+def penalised(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Penalises the gradient with respect to the inputs, so that it cannot run without gradients."""
+    x = batch[0].clone().requires_grad_()
+    outputs = model(x)
+    (slopes,) = torch.autograd.grad(outputs.square().sum(), x, create_graph=True)
+    loss: torch.Tensor = F.cross_entropy(outputs, batch[1]) + slopes.square().mean()
+    return loss
+
+
+def test_a_step_that_takes_gradients_itself_is_compared() -> None:
+    found = checked(rare(0.5, step_fn=penalised), 16)
+    assert found.passed, found.reason
 
 
 class Carrying(nn.Module):

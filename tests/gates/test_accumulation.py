@@ -79,6 +79,19 @@ def test_a_deviation_over_the_batch_is_asked_about_with_halves_not_with_single_s
     assert "accumulation changes the gradient of this model: relative L2" in verdict.reason
 
 
+def squeezed(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Squeezes its outputs, so that a batch of one has no dimension left to index."""
+    outputs = model(batch[0])[:, :1].squeeze()
+    return F.mse_loss(outputs[torch.arange(len(batch[0]))], batch[1].float())
+
+
+def test_a_step_that_fails_with_single_samples_is_asked_about_with_parts_of_several() -> None:
+    with pytest.raises(IndexError):
+        squeezed(norm("none"), vectors(1))
+    verdict = accumulated(build(norm("none"), squeezed), vectors(8), seed=0)
+    assert verdict.passed, verdict.reason
+
+
 def test_a_sum_is_recognised_by_the_norm_alone() -> None:
     """All samples alike: the direction is right, only the length is not."""
     inputs, labels = vectors(1)

@@ -115,6 +115,28 @@ def test_what_torch_sets_on_a_function_is_not_a_move_of_the_step() -> None:
         assert not any("dynamo" in name for name in gradients.moves)
 
 
+def test_hooks_that_a_library_installs_at_the_first_call_are_no_move_of_the_step() -> None:
+    """As transformers do where a model returns what its layers put out, such as the logits of a router."""
+
+    class Capturing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.calls, self._output_capturing_hooks_installed = nn.Linear(8, 4), 0, False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self._output_capturing_hooks_installed:
+                self.line.register_forward_hook(lambda module, inputs, output: None)
+                self._output_capturing_hooks_installed = True
+            self.calls += 1
+            output: torch.Tensor = self.line(x)
+            return output
+
+    with Gradients(guarded(Capturing(), mean)) as gradients:
+        gradients.rehearse(counted(vectors()))
+        assert any("calls" in name for name in gradients.moves)
+        assert not any("hook" in name for name in gradients.moves)
+
+
 def parameters(*sizes: int, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     found = [torch.zeros(size) for size in sizes]

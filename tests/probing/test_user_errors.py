@@ -1,5 +1,6 @@
 """What fails while a bench is opened, and whose error it is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from autofit.core.errors import (
     RestoreError,
     UserCodeError,
 )
-from autofit.core.outcome import Status
+from autofit.core.outcome import CONTRACT, Status
 from autofit.core.trial import Purpose
 from autofit.guard.tensor_state import StorageBytes
 from autofit.workloads.workload import Workload
@@ -115,3 +116,14 @@ def test_an_error_while_the_bench_is_left_is_no_poison_if_the_device_responds(mo
     monkeypatch.setattr(StorageBytes, "restore", broken)
     with pytest.raises(RestoreError, match=r"model\.0\.weight"):
         bench.__exit__(None, None, None)
+
+
+def test_a_step_function_that_returns_no_loss_is_marked_as_such() -> None:
+    def step(model: nn.Module, batch: Sequence[torch.Tensor]) -> Any:
+        return {"loss": model(batch[0]).mean()}
+
+    workload = Workload(targets.mlp(), targets.vectors(), step_fn=step)
+    with bench_of(workload) as bench:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+    assert (outcome.status, outcome.phase) == (Status.USER_ERROR, CONTRACT)
+    assert "step_fn returned a dict" in outcome.reason

@@ -99,6 +99,15 @@ def test_a_plan_whose_check_fails_is_no_answer_and_its_value_is_not_probed_again
     assert "bf16" not in {plan.values["precision"] for plan, _ in bench.runs[at_run[0] :]}
 
 
+def test_plans_that_could_not_be_checked_share_one_caveat_with_the_reason() -> None:
+    unchecked = Checked(passed=False, checked=False, reason="could not be checked: the gradient is zero on this batch")
+    findings = run(tuning_of(calm(), check=lambda plan, known: unchecked))
+    assert findings.plan == calm().space.baseline
+    found = [caveat for caveat in findings.caveats if "was the choice" in caveat]
+    assert len(found) == 1
+    assert f"was the choice, but {unchecked.reason} (so for " in found[0]
+
+
 def test_what_a_probe_must_beat_rises_with_the_answer() -> None:
     bench = calm()
     loop = Loop(only(bench, bench.space.baseline))

@@ -94,3 +94,23 @@ def test_a_value_that_failed_and_is_not_refused_is_allowed() -> None:
     assert checks.passes(at(bench, 8, precision="bf16")).passed
     assert checks.allowed == ("precision=bf16",)
     assert checks.weighing == ""
+
+
+def test_a_value_on_which_nothing_can_decide_leaves_this_search_and_is_compared_in_the_next() -> None:
+    bench, log = calm(), MemoryLog()
+    undecided = Refusal(name="precision=bf16", reason="the gradient is zero on this batch", origin="gate")
+
+    def gate(plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        found = {"batch_size": GateVerdict(passed=True, reason="same")}
+        return Checked(passed=False, checked=False, reason="zero", verdicts=found, refused=(undecided,))
+
+    def checks() -> Checks:
+        tuning = tuning_of(bench, log, check=gate, checked_as="x")
+        return Checks(tuning, Ledger(tuning))
+
+    first = checks()
+    assert not first.passes(at(bench, 16, precision="bf16")).passed
+    assert first.refused == [undecided]
+    assert first.refusal(at(bench, 32, precision="bf16")) == "precision=bf16: the gradient is zero on this batch"
+    assert first.refusal(at(bench, 32)) == ""
+    assert (checks().refused, set(checks().known)) == ([], {"batch_size"})

@@ -11,10 +11,11 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.estimate import Estimate
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import CONTRACT, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SearchSpace
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, Trial
+from autofit.search.no_answer import nothing_measured
 from autofit.search.phases import run
 from tests.fakes import (
     MIB,
@@ -90,6 +91,45 @@ def test_the_users_code_failing_twice_ends_the_search_with_their_traceback() -> 
     assert caught.value.traceback_text == "File train.py"
     assert "first with micro batch 8: KeyError" in str(caught.value)
     assert len(bench.probes()) == 2
+
+
+def test_a_result_that_is_no_loss_ends_the_search_at_once() -> None:
+    bench = calm()
+    reason = "step_fn returned a dict; expected a scalar tensor with a gradient; return the loss tensor alone"
+
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+        bench.evaluate(plan, purpose)
+        return Outcome(status=Status.USER_ERROR, reason=reason, phase=CONTRACT)
+
+    with pytest.raises(UserCodeError, match="your code does not give a loss to train on: step_fn returned a dict"):
+        run(tuning_of(bench, evaluate=evaluate))
+    assert len(bench.probes()) == 1
+
+
+def test_the_users_code_is_named_also_where_the_time_was_spent_after_it_failed() -> None:
+    """Whatever ran next, more time would not help."""
+    bench = calm()
+    baseline = bench.space.baseline
+    trials = [
+        Trial(number=0, plan=baseline, outcome=Outcome(status=Status.USER_ERROR, reason="KeyError: 'y'")),
+        Trial(number=1, plan=at(bench, 16), outcome=Outcome(status=Status.TIMED_OUT, reason="not compiled in time")),
+    ]
+    found = nothing_measured(trials, baseline, Budget(memory_bytes=1), "the time is spent", early=True)
+    assert isinstance(found, UserCodeError)
+    assert "KeyError: 'y'" in str(found)
+
+
+def test_an_optimizer_that_asks_for_a_closure_when_it_steps_is_passed_with_update_fn() -> None:
+    """As SAM's: its signature has a default, and it asserts that one is given."""
+    bench = calm()
+
+    def evaluate(plan: Plan, purpose: Purpose, *_: object) -> Outcome:
+        bench.evaluate(plan, purpose)
+        return Outcome(status=Status.USER_ERROR, reason="AssertionError: SAM requires closure", phase="optimizer")
+
+    with pytest.raises(UserCodeError, match="Pass update_fn, which does the whole step") as caught:
+        run(tuning_of(bench, evaluate=evaluate))
+    assert "reproduce" not in str(caught.value)
 
 
 def test_a_loss_that_is_not_finite_under_the_users_own_setting() -> None:

@@ -14,6 +14,7 @@ from autofit.search.phases import run
 from autofit.searchers.base import Searcher
 from tests.fakes import FakeBench, MemoryLog, always, tuning_of
 from tests.search.listed import calm, only
+from tests.search.test_checks import Gate
 
 
 def pinned(**values: str | int) -> FakeBench:
@@ -117,3 +118,13 @@ def test_when_only_a_check_was_missing_no_plan_is_said_to_be_untried() -> None:
     text = str(nothing_proven([], calm().space.baseline, 2, Budget(memory_bytes=1)))
     assert "before one was proven and checked. Give more time" in text
     assert "Nothing was tried" not in text
+
+
+def test_when_a_check_refuses_what_ran_the_message_says_so() -> None:
+    bench = pinned(precision="bf16")
+    with pytest.raises(WorkloadError) as error:
+        run(tuning_of(bench, check=Gate(bench)))
+    said = (
+        "no plan with precision=bf16 passed the check of this model's gradient: precision=bf16: far. Pin other values."
+    )
+    assert str(error.value) == said

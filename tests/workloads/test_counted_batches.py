@@ -137,6 +137,16 @@ def test_samples_that_a_collate_function_leaves_out_do_not_count() -> None:
     assert [batch.samples for batch in source.rebuild(6, counted=True)] == [4, 4]
 
 
+def test_the_parts_of_a_batch_count_what_a_collate_function_left_in_them() -> None:
+    def without_damaged(rows: list[Any]) -> torch.Tensor:
+        return torch.stack([x for x, label in rows if label % 3])
+
+    source = BatchSource.of(DataLoader(pairs(12), batch_size=4, collate_fn=without_damaged))
+    (batch,) = source.cuttable(12, 1)
+    assert sorted(part.samples for part in batch.cut([3, 9])) == sorted(len(part.batch) for part in batch.cut([3, 9]))
+    assert sum(part.samples for part in batch.cut([3, 9])) == 8
+
+
 @pytest.mark.parametrize("steps", [1, 2, 4, 8])
 @pytest.mark.parametrize("squeezed", [False, True])
 def test_time_steps_that_come_first_are_not_counted_as_samples(steps: int, squeezed: bool) -> None:

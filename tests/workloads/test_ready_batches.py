@@ -50,7 +50,7 @@ def test_batches_with_a_tensor_that_is_no_row_per_sample_are_not_resized() -> No
     graphs = [{"x": torch.zeros(6, 2), "y": torch.zeros(6), "edges": torch.zeros(2, at + 3)} for at in range(3)]
     source = BatchSource.of(graphs)
     assert not source.resizable
-    assert "batches stay at 6 samples" in source.notes[0]
+    assert "the batch size stays 6" in source.notes[0]
     assert [batch["x"].shape for batch in source.typical(6, 2)] == [(6, 2)] * 2
     assert source.worst(6)["edges"].shape == (2, 5)
     for ask in (source.rebuild, source.worst, lambda size: source.typical(size, 1)):

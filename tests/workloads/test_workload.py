@@ -10,6 +10,7 @@ from torch import nn
 from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.errors import WorkloadError
+from autofit.core.trial import Purpose
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload, as_given
 from tests.probing import targets
@@ -171,7 +172,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused_and_others_are_not() -> No
     for needy in (torch.optim.LBFGS, lambda params: Own(params, lr=0.1)):
         with pytest.raises(
             WorkloadError,
-            match=r"step\(\) of the optimizer \w+ needs a closure .*; expected an optimizer .*Tune with another",
+            match=r"step\(\) of the optimizer \w+ needs a closure .*; expected an optimizer .*Pass update_fn",
         ):
             Workload(model, targets.vectors(), loss_fn=loss, optimizer=needy).make_optimizer()
     for plain in (torch.optim.Adam, torch.optim.Adagrad, torch.optim.Rprop, torch.optim.ASGD):
@@ -179,6 +180,25 @@ def test_an_optimizer_that_needs_a_closure_is_refused_and_others_are_not() -> No
         assert made is not None
         torch.optim.lr_scheduler.StepLR(made, 1)  # puts a wrapper in the place of its step
         assert Workload(model, targets.vectors(), loss_fn=loss, optimizer=made).make_optimizer() is made
+
+
+def test_an_optimizer_that_needs_a_closure_is_tuned_with_update_fn() -> None:
+    model = nn.Linear(8, 2)
+
+    def update(model: nn.Module, optimizer: Any, batch: Any) -> torch.Tensor:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            found = F.cross_entropy(model(batch[0]), batch[1])
+            found.backward()  # type: ignore[no-untyped-call]
+            return found
+
+        found: torch.Tensor = optimizer.step(closure)
+        return found
+
+    data = [(torch.randn(4, 8), torch.randint(2, (4,))) for _ in range(3)]
+    workload = Workload(model, data, update_fn=update, optimizer=lambda params: torch.optim.LBFGS(params, max_iter=2))
+    with LocalBench(workload, devices.choose("cpu"), Options(strategies=("batching",))) as bench:
+        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
 
 
 def test_the_evaluation_of_a_training_is_inference_on_its_own_batches() -> None:
