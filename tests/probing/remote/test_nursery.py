@@ -129,7 +129,7 @@ def test_no_more_than_the_patience_is_waited(
     ("code", "reason"),
     [
         ("threading.Thread(target=time.sleep, args=(100,), daemon=True).start()", "it has 2 threads, which a library"),
-        ("nursery.device_files = lambda: ['/dev/nvidia-uvm']", "it has opened a device (/dev/nvidia-uvm)"),
+        ("fork_server.device_files = lambda: ['/dev/nvidia-uvm']", "it has opened a device (/dev/nvidia-uvm)"),
     ],
 )
 def test_where_forking_is_unsafe_a_fresh_interpreter_starts(
