@@ -57,11 +57,6 @@ class CommonScale:
         """
         self._anchor, self._at = winner.plan.key, None
 
-    def renew(self, trial: Trial) -> None:
-        """Takes another probe of a plan for its earlier one."""
-        self._probe_logs[trial.plan.key] = math.log(self._objective.score(measurement_of(trial)))
-        self._at = None
-
     def raced(self, trial: Trial) -> bool:
         """Returns whether a plan ran enough rounds to be compared with others that did."""
         return trial.plan.key in self._now().logs

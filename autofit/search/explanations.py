@@ -11,7 +11,7 @@ from autofit.core.loading import Loading
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
 from autofit.search.common_scale import CommonScale
@@ -147,17 +147,9 @@ class Explanations:
                 "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
             )
             within = " and is within their noise" if gain.low <= 1 <= gain.high else ""
-            if self._is_probed_again(baseline.plan):
-                yield f"{why}: the gain rests on separate probes, the fastest of several of the baseline{within}"
-            else:
-                yield f"{why}: the gain rests on two separate probes{within}"
+            yield f"{why}: the gain rests on two separate probes{within}"
         elif gain.low <= 1 < gain.value and not self.is_unknown(gain):
             yield f"the gain over the baseline, {gain}, is within the noise"
-
-    def _is_probed_again(self, plan: Plan) -> bool:
-        """Returns whether several probes of a plan were measured in this search."""
-        runs = (t for t in self._runner.trials if t.plan == plan and t.purpose is Purpose.PROBE and not t.earlier)
-        return sum(t.outcome.measured for t in runs) > 1
 
     def _alone(self) -> str:
         """Returns that the search had no other plan, with the techniques that gates refused; "" if it had one."""

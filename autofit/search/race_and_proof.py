@@ -3,7 +3,6 @@
 Finalists: which plans race. The most promising come first, as many as can run enough rounds in the time left.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import fmean
@@ -13,7 +12,6 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.search.answers import CUT_OFF, Answers, is_proven
 from autofit.search.checks import Checks
@@ -192,7 +190,6 @@ class Final:
             AutofitError: no plan is proven.
         """
         self._race(self._able())
-        self._probe_baseline_again()
         self._prove()
 
     def stop(self, error: BaseException) -> None:
@@ -362,30 +359,6 @@ class Final:
         startup_s = measurement.startup_s if self._objective.planned_samples is None else probe.startup_s
         new_s = measurement.new_shape_s or probe.new_shape_s  # a block has measured none
         return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": new_s})
-
-    def _probe_baseline_again(self) -> None:
-        """Probes the baseline once more if no race compares it with a faster plan: its faster probe counts.
-
-        Whatever else the machine did during a single probe of the baseline would look like a gain. Time is left for the
-        proof of the plan that is ahead.
-        """
-        if not self._baseline.outcome.measured or self._scale.decided_by_race:
-            return
-        most, ahead = self._tuning.budget.max_trials, self._choose(self._pool(self._able()))
-        left_s = self._ledger.left_s() - self._ledger.proof_s(measurement_of(ahead)) - self._ledger.check_s()
-        is_over = most is not None and self._runner.probes >= most
-        if ahead is self._baseline or is_over or left_s <= self._ledger.probe_s():
-            return
-        self._runner.say_running(self._runner.baseline, self._estimates.get(self._runner.baseline.key))
-        limit_s = None if math.isinf(left_s) else left_s
-        trial = self._runner.probe(self._runner.baseline, RunTerms(objective=self._objective, limit_s=limit_s))
-        if trial.outcome.measured and self._is_faster(trial, self._baseline):
-            self._runner.record[trial.plan.key] = self._baseline = trial
-            self._measured = ranked(self._record.values(), self._objective)
-            self._scale.renew(trial)
-
-    def _is_faster(self, one: Trial, other: Trial) -> bool:
-        return self._objective.score(measurement_of(one)) > self._objective.score(measurement_of(other))
 
     def _prove(self) -> None:
         """Makes the winner the answer: proves it once more where there is time, and checks it.

@@ -1,15 +1,11 @@
 """The race, the choice and the proof that end a search."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from autofit.core.budget import Budget
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob, Trade
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
@@ -21,7 +17,6 @@ from tests.fakes import (
     MIB,
     PRECISION,
     Effect,
-    FakeBench,
     Fixed,
     MemoryLog,
     always,
@@ -189,59 +184,6 @@ def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: 
         if late
         else "its proof was not completed: timed out, hung in the proof"
     )
-
-
-def disturbed(bench: FakeBench, plan: Plan, by: Sequence[float]) -> None:
-    """Makes the first probes of a plan so many times slower than it is."""
-    left, quiet = list(by), bench.evaluate(plan, Purpose.PROBE).measurement
-    assert quiet is not None
-
-    def fault(purpose: Purpose) -> Outcome | None:
-        if purpose is not Purpose.PROBE or not left:
-            return None
-        slower = left.pop(0)
-        times_s = tuple(slower * each for each in quiet.step_times_s)
-        return Outcome(status=Status.MEASURED, measurement=quiet.model_copy(update={"step_times_s": times_s}))
-
-    bench.faults[plan.key] = fault
-    bench.runs.clear()
-    bench.time.seconds = 0.0
-
-
-@pytest.mark.parametrize(("by", "expected"), [((20.0,), 1.1), ((1.0, 20.0), 1.1), ((20.0, 10.0), 11.0)])
-def test_without_a_race_the_baseline_is_probed_again_and_its_faster_probe_counts(
-    by: Sequence[float], expected: float
-) -> None:
-    bench = calm(effects={}, prepare_s=5.0, slower=lambda plan: 1 / 1.1 if plan.values["precision"] == "bf16" else 1.0)
-    baseline, best = bench.space.baseline, at(bench, 8, precision="bf16")
-    disturbed(bench, baseline, by)
-    findings = run(only(bench, baseline, best, budget=Budget(memory_bytes=bench.budget_bytes, time_s=35.0)))
-    assert bench.probes(Purpose.BLOCK) == []
-    assert bench.probes().count(baseline) == 2
-    assert (findings.plan, findings.gain and findings.gain.pairs) == (best, 0)
-    assert findings.gain is not None
-    assert findings.gain.value == pytest.approx(expected, rel=0.05)
-    assert findings.baseline.rate_per_s is not None
-    assert findings.rate_per_s == pytest.approx(findings.gain.value * findings.baseline.rate_per_s)
-    assert any("separate probes, the fastest of several of the baseline" in caveat for caveat in findings.caveats)
-
-
-@pytest.mark.parametrize("budget", [{"time_s": 21.0}, {"time_s": 35.0, "max_trials": 2}])
-def test_where_no_second_probe_of_the_baseline_is_possible_the_gain_keeps_its_caveat(budget: dict[str, Any]) -> None:
-    bench = calm(effects={}, prepare_s=5.0, slower=lambda plan: 0.5 if plan.values["precision"] == "bf16" else 1.0)
-    baseline, best = bench.space.baseline, at(bench, 8, precision="bf16")
-    findings = run(only(bench, baseline, best, budget=Budget(memory_bytes=bench.budget_bytes, **budget)))
-    assert bench.probes() == [baseline, best]
-    assert findings.plan == best
-    assert any("the gain rests on two separate probes" in caveat for caveat in findings.caveats)
-
-
-def test_a_baseline_whose_second_probe_is_the_faster_of_all_is_kept() -> None:
-    bench = calm(effects={}, prepare_s=5.0, slower=lambda plan: 1.5 if plan.values["precision"] == "bf16" else 1.0)
-    baseline, slow = bench.space.baseline, at(bench, 8, precision="bf16")
-    disturbed(bench, baseline, (20.0,))
-    findings = run(only(bench, baseline, slow, budget=Budget(memory_bytes=bench.budget_bytes, time_s=35.0)))
-    assert findings.plan == baseline
 
 
 def test_a_block_that_was_cut_off_is_not_said_to_have_failed() -> None:
