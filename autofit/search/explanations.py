@@ -225,18 +225,17 @@ _FELT_RATIO = 0.1
 
 def loading_caveats(proof: Measurement) -> Iterator[str]:
     """Yields the caveat about the loader of a proven plan, if there is one."""
-    fetch_s, step_s = proof.fetch_s, proof.step_time_s
-    if proof.loading is not None:
-        if not proof.loading.kept:
-            yield _chosen(proof.loading)
-        elif fetch_s is not None and fetch_s > step_s * (proof.loading.workers or _FELT_RATIO):
-            yield _kept(proof.loading)
-    elif fetch_s is not None and fetch_s > _FELT_RATIO * step_s:
-        workers = _workers(math.ceil(fetch_s / step_s))
-        yield (
-            f"loading the samples of one step took {format_duration(fetch_s)}, and its training "
-            f"{format_duration(step_s)}: give the loader about {workers}, or it will limit training"
-        )
+    fetch_s, step_s, loading = proof.fetch_s, proof.step_time_s, proof.loading
+    if loading is not None and not loading.kept:
+        yield _chosen(loading)
+    elif fetch_s is not None and fetch_s > step_s * ((loading.workers if loading is not None else 0) or _FELT_RATIO):
+        took = f"loading the samples of one step took {format_duration(fetch_s)}, and its training"
+        took = f"{took} {format_duration(step_s)}"
+        if loading is not None:
+            yield f"{took}: the loader keeps its settings, since {loading.kept}"
+        else:
+            workers = _workers(math.ceil(fetch_s / step_s))
+            yield f"{took}: give the loader about {workers}, or it will limit training"
 
 
 def _chosen(loading: Loading) -> str:
@@ -260,15 +259,6 @@ def _chosen(loading: Loading) -> str:
     return (
         f"data-bound: the loader yields {rate} samples/s with {workers}, and the step could take {needed}. "
         "fit.prepare builds it so; make loading a sample cheaper to train faster"
-    )
-
-
-def _kept(loading: Loading) -> str:
-    """Returns the numbers of a loader that keeps its settings, and why."""
-    alone, needed = short_number(loading.trials[0].samples_per_s or 0.0), short_number(loading.needed_per_s)
-    return (
-        f"one process makes {alone} samples/s of the loader, and the step could take {needed}. The loader keeps its "
-        f"settings, since {loading.kept}"
     )
 
 
