@@ -36,6 +36,8 @@ TRACE_RATIO = 0.25
 """Maximum share of the time left that one trace may take: it can spare no more than a failed run."""
 OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
 """A search may exceed its budget by this share of it plus this many seconds, to stop a run and put everything back."""
+PROCESS_S = 0.75
+"""Seconds of it that a command needs besides, to start before its clock and to end."""
 
 
 @dataclass(slots=True)
@@ -86,4 +88,4 @@ class Clock:
         """Returns how many seconds putting everything back may take: those left, and the overtime."""
         if self.limit_s is None:
             return math.inf
-        return max(self.left_s, 0.0) + OVERTIME_RATIO * self.limit_s + OVERTIME_S
+        return max(self.left_s, 0.0) + OVERTIME_RATIO * self.limit_s + OVERTIME_S - PROCESS_S

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S, Clock
+from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S, PROCESS_S, Clock
 from autofit.core.errors import ClockError
 
 
@@ -56,11 +56,11 @@ def test_a_run_may_take_all_that_is_left(source: Source) -> None:
 def test_what_puts_everything_back_has_the_overtime_too(source: Source) -> None:
     clock = Clock(now=source, limit_s=200.0)
     source.seconds += 150
-    assert clock.closing_s() == 50 + OVERTIME_RATIO * 200 + OVERTIME_S
+    assert clock.closing_s() == 50 + OVERTIME_RATIO * 200 + OVERTIME_S - PROCESS_S
 
 
 def test_after_the_end_nothing_may_run_but_the_overtime_remains(source: Source) -> None:
     clock = Clock(now=source, limit_s=60.0)
     source.seconds += 100
     assert clock.patience_s() == 0.0
-    assert clock.closing_s() == OVERTIME_RATIO * 60 + OVERTIME_S
+    assert clock.closing_s() == OVERTIME_RATIO * 60 + OVERTIME_S - PROCESS_S
