@@ -40,6 +40,7 @@ class Briefing(BaseModel):
         ceilings: peak speed of the device; None if unknown, or if plans are probed.
         caveats: notes for the user: an inferred loss, an incomplete scan.
         evaluates: whether the workload has an `eval_loader`, for which a plan can be searched too.
+        sequence_length: second extent of the tensors of a batch, if they have one in common and plans are only traced.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +53,7 @@ class Briefing(BaseModel):
     ceilings: Ceilings | None = None
     caveats: tuple[str, ...] = ()
     evaluates: bool = False
+    sequence_length: int | None = None
 
 
 class Options(BaseModel):

@@ -5,6 +5,7 @@ Never loads torch: the command line runs it in a process that does not load the 
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from autofit.chips import StandIn, stand_in_for
 from autofit.core.briefing import Briefing
@@ -18,7 +19,7 @@ from autofit.estimation.choices import traded
 from autofit.estimation.estimation import Estimation
 from autofit.estimation.largest_batches import LargestBatches
 from autofit.estimation.records import CHECKPOINTED, EstimatedPlan, Row, TradedKnob
-from autofit.estimation.what_if import peak_laws
+from autofit.estimation.what_if import AtLength, peak_laws
 from autofit.estimators import Tracer
 from autofit.memory.breakdown import Part
 from autofit.probing.remote.bench import RemoteBench, Target
@@ -61,7 +62,15 @@ def estimate_target(
     clock = Clock()
     try:
         with RemoteBench(target, beat=beat) as bench:
-            return estimate(bench.briefing, bench.trace, target.name, clock, bench.fixed_parts, with_laws=with_laws)
+            return estimate(
+                bench.briefing,
+                bench.trace,
+                target.name,
+                clock,
+                bench.fixed_parts,
+                with_laws=with_laws,
+                at_length=lambda length: partial(bench.trace, length=length),
+            )
     except UserCodeError as error:
         raise with_accelerator_hint(error) from None
 
@@ -74,6 +83,7 @@ def estimate(
     fixed_parts: Callable[[], Sequence[Part]] = tuple,
     *,
     with_laws: bool = False,
+    at_length: AtLength | None = None,
 ) -> Estimation:
     """Returns the estimate for the workload of `briefing`.
 
@@ -84,6 +94,7 @@ def estimate(
         clock: clock that runs since the call began.
         fixed_parts: returns the memory that a step keeps at any batch size, for a workload that cannot be traced.
         with_laws: see `estimate_target`.
+        at_length: see `peak_laws`.
 
     Raises:
         Untraceable: the baseline cannot be traced. The message says what is known nevertheless.
@@ -117,7 +128,8 @@ def estimate(
         traded=_traded(briefing),
         rows=rows,
         shortfall=shortfall,
-        laws=peak_laws(briefing, tracer, largest.worthwhile(rows)) if with_laws else (),
+        sequence_length=briefing.sequence_length,
+        laws=peak_laws(briefing, tracer, largest.worthwhile(rows), at_length) if with_laws else (),
         caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.space)])),
         refused=tuple(r for r in briefing.space.refused if r.name != MICRO_BATCH_SIZE),
         duration_s=round(clock.elapsed_s, 2),

@@ -21,7 +21,8 @@ LENGTHS = (
 def render(estimation: EstimationRecord) -> str:
     """Returns the page. It computes in the browser and loads nothing. Every text of the estimate is escaped."""
     name = shortened(estimation.target, 120) or "a model"
-    notes = [shortened(text, 2 * LABEL) for text in (LENGTHS, *estimation.caveats)]
+    fixed = [LENGTHS] if len(_lengths(estimation)) == 1 else []
+    notes = [shortened(text, 2 * LABEL) for text in (*fixed, *estimation.caveats)]
     sections = [
         ("values", "Peaks", section("values", "Peaks", data_table(_table(estimation), "Peak memory by micro batch"))),
         ("notes", "What to know", section("notes", "What to know", bullets(notes))),
@@ -44,17 +45,27 @@ def _answer(estimation: EstimationRecord) -> Markup:
     counts = sorted({law.traded for law in estimation.laws})
     budgets = _budgets(estimation)
     largest = max((law.sizes[-1] for law in estimation.laws), default=1)
+    lengths = _lengths(estimation)
     controls = [
         _select("choice", "Change", names),
         _range("size", "Micro batch", largest),
+        *([_range("length", "Sequence length", len(lengths) - 1)] if len(lengths) > 1 else []),
         *([_range("count", estimation.traded.counted.capitalize(), counts[-1])] if len(counts) > 1 else []),
         _select("card", "Device", [name for name, _ in budgets]),
     ]
     data = {
         "laws": [
-            {"choice": names.index(_name(law)), "count": law.traded, "sizes": law.sizes, "parts": law.parts}
+            {
+                "choice": names.index(_name(law)),
+                "count": law.traded,
+                "length": lengths.index(law.length or estimation.sequence_length),
+                "sizes": law.sizes,
+                "parts": law.parts,
+            }
             for law in estimation.laws
         ],
+        "lengths": lengths,
+        "length": lengths.index(estimation.sequence_length),
         "counts": counts,
         "budgets": [budget for _, budget in budgets],
         "size": estimation.own.plan.micro_batch_size,
@@ -72,6 +83,13 @@ def _answer(estimation: EstimationRecord) -> Markup:
         id="answer",
         aria_label="What fits",
     )
+
+
+def _lengths(estimation: EstimationRecord) -> list[int | None]:
+    """Returns the sequence lengths at which plans were traced, ascending; only None if the batches have none."""
+    others = {law.length for law in estimation.laws if law.length is not None}
+    own = estimation.sequence_length
+    return [None] if own is None else [*sorted({own, *others})]
 
 
 def _budgets(estimation: EstimationRecord) -> list[tuple[str, int]]:
@@ -108,6 +126,7 @@ def _table(estimation: EstimationRecord) -> DataTable:
             size: sum(values) for size, values in zip(law.sizes, zip(*law.parts.values(), strict=True), strict=True)
         }
         name = _name(law) + (f", {law.traded} {counted}" if law.traded else "")
+        name += f", length {law.length}" if law.length is not None else ""
         rows.append((name, *(format_bytes(peaks[size]) if size in peaks else "–" for size in sizes)))
     return DataTable(("micro batch", *map(str, sizes)), tuple(rows))
 

@@ -138,6 +138,7 @@ class EstimationRecord(BaseModel):
         rows: what fits, by choice.
         shortfall: why nothing fits, by how much, and what would help; "" if something fits.
         laws: peaks of each choice at several micro batches, for the what-if page; () if they were not asked for.
+        sequence_length: T of the loader's batches, [B, T, ...]; None if their tensors have not one in common.
         caveats: notes to read before relying on the estimate.
         refused: values and strategies that would change memory and are left out, with the reason.
         duration_s: duration of the estimate in seconds.
@@ -157,6 +158,7 @@ class EstimationRecord(BaseModel):
     rows: tuple[Row, ...]
     shortfall: str = ""
     laws: tuple[PeakLaw, ...] = ()
+    sequence_length: int | None = None
     caveats: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     duration_s: float = 0.0
@@ -165,5 +167,9 @@ class EstimationRecord(BaseModel):
     @model_serializer(mode="wrap")
     def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = handler(self)
-        unsaid = {"traded": self.traded == CHECKPOINTED, "laws": not self.laws}
+        unsaid = {
+            "traded": self.traded == CHECKPOINTED,
+            "laws": not self.laws,
+            "sequence_length": self.sequence_length is None,
+        }
         return {key: value for key, value in found.items() if not unsaid.get(key)}

@@ -1,5 +1,5 @@
   // What if: the peak of a choice at a micro batch, and whether it fits into the memory of a device.
-  const { laws, counts, budgets, size: usual } = JSON.parse($("#laws").textContent);
+  const { laws, counts, lengths, budgets, size: usual, length: own } = JSON.parse($("#laws").textContent);
   const control = (name) => $(`#${name}`);
   const bytes = (count) => {
     const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
@@ -47,7 +47,9 @@
     const choice = Number(control("choice").value);
     const count = control("count") ? Number(control("count").value) : counts[0];
     const budget = budgets[Number(control("card").value)];
-    const known = laws.filter((each) => each.choice === choice);
+    const length = control("length") ? Number(control("length").value) : own;
+    const known = laws.filter((each) => each.choice === choice && each.length === length);
+    if (control("length")) control("length-value").textContent = lengths[length];
     if (control("count")) control("count-value").textContent = count;
     if (!known.length || (known.length < 2 && count !== known[0].count)) {
       control("what-if").textContent = "These two cannot be combined.";
@@ -91,6 +93,7 @@
   if (laws.length) {
     control("controls").hidden = false;
     control("size").value = usual;
+    if (control("length")) control("length").value = own;
     control("controls").addEventListener("input", show);
     control("controls").addEventListener("submit", (event) => event.preventDefault());
     show();

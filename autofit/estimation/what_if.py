@@ -1,6 +1,6 @@
 """What-if: the peaks of several choices at any micro batch, for a page that shows what fits where."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,6 +11,8 @@ from autofit.core.space import SearchSpace
 from autofit.estimation.choices import choices, traded
 from autofit.estimators import Traced, Tracer
 
+AtLength = Callable[[int], Tracer]
+"""Returns what traces plans at a sequence length."""
 MOST_SIZES = 3
 """Maximum number of micro batch sizes that are traced for each choice. A trace takes a second or two."""
 
@@ -24,6 +26,7 @@ class PeakLaw(BaseModel):
         knob: knob of the choice; "" if no knob changes the memory per sample.
         value: its value.
         traded: value of the knob that trades memory for time, such as the number of checkpointed blocks; 0 without one.
+        length: sequence length of the batches; None for the loader's.
         sizes: micro batch sizes, ascending.
         parts: bytes at the peak by kind of tensor, one for each size. They sum to the peak.
     """
@@ -33,19 +36,31 @@ class PeakLaw(BaseModel):
     knob: str = ""
     value: bool | int | str = ""
     traded: int = 0
+    length: int | None = None
     sizes: tuple[int, ...]
     parts: dict[str, tuple[int, ...]]
 
 
-def peak_laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> tuple[PeakLaw, ...]:
+def peak_laws(
+    briefing: Briefing, tracer: Tracer, sizes: Sequence[int], at_length: AtLength | None = None
+) -> tuple[PeakLaw, ...]:
     """Returns the peaks of each choice with memory of its own, for the first and the last value of the traded knob.
 
     Args:
         briefing: what is known about the workload.
         tracer: traces its plans.
         sizes: possible micro batch sizes, ascending.
+        at_length: returns what traces its plans at another sequence length. Half and twice the loader's are traced, at
+            the first and the last size; a length at which the step of the baseline fails is left out.
     """
-    return tuple(_laws(briefing, tracer, spaced(sizes, MOST_SIZES)))
+    laws, length = [*_laws(briefing, tracer, spaced(sizes, MOST_SIZES))], briefing.sequence_length
+    if at_length is not None and length is not None and length > 1:
+        for other in (length // 2, 2 * length):
+            shorter = at_length(other)
+            if _parts(briefing, shorter, briefing.space.baseline, sizes[:1]):
+                found = _laws(briefing, shorter, spaced(sizes, MOST_SIZES - 1))
+                laws += [law.model_copy(update={"length": other}) for law in found]
+    return tuple(laws)
 
 
 def spaced(values: Sequence[int], most: int) -> tuple[int, ...]:
@@ -61,8 +76,6 @@ def spaced(values: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def _laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> Iterator[PeakLaw]:
-    assert briefing.account is not None, "a bench that traces has an account"
-    traced = Traced(tracer, briefing.account, briefing.budget.memory_bytes)
     knob = traded(briefing.space.knobs)
     counts = (0,) if knob is None else (int(knob.values[0]), int(knob.values[-1]))
     for choice in choices(briefing.space.knobs):
@@ -71,11 +84,11 @@ def _laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> Iterator[
         for count in counts:
             combination = choice.of(briefing.space.baseline)
             combination = combination if knob is None else combination.replace(**{knob.name: count})
-            if parts := _parts(briefing, traced, combination, sizes):
+            if parts := _parts(briefing, tracer, combination, sizes):
                 yield PeakLaw(knob=choice.knob, value=choice.value, traded=count, sizes=tuple(sizes), parts=parts)
 
 
-def _parts(briefing: Briefing, traced: Traced, combination: Plan, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def _parts(briefing: Briefing, tracer: Tracer, combination: Plan, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Returns the parts of the peak at each size; {} if the combination conflicts or cannot be traced."""
     space = SearchSpace(briefing.space)
     if space.conflict(combination):
@@ -84,7 +97,8 @@ def _parts(briefing: Briefing, traced: Traced, combination: Plan, sizes: Sequenc
         plans = [space.at(combination, size) for size in sizes]
     except SpaceError:
         return {}
-    found = list[dict[str, int]]()
+    assert briefing.account is not None, "a bench that traces has an account"
+    found, traced = list[dict[str, int]](), Traced(tracer, briefing.account, briefing.budget.memory_bytes)
     for plan in plans:
         traced.show(plan)
         profile = traced.profile(plan)

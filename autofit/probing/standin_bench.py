@@ -43,6 +43,7 @@ from autofit.tracing.static_memory import check_self_contained, find_fixed_parts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.lengths import sequence_length, with_length
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import TrainStep
 from autofit.workloads.workload import Workload
@@ -116,6 +117,7 @@ class StandInBench:
                 account=account,
                 ceilings=device.ceilings(),
                 caveats=(*self._notes(), *survey.caveats),
+                sequence_length=sequence_length(batch_to_trace(self._source, space.baseline).batch),
             )
 
     @classmethod
@@ -146,16 +148,23 @@ class StandInBench:
         chip = Chip(described.capability, described.multiprocessors, described.threads)
         return cls(workload, _Absent(described), options, standin.install, chip, alone=alone, beat=beat)
 
-    def trace(self, plan: Plan) -> Trace:
+    def trace(self, plan: Plan, length: int | None = None) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
 
+        Args:
+            plan: what to trace.
+            length: sequence length of the batches; None for the loader's.
+
         Raises:
-            Untraceable: something in the step cannot run without data, or would run differently on the device.
+            Untraceable: something in the step cannot run without data, or would run differently on the device, or the
+                step fails at this length.
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
         with as_users_errors(devices.host()):
             batch = batch_to_trace(self._batches.source(plan), plan)
+            if length is not None:
+                batch = Counted(with_length(batch.batch, length), batch.samples)
         threads = torch.get_num_threads()
 
         def work() -> Trace:

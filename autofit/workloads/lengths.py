@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autofit.workloads.batch_algebra import leaves
-from autofit.workloads.tree import Batch, children, safe_getattr, tensors
+from autofit.workloads.tree import Batch, children, map_tensors, safe_getattr, tensors
 
 LEAST_SCANNED = 16
 """Number of samples that are read for their length, however long that takes."""
@@ -173,6 +173,23 @@ def useful_tokens(batch: Batch) -> int | None:
         if name in named and named[name].dim() == 1:
             return int(named[name].sum())
     return ids.numel() if ids is not None and ids.dim() == 2 else None
+
+
+def sequence_length(batch: Batch) -> int | None:
+    """Returns T of a batch's tensors, [B, T, ...]; None if they have not one in common."""
+    found = {tensor.shape[1] for tensor in tensors(batch) if tensor.dim() > 1}
+    return found.pop() if len(found) == 1 else None
+
+
+def with_length(batch: Batch, length: int) -> Batch:
+    """Returns a batch whose tensors [B, T, ...] are cut to another T, or continued with what they have."""
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() < 2:
+            return tensor
+        return torch.cat([tensor] * math.ceil(length / tensor.shape[1]), dim=1)[:, :length]
+
+    return map_tensors(batch, changed)
 
 
 def _shape(node: Any) -> tuple[int, ...] | None:

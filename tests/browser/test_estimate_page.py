@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.estimation.estimate import estimate
 from autofit.estimation.page import render
@@ -15,7 +16,22 @@ from tests.estimation.traces import MIB, briefing, peak_of, trace_of
 pytestmark = pytest.mark.slow
 
 BUDGET = 1000 * MIB
-FOUND = estimate(briefing(BUDGET), trace_of, "train.py:make", with_laws=True)
+LENGTH = 32
+GIVEN = briefing(BUDGET).model_copy(update={"sequence_length": LENGTH})
+
+
+def as_samples(plan: Plan, length: int) -> Plan:
+    """Returns the plan at the loader's length whose tokens are as many: activations here follow the tokens."""
+    return plan.replace(micro_batch_size=plan.micro_batch_size * length // LENGTH)
+
+
+FOUND = estimate(
+    GIVEN,
+    trace_of,
+    "train.py:make",
+    with_laws=True,
+    at_length=lambda length: lambda plan: trace_of(as_samples(plan, length)),
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +70,17 @@ def test_the_controls_change_the_peak_the_verdict_and_the_largest_that_fits(brow
         assert verdict.startswith(f"About {peak} {fits} into 1000 MiB."), (plan, verdict)
     fitting = [n for n in range(1, last) if peak_of(own.replace(micro_batch_size=n)) <= BUDGET]
     assert choose(browser, choice=0, count=0).endswith(f"The largest that fits is {fitting[-1]}.")
+
+
+def test_the_slider_of_lengths_stops_where_plans_were_traced(browser: Browser, path: Path) -> None:
+    browser.open(path)
+    last, own = FOUND.laws[0].sizes[-1], FOUND.own.plan
+    for place, length in enumerate((LENGTH // 2, LENGTH, 2 * LENGTH)):
+        peak = peak_of(as_samples(own.replace(micro_batch_size=last), length))
+        fits = "fits" if peak <= BUDGET else "does not fit"
+        verdict = choose(browser, choice=0, count=0, size=last, length=place)
+        assert verdict.startswith(f"About {format_bytes(peak)} {fits} into 1000 MiB."), (length, verdict)
+        assert browser.run("return document.querySelector('#length-value').textContent") == str(length)
 
 
 def test_another_device_has_another_budget_and_the_parts_sum_to_the_peak(browser: Browser, path: Path) -> None:

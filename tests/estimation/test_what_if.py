@@ -1,6 +1,7 @@
 """What-if: the peaks of choices at several sizes are those of traces whose peaks are known."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -57,3 +58,40 @@ def test_laws_are_computed_and_kept_only_where_they_are_asked_for() -> None:
     kept = Estimation.model_validate_json(found().model_dump_json(by_alias=True))
     assert kept.laws == found().laws
     assert all(len(law.sizes) <= MOST_SIZES for law in kept.laws)
+
+
+def test_other_sequence_lengths_are_traced_where_a_step_runs_with_them() -> None:
+    given = briefing(1000 * MIB).model_copy(update={"sequence_length": 32})
+    asked = set[int]()
+
+    def at_length(length: int) -> Callable[[Plan], Trace]:
+        asked.add(length)
+
+        def traced(plan: Plan) -> Trace:
+            if length > 32:
+                raise Untraceable("more positions than the model has", "here")
+            return trace_of(plan.replace(micro_batch_size=plan.micro_batch_size // 2))
+
+        return traced
+
+    laws = peak_laws(given, trace_of, (2, 4, 16), at_length)
+    assert asked == {16, 64}
+    half = [law for law in laws if law.length is not None]
+    assert {law.length for law in half} == {16}
+    assert [(law.value, law.traded, law.length) for law in laws if law not in half] == [
+        (law.value, law.traded, None) for law in half
+    ]
+    for law in half:
+        assert law.sizes == (2, 16)
+        plan = given.space.baseline.replace(precision=law.value, checkpointed_blocks=law.traded)
+        peaks = [max(peak_of(plan.replace(micro_batch_size=size // 2)), 4 * WEIGHTS) for size in law.sizes]
+        assert [sum(values) for values in zip(*law.parts.values(), strict=True)] == peaks
+
+
+def test_without_a_length_or_at_length_one_none_is_traced() -> None:
+    def never(length: int) -> Callable[[Plan], Trace]:
+        raise AssertionError(length)
+
+    for length in (None, 1):
+        given = briefing(1000 * MIB).model_copy(update={"sequence_length": length})
+        assert all(law.length is None for law in peak_laws(given, trace_of, (1, 8), never))

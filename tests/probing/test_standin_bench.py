@@ -208,3 +208,21 @@ def test_without_a_card_only_the_memory_bounds_and_a_note_says_which_kernels(mon
 def test_recurrent_layers_are_not_estimated_on_a_host_either() -> None:
     with pytest.raises(Untraceable, match="a library runs the LSTM"):
         opened(make_recurrent()).trace(Plan(values={"micro_batch_size": 8}))
+
+
+@pytest.mark.parametrize("length", [3, 12])
+def test_a_trace_at_another_length_is_that_of_a_loader_with_this_length(length: int) -> None:
+    def of(words: int) -> StandInBench:
+        return opened(Workload(targets.Transformer(), targets.sentences((words,)), step_fn=targets.token_mean))
+
+    bench, there = of(6), of(length)
+    assert (bench.briefing.sequence_length, there.briefing.sequence_length) == (6, length)
+    plan = bench.briefing.space.baseline
+    assert bench.trace(plan, length).tensors.sizes == there.trace(plan).tensors.sizes
+    assert bench.trace(plan).tensors.sizes != there.trace(plan).tensors.sizes
+
+
+def test_a_step_that_fails_at_another_length_is_not_traced_at_it() -> None:
+    bench = opened(mlp(loss_fn=F.cross_entropy))  # its second extent is the number of features
+    with pytest.raises(Untraceable):
+        bench.trace(bench.briefing.space.baseline, 5)

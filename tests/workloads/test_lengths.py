@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from autofit.workloads import lengths as lengths_module
-from autofit.workloads.lengths import LEAST_SCANNED, elements, evenly_spaced, extents, scan, useful_tokens
+from autofit.workloads.lengths import (
+    LEAST_SCANNED,
+    elements,
+    evenly_spaced,
+    extents,
+    scan,
+    sequence_length,
+    useful_tokens,
+    with_length,
+)
 from tests.fakes import FakeTime
 
 
@@ -130,3 +139,20 @@ LABELS = torch.tensor([[5, -100, -100], [5, 6, -100]])
 )
 def test_useful_tokens(batch: Any, count: int | None) -> None:
     assert useful_tokens(batch) == count
+
+
+def test_a_batch_has_a_sequence_length_if_its_tensors_have_one_in_common() -> None:
+    tokens, mask, labels = torch.arange(12).reshape(2, 6), torch.ones(2, 6, 3), torch.tensor([0, 1])
+    assert sequence_length({"ids": tokens, "mask": mask, "labels": labels}) == 6
+    assert sequence_length({"ids": tokens, "pairs": torch.ones(2, 1, 6, 6)}) is None
+    assert sequence_length(labels) is None
+
+
+@pytest.mark.parametrize(("length", "last"), [(4, 3), (6, 5), (15, 2)])
+def test_a_batch_of_another_length_is_cut_or_continued(length: int, last: int) -> None:
+    given = {"ids": torch.arange(12).reshape(2, 6), "mask": torch.ones(2, 6, 3), "labels": torch.tensor([0, 1])}
+    found = with_length(given, length)
+    assert (found["ids"].shape, found["mask"].shape) == ((2, length), (2, length, 3))
+    assert found["ids"][0, -1] == last
+    assert torch.equal(found["labels"], given["labels"])
+    assert sequence_length(found) == length

@@ -182,8 +182,12 @@ class RemoteBench:
             reason = str(error)
         return Checked(passed=False, checked=False, reason=f"could not be checked: {reason}")
 
-    def trace(self, plan: Plan) -> Trace:
+    def trace(self, plan: Plan, length: int | None = None) -> Trace:
         """Returns the allocations of the plan's training steps, traced in the warm child.
+
+        Args:
+            plan: what to trace.
+            length: sequence length of the batches, for a stand-in; None for the loader's.
 
         Raises:
             Untraceable: as in `LocalBench.trace`, or the child ended. A new child serves the next call.
@@ -194,6 +198,8 @@ class RemoteBench:
         request: dict[str, Any] = {"do": "trace", "plan": plan.model_dump(mode="json")}
         if patience_s < math.inf:
             request["limit_s"] = patience_s
+        if length is not None:
+            request["length"] = length
         try:  # the child ends it first, and lives
             child = self._warm()
             reply = asked(child, request, "trace", patience_s + SOFT_S, self._beat)

@@ -4,7 +4,7 @@ Only this process imports the user's code. Requests and replies are JSON objects
 descriptors, so that output of the user's code cannot disturb them. Nothing is unpickled on either side.
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ..., "terms": ...}`,
-`{"do": "trace", "plan": ...}`, `{"do": "check", "plan": ..., "known": ...}`, `{"do": "fixed_parts"}`,
+`{"do": "trace", "plan": ..., "length": ...}`, `{"do": "check", "plan": ..., "known": ...}`, `{"do": "fixed_parts"}`,
 `{"do": "close"}`.
 
 Replies, in the same order: `briefing`, `outcome`, `trace`, `checked`, `fixed_parts`, `closed`; or `error`. At every
@@ -100,8 +100,8 @@ class Worker:
             self._say("checked", checked=checked.model_dump(mode="json"))
         elif request["do"] == "trace":
             assert self._bench is not None, "open comes first"
-            limit = {} if request.get("limit_s") is None else {"limit_s": request["limit_s"]}
-            self._trace(partial(self._bench.trace, **limit), Plan.model_validate(request["plan"]))
+            asked = {name: request[name] for name in ("limit_s", "length") if request.get(name) is not None}
+            self._trace(partial(self._bench.trace, **asked), Plan.model_validate(request["plan"]))
         elif request["do"] == "fixed_parts":
             assert isinstance(self._bench, StandInBench), "open comes first, with a stand-in"
             self._say("fixed_parts", parts=[part.model_dump(mode="json") for part in self._bench.fixed_parts()])
