@@ -53,7 +53,32 @@ def _answer(estimation: EstimationRecord) -> Markup:
         *([_range("count", estimation.traded.counted.capitalize(), counts[-1])] if len(counts) > 1 else []),
         _select("card", "Device", [name for name, _ in budgets]),
     ]
-    data = {
+    return element(
+        "section",
+        element("p", "", class_="headline", id="what-if", role="status"),
+        element("form", joined(controls), class_="controls", id="controls", hidden=True),
+        element("div", id="stack", role="img", aria_label="The peak by kind of tensor, as a share of the budget"),
+        element("dl", class_="facts", id="parts"),
+        element(
+            "noscript", element("p", "The controls need a script. The peaks are in the table below.", class_="aid")
+        ),
+        element(
+            "script",
+            Markup(json.dumps(_data(estimation, names, counts, budgets)).replace("<", "\\u003c")),
+            id="laws",
+            type="application/json",
+        ),
+        id="answer",
+        aria_label="What fits",
+    )
+
+
+def _data(
+    estimation: EstimationRecord, names: list[str], counts: list[int], budgets: list[tuple[str, int]]
+) -> dict[str, object]:
+    """Returns what the script computes with. Choices and lengths are places in the lists of their controls."""
+    lengths = _lengths(estimation)
+    return {
         "laws": [
             {
                 "choice": names.index(_name(law)),
@@ -70,26 +95,13 @@ def _answer(estimation: EstimationRecord) -> Markup:
         "budgets": [budget for _, budget in budgets],
         "size": estimation.own.plan.micro_batch_size,
     }
-    return element(
-        "section",
-        element("p", "", class_="headline", id="what-if", role="status"),
-        element("form", joined(controls), class_="controls", id="controls", hidden=True),
-        element("div", id="stack", role="img", aria_label="The peak by kind of tensor, as a share of the budget"),
-        element("dl", class_="facts", id="parts"),
-        element(
-            "noscript", element("p", "The controls need a script. The peaks are in the table below.", class_="aid")
-        ),
-        element("script", Markup(json.dumps(data).replace("<", "\\u003c")), id="laws", type="application/json"),
-        id="answer",
-        aria_label="What fits",
-    )
 
 
 def _lengths(estimation: EstimationRecord) -> list[int | None]:
     """Returns the sequence lengths at which plans were traced, ascending; only None if the batches have none."""
     others = {law.length for law in estimation.laws if law.length is not None}
-    own = estimation.sequence_length
-    return [None] if own is None else [*sorted({own, *others})]
+    loaders = estimation.sequence_length
+    return [None] if loaders is None else [*sorted({loaders, *others})]
 
 
 def _budgets(estimation: EstimationRecord) -> list[tuple[str, int]]:

@@ -5,8 +5,8 @@
 
 A disturbed search has its child killed, stopped for a while, or slowed by other processes; or the command itself is
 killed, and the same command runs again. Required: each search ends with a plan, unless it was disturbed and not one
-step of the baseline ended (exit code 7), and within its time budget and the 5 % and 2 s that it may exceed it by. The
-exit code is 1 otherwise.
+step of the baseline ended (exit code 7). One that was not disturbed ends within its time budget and the 5 % and 2 s
+that it may exceed it by. The exit code is 1 otherwise.
 """
 
 import argparse
@@ -256,14 +256,14 @@ def disturb(run: Run, how: str, chance: random.Random) -> None:
 
 
 def judged(name: str, budget_s: int, how: str, found: dict[str, Any]) -> bool:
-    """Prints a search; returns whether it ended in time with a plan, or before one step of the baseline."""
+    """Prints a search; returns whether it ended as is required."""
     answered = found["code"] == 0 and found["plan"]
     excused = found["code"] == ENDED and how != ""
     in_time = found["took_s"] <= (1 + OVERTIME_RATIO) * budget_s + OVERTIME_S
     words = "plan" if answered else f"exit code {found['code']}: {found['said']}"
     took = f"after {found['took_s']:.1f} s{'' if in_time else ': LATE'}"
     print(f"{name}, {budget_s} s{how and f', {how}'}: {words}, {took}", flush=True)
-    return in_time and (answered or excused)
+    return (in_time and answered) or (how != "" and (answered or excused))
 
 
 def main() -> None:
@@ -286,7 +286,7 @@ def main() -> None:
                 disturb(run, how, chance)
             good += judged(name, budget_s, how, run.end())
             count += 1
-    print(f"{good} of {count} searches ended in time with a plan")
+    print(f"{good} of {count} searches ended as is required")
     sys.exit(0 if good == count else 1)
 
 
