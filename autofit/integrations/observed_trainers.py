@@ -94,9 +94,25 @@ def _of_transformers(trainer: Any, answer: OnTuned, arguments: Mapping[str, Any]
 
 
 def _of_lightning(trainer: Any, answer: OnTuned, arguments: Mapping[str, Any]) -> None:
-    from autofit.integrations.lightning import AutofitCallback  # noqa: PLC0415  # the script has imported it
+    from autofit.integrations import lightning  # noqa: PLC0415  # the script has imported it
 
-    class TuneOnFitStart(AutofitCallback):
+    if any(type(each).__module__ == lightning.__name__ for each in trainer.callbacks):
+        answer(_refuse_callback, lambda fit: None)
+    else:
+        trainer.callbacks.append(_tuning(lightning.AutofitCallback, answer, arguments))
+
+
+def _refuse_callback() -> Fit:
+    raise UsageError(
+        "found a callback of autofit among those of the Trainer, which tunes this training or applies a plan to it; "
+        "expected none. Leave it out, or run the script by python."
+    )
+
+
+def _tuning(callback: type[Any], answer: OnTuned, arguments: Mapping[str, Any]) -> Any:
+    """Returns a callback of Lightning that tunes when `fit` starts."""
+
+    class TuneOnFitStart(callback):  # type: ignore[misc]  # Lightning is imported by then
         """Tunes when `fit` starts; a training that cannot be tuned is left as it is."""
 
         refused: UsageError | None = None
@@ -122,7 +138,7 @@ def _of_lightning(trainer: Any, answer: OnTuned, arguments: Mapping[str, Any]) -
                 raise UsageError("found fast_dev_run; expected a training. Leave it out.")
             return self.fit
 
-    trainer.callbacks.append(TuneOnFitStart(**arguments))
+    return TuneOnFitStart(**arguments)
 
 
 _TRAINERS = {

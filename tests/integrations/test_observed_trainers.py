@@ -115,6 +115,16 @@ def test_a_training_of_lightning_that_cannot_be_tuned_trains_as_before(asked: di
     assert (net.rows, asked) == ([8, 8], {})
 
 
+def test_a_training_of_lightning_with_a_callback_of_autofit_is_left_to_it(asked: dict[str, Any]) -> None:
+    net, own = Net(), lightning.AutofitCallback(memory_budget="2GiB")
+    with answered(memory_budget="1GiB") as answers:
+        lightning_trainer(own).fit(net, loader(8))
+    (text,) = answers.outcomes
+    assert "found a callback of autofit among those of the Trainer" in str(text)
+    assert asked["memory_budget"] == "2GiB"
+    assert (net.rows, net.updates) == ([4, 4, 4, 4], [2, 4])
+
+
 def test_a_module_is_changed_when_it_is_imported_and_restored_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
