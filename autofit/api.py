@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from autofit import planfile
+from autofit.core.briefing import Options
 from autofit.core.budget import TIME_BUDGET, Clock
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.objective import Objective
@@ -21,15 +22,16 @@ from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.in_process import search_with_evaluation
-from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
+from autofit.probing.workload_facts import check_names
 from autofit.reports.applying import tuning_call
 from autofit.reports.writing import attached
 from autofit.search.request import Listen, Request
 from autofit.search.search import SearchInterrupted
 from autofit.trackers.following import following
 from autofit.workloads.batches import checked_loader
+from autofit.workloads.factory import record_of
 from autofit.workloads.workload import OptimizerRecipe, Terms, Workload
 
 
@@ -296,3 +298,27 @@ def load(path: str | Path) -> Fit:
         PlanFileError: the file is missing, damaged, or of another schema.
     """
     return Fit(planfile.load(path), plan_file=str(path))
+
+
+def options_of(
+    *,
+    strategies: Sequence[str] | str | None = None,
+    without: Sequence[str] | str = (),
+    pinned: Mapping[str, KnobValue] | None = None,
+    **rest: object,
+) -> Options:
+    """Returns the options of a search; a single name stands for a list of one.
+
+    Raises:
+        UsageError: an argument has a value that is not allowed.
+        SpaceError: a strategy or a knob is unknown.
+    """
+    options = record_of(
+        Options, strategies=_names(strategies), without=_names(without), pinned=dict(pinned or {}), **rest
+    )
+    check_names(options)
+    return options
+
+
+def _names(given: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    return (given,) if isinstance(given, str) else None if given is None else tuple(given)

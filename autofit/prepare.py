@@ -8,7 +8,9 @@ from contextlib import ExitStack
 
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
+from autofit.strategies import members
 from autofit.strategies.base import Strategy
+from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.update import WHOLE
@@ -61,3 +63,36 @@ def _check_update(plan: Plan, strategies: Sequence[Strategy]) -> None:
             f"the plan has the knobs {', '.join(found)}, but {WHOLE}; expected techniques that leave its inside as it "
             "is. Tune again with update_fn."
         )
+
+
+class PlanBatches:
+    """The source and the store of the batches of each plan. Plans with the same batches share them.
+
+    Args:
+        source: makes the user's batches.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+        self._stores: list[BatchStore] = []
+
+    def source(self, plan: Plan) -> BatchSource:
+        """Returns what makes the batches of a plan.
+
+        Raises:
+            SpaceError: this loader does not support the plan.
+        """
+        return batches_of(plan, self._source, members())
+
+    def store(self, plan: Plan) -> BatchStore:
+        """Returns the same with a cache of the typical batches.
+
+        Raises:
+            SpaceError: this loader does not support the plan.
+        """
+        source = self.source(plan)
+        found = next((store for store in self._stores if store.source is source), None)
+        if found is None:
+            found = BatchStore(source)
+            self._stores.append(found)
+        return found

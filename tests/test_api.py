@@ -22,9 +22,9 @@ from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
 from autofit.devices.base import Capability
-from autofit.probing.isolated_trace import IS_SUPPORTED
 from autofit.probing.local_bench import LocalBench
 from autofit.search.event import Event
+from autofit.tracing.isolation import IS_SUPPORTED
 from autofit.workloads.workload import Workload
 from tests.digests import digest_of
 from tests.fakes import notes

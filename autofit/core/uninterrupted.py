@@ -8,6 +8,8 @@ from types import FrameType
 
 FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what a scheduler sends."""
+SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
+"""The signal that interrupts overdue work: one that no debugger, test runner or scheduler uses."""
 
 
 @contextmanager

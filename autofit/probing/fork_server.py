@@ -29,8 +29,8 @@ from select import select
 from time import monotonic, sleep
 from typing import Any
 
+from autofit.linux_process import device_files, end_with, thread_count
 from autofit.probing import forked_state, frozen_heap, supervisor
-from autofit.probing.linux_process import device_files, end_with, thread_count
 
 MESSAGE_BYTES = 2**16
 """Largest size of a message."""

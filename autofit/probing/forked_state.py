@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from autofit.probing.linux_process import allocator_option
+from autofit.linux_process import allocator_option
 
 _MALLOC_OPTIONS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
 """Variables that glibc reads when a process starts, and the option of `mallopt` that does the same later."""

@@ -33,21 +33,19 @@ from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.guard import Backstop, Guard, leave_surely
 from autofit.identity.identity import Reached, environment_of
 from autofit.memory.trace import Trace
-from autofit.prepare import prepare
-from autofit.probing import isolated_trace as isolation
+from autofit.prepare import PlanBatches, prepare
 from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.loading import LoaderTrials
-from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import UNKNOWN_S, Probe
 from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_poison, as_users_errors, poison_of
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import batch_to_trace, budget_of, chosen, facts_of
 from autofit.strategies import members
-from autofit.tracing import tracing
+from autofit.tracing import isolation, tracing
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule

@@ -29,9 +29,9 @@ from autofit.core.units import format_names
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, named_error, scrub
+from autofit.prepare import PlanBatches
 from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.leaks import growth
-from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, as_proven, judged, objection, untimed
 from autofit.probing.step_timing import (
     MOST_SKIPPED,

@@ -27,15 +27,14 @@ from autofit.gates.gradients import Steps
 from autofit.identity.identity import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
-from autofit.probing import isolated_trace as isolation
+from autofit.prepare import PlanBatches
 from autofit.probing.block_profile import profiled_on_copy
 from autofit.probing.local_bench import place, training_notes
-from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies.base import Span, Strategy
-from autofit.tracing import tracing
+from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload

@@ -33,8 +33,8 @@ from time import monotonic, sleep
 
 if importlib.util.find_spec("autofit") is None:  # not installed: this file runs from a source directory
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)))
+from autofit.linux_process import IS_LINUX, adopt_orphans, die_with
 from autofit.probing.frozen_heap import collect_rarely  # needs the path above
-from autofit.probing.linux_process import IS_LINUX, adopt_orphans, die_with
 
 _KILL_S = 30.0
 """Time after which processes in uninterruptible sleep are left to the kernel."""

@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 
 from autofit.core.budget import Clock
 from autofit.core.outcome import COMPILING
+from autofit.core.uninterrupted import SIGNAL
 from autofit.core.units import format_duration
 from autofit.failures.ignored_exceptions import ignores_exceptions
 
@@ -38,8 +39,6 @@ silent for minutes: the first report of them comes after `FIRST_REPORT_S` at any
 _POLL_S = 0.2
 _RAISE_AGAIN_S = 5.0
 """Time after which `Overdue` is raised again, since the user's code may catch it."""
-SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
-"""The signal that interrupts overdue work: one that no debugger, test runner or scheduler uses."""
 
 _Result = TypeVar("_Result")
 

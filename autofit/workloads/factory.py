@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from torch import nn
 
+from autofit.core.briefing import Options
 from autofit.core.errors import UsageError, UserCodeError, WorkloadError
 from autofit.core.redaction import redacted
 from autofit.core.wording import a_type
@@ -24,6 +26,7 @@ from autofit.workloads.workload import Workload
 
 DEFAULT_NAME = "make_workload"
 _LOADED = "autofit_target"
+_Record = TypeVar("_Record", bound=BaseModel)
 
 
 def make(target: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -139,3 +142,17 @@ def _users_traceback(error: BaseException) -> str:
     shown = frames[users[0] :] if users else []  # no such frame: the file could not be parsed
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
     return redacted("".join([*lines, *traceback.format_exception_only(error)]))
+
+
+def record_of(kind: type[_Record], **values: object) -> _Record:
+    """Returns a record of the user's arguments.
+
+    Raises:
+        UsageError: an argument has a value that is not allowed.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = first["loc"][0] if issubclass(kind, Options) else kind.__name__.lower()
+        raise UsageError(f"{name} is {first['input']!r}: {first['msg']}. See autofit.tune for its values.") from None

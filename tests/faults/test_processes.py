@@ -14,10 +14,10 @@ from autofit.core.errors import Untraceable
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
-from autofit.probing.isolated_trace import IS_SUPPORTED, trace_in_fork
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
+from autofit.tracing.isolation import IS_SUPPORTED, trace_in_fork
 from tests.probing.remote.fake_worker import PYTHON, install, is_alive
 from tests.probing.remote.test_bench import BRIEFING, OPENS, PLAN
 
@@ -170,7 +170,7 @@ forked = pytest.mark.skipif(not IS_SUPPORTED, reason="forks, which is done on Li
 TRACER = """
 import os, sys, time
 from pathlib import Path
-from autofit.probing.isolated_trace import trace_in_fork
+from autofit.tracing.isolation import trace_in_fork
 def work():
     Path(sys.argv[1]).write_text(str(os.getpid()))
     time.sleep(300)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
-from autofit.probing import isolated_trace
+from autofit.tracing import isolation
 
 LARGE = 2**22
 """Elements of which torch shares out the work among its threads."""
@@ -30,5 +30,5 @@ def test_a_parallel_kernel_ends_in_the_forked_process() -> None:
         tensors = Tensors(sizes=(4,), kinds=(Kind.BATCH,), origins=(-1,))
         return Trace(micro_batch_size=1, tensors=tensors, events=(0,), marks=(Mark(name="end", event=1),))
 
-    assert isolated_trace.trace_in_fork(work, 20.0).tensors.sizes == (4,)
+    assert isolation.trace_in_fork(work, 20.0).tensors.sizes == (4,)
     assert torch.get_num_threads() == 2

@@ -91,7 +91,7 @@ THREADS = """
 import os
 import numpy
 from autofit.probing import forked_state
-from autofit.probing.linux_process import thread_count
+from autofit.linux_process import thread_count
 before = thread_count()
 os.environ["OPENBLAS_NUM_THREADS"] = "3"
 forked_state.renew()

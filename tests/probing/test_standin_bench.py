@@ -17,9 +17,9 @@ from autofit.core.briefing import Options
 from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.memory.trace import Kind
-from autofit.probing import isolated_trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.standin_bench import CONTEXT_BYTES, StandInBench
+from autofit.tracing import isolation
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 
@@ -142,7 +142,7 @@ def test_bad_options_are_refused() -> None:
 
 
 def test_where_no_process_can_be_forked_a_card_needs_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated_trace, "IS_SUPPORTED", False)
+    monkeypatch.setattr(isolation, "IS_SUPPORTED", False)
     with pytest.raises(UsageError, match=r"for NVIDIA H200; expected a factory"):
         StandInBench.of(mlp(), Options(), find("H200").stand_in(), alone=False)
 

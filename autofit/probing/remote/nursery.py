@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from autofit.linux_process import IS_LINUX
 from autofit.probing.forked_state import can_set
-from autofit.probing.linux_process import IS_LINUX
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"
 ANSWER_S = 20.0

@@ -50,7 +50,6 @@ from autofit.memory.trace import Trace
 from autofit.probing.child_request import OTHER_VERSION
 from autofit.probing.frozen_heap import collect_as_usual
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.options import record_of
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import check_names
@@ -262,7 +261,7 @@ def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
     """
     given = {k: v for k, v in arguments.items() if k in Options.model_fields and k not in asked}
     try:
-        return record_of(Options, **asked | given)
+        return factory.record_of(Options, **asked | given)
     except UsageError as error:
         raise WorkloadError(f"the factory gave an option that is not allowed: {error} Change it there.") from None
 

@@ -25,11 +25,10 @@ from typing import Any
 import torch
 
 from autofit.core.errors import SpaceError, Untraceable
-from autofit.core.uninterrupted import FROM_OUTSIDE, uninterrupted
+from autofit.core.uninterrupted import FROM_OUTSIDE, SIGNAL, uninterrupted
 from autofit.core.units import format_duration
+from autofit.linux_process import die_with
 from autofit.memory.trace import Trace
-from autofit.probing.linux_process import die_with
-from autofit.probing.watchdog import SIGNAL
 from autofit.tracing.static_memory import check_nothing_left, check_self_contained, fake_tensors
 from autofit.workloads.workload import Workload
 

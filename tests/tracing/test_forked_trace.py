@@ -10,8 +10,8 @@ import pytest
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.memory.trace import Trace
-from autofit.probing.isolated_trace import IS_SUPPORTED, trace_in_fork
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.tracing.isolation import IS_SUPPORTED, trace_in_fork
 from tests.leaks import State
 from tests.memory.traces import Script
 

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import Untraceable
 from autofit.memory.trace import Trace
-from autofit.probing import isolated_trace as isolation
-from autofit.probing.isolated_trace import IS_SUPPORTED
+from autofit.tracing import isolation
 from autofit.tracing.fake_copy import fake_mode
+from autofit.tracing.isolation import IS_SUPPORTED
 from autofit.tracing.static_memory import check_self_contained
 from autofit.workloads.workload import Workload
 from tests.memory.traces import Script

@@ -2,9 +2,10 @@
 
 import pytest
 
+from autofit.api import options_of
 from autofit.core.errors import SpaceError, UsageError
 from autofit.core.objective import Objective
-from autofit.probing.options import options_of, record_of
+from autofit.workloads.factory import record_of
 
 
 def test_a_single_name_is_a_list_of_one() -> None:

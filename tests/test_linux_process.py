@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from autofit.probing import linux_process
-from autofit.probing.linux_process import IS_LINUX, allocator_option, device_files, thread_count
+from autofit import linux_process
+from autofit.linux_process import IS_LINUX, allocator_option, device_files, thread_count
 
 pytestmark = pytest.mark.skipif(not IS_LINUX, reason="Linux only")
 
 ROOT = Path(__file__).parents[2]
 DIES_WITH = """
 import os, signal, time
-from autofit.probing.linux_process import die_with
+from autofit.linux_process import die_with
 parent = os.getpid()
 if os.fork() == 0:
     {link}
@@ -29,7 +29,7 @@ os.kill(parent, signal.SIGKILL)
 """
 ADOPTS = """
 import os, time
-from autofit.probing.linux_process import adopt_orphans
+from autofit.linux_process import adopt_orphans
 {adopt}
 read, write = os.pipe()
 if os.fork() == 0:
@@ -70,7 +70,7 @@ def test_orphans_are_adopted_on_request(adopt: str, adopted: str) -> None:
 
 ENDS_WITH = """
 import os, sys, time
-from autofit.probing.linux_process import end_with
+from autofit.linux_process import end_with
 read, write = os.pipe()
 if os.fork() == 0:
     os.close(write)

@@ -14,7 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
-from autofit.probing.plan_batches import PlanBatches
+from autofit.prepare import PlanBatches
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Workload
