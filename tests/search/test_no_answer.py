@@ -119,6 +119,18 @@ def test_the_users_code_is_named_also_where_the_time_was_spent_after_it_failed()
     assert "KeyError: 'y'" in str(found)
 
 
+@pytest.mark.parametrize(("runs", "kind"), [(1, BudgetSpent), (2, UserCodeError)])
+def test_a_process_that_was_lost_once_before_the_time_was_over_is_not_the_users_fault(
+    runs: int, kind: type[Exception]
+) -> None:
+    baseline = calm().space.baseline
+    lost = Outcome(status=Status.CRASHED, reason="killed by signal SIGKILL")
+    trials = [Trial(number=number, plan=baseline, outcome=lost) for number in range(runs)]
+    found = nothing_measured(trials, baseline, Budget(memory_bytes=1), "the time is spent", early=True)
+    assert type(found) is kind
+    assert "killed by signal SIGKILL" in str(found)
+
+
 def test_an_optimizer_that_asks_for_a_closure_when_it_steps_is_passed_with_update_fn() -> None:
     """As SAM's: its signature has a default, and it asserts that one is given."""
     bench = calm()
