@@ -69,8 +69,8 @@ def nothing_measured(
     `estimated` is the estimated peak of each plan by its key.
     """
     crashed = _crashed_throughout(trials)
-    often = len(crashed) > 1 and all(t.outcome.status is Status.CRASHED for t in crashed)  # one run may be bad luck
-    if crashed and (often or not early):
+    said = len(crashed) > 1 or any(_last_error(t.outcome.traceback_text) for t in crashed)  # else something killed it
+    if crashed and (not early or (said and all(t.outcome.status is Status.CRASHED for t in crashed))):
         return _crash(crashed, baseline)
     failed = [t for t in trials if t.outcome.status.of_users_code]
     if any(t.plan == baseline for t in failed):
