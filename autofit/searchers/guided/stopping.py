@@ -123,9 +123,11 @@ estimated: what the model still promises then comes from plans that hardly diffe
 search takes at most 20 probes instead of 28 in spaces of 2,000 plans, and at most 23 instead of 42 on the other tables.
 The mean regret grows by at most 0.05 %. From 8 plans on, it would grow by 0.5 % in spaces of 2,000 plans. Without
 estimates, plans also run to show their memory, and the mean regret would double."""
-SMALL_RATIO, MAX_SLOWDOWN = 8, 2.0
+SMALL_RATIO, MAX_SLOWDOWN = 2, 1.4
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
-step, such as casts, hide its benefit there. It is settled if the plan is estimated to be slower by `MAX_SLOWDOWN`."""
+step, such as casts, hide its benefit there, and so may the values that it ran with. It is settled if the plan is
+estimated to be slower by `MAX_SLOWDOWN`. With 8 and 2, a space whose values depend on others loses twice as much
+(scripts/bench/search --only together_2k), and tables as much as now."""
 DIGITS = 9
 """Logarithms that agree to this many digits are equal. Processors round differently, and the search must not depend on
 it."""

@@ -20,7 +20,7 @@ from autofit.searchers.guided.stopping import (
 from tests.feasibility.points import points_of
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")
-SIZES = (4, 32, 64)
+SIZES = (4, 40, 64)
 PLANS = [
     Plan(values={"micro_batch_size": size, "precision": value}) for value in ("fp32", "bf16") for size in SIZES
 ]  # fp32 at 0 to 2, bf16 at 3 to 5
@@ -28,7 +28,7 @@ PLANS = [
 
 def chosen(
     tried: Sequence[int],
-    speed: Sequence[float] = (1.0, 1.5, 2.0, 0.5, 1.2, 1.6),
+    speed: Sequence[float] = (1.0, 1.5, 2.0, 0.5, 1.5, 1.6),
     excluded: Collection[int] = (),
     is_likely: Callable[[int], bool] = lambda place: True,
 ) -> int | None:
