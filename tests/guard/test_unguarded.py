@@ -242,7 +242,7 @@ def test_a_data_set_of_very_many_tensors_is_put_back_by_their_versions(pairs: bo
         assert found.differences() == ["loader.dataset.rows"]
     assert float(rows[77]) == 0.0
     assert rows[77]._version == version
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool])
