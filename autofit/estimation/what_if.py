@@ -53,12 +53,14 @@ def peak_laws(
         at_length: returns what traces its plans at another sequence length. Half and twice the loader's are traced, at
             the first and the last size; a length at which the step of the baseline fails is left out.
     """
-    laws, length = [*_laws(briefing, tracer, spaced(sizes, MOST_SIZES))], briefing.sequence_length
+    assert briefing.account is not None, "a bench that traces has an account"
+    account, limit_bytes, length = briefing.account, briefing.budget.memory_bytes, briefing.sequence_length
+    laws = [*_laws(briefing, Traced(tracer, account, limit_bytes), spaced(sizes, MOST_SIZES))]
     if at_length is not None and length is not None and length > 1:
         for other in (length // 2, 2 * length):
-            shorter = at_length(other)
-            if _parts(briefing, shorter, briefing.space.baseline, sizes[:1]):
-                found = _laws(briefing, shorter, spaced(sizes, MOST_SIZES - 1))
+            traced = Traced(at_length(other), account, limit_bytes)
+            if _parts(briefing, traced, briefing.space.baseline, sizes[:1]):
+                found = _laws(briefing, traced, spaced(sizes, MOST_SIZES - 1))
                 laws += [law.model_copy(update={"length": other}) for law in found]
     return tuple(laws)
 
@@ -75,7 +77,7 @@ def spaced(values: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(sorted({nearest(values[0] * growth**place) for place in range(most)}))
 
 
-def _laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> Iterator[PeakLaw]:
+def _laws(briefing: Briefing, traced: Traced, sizes: Sequence[int]) -> Iterator[PeakLaw]:
     knob = traded(briefing.space.knobs)
     counts = (0,) if knob is None else (int(knob.values[0]), int(knob.values[-1]))
     for choice in choices(briefing.space.knobs):
@@ -84,11 +86,11 @@ def _laws(briefing: Briefing, tracer: Tracer, sizes: Sequence[int]) -> Iterator[
         for count in counts:
             combination = choice.of(briefing.space.baseline)
             combination = combination if knob is None else combination.replace(**{knob.name: count})
-            if parts := _parts(briefing, tracer, combination, sizes):
+            if parts := _parts(briefing, traced, combination, sizes):
                 yield PeakLaw(knob=choice.knob, value=choice.value, traded=count, sizes=tuple(sizes), parts=parts)
 
 
-def _parts(briefing: Briefing, tracer: Tracer, combination: Plan, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def _parts(briefing: Briefing, traced: Traced, combination: Plan, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Returns the parts of the peak at each size; {} if the combination conflicts or cannot be traced."""
     space = SearchSpace(briefing.space)
     if space.conflict(combination):
@@ -97,8 +99,7 @@ def _parts(briefing: Briefing, tracer: Tracer, combination: Plan, sizes: Sequenc
         plans = [space.at(combination, size) for size in sizes]
     except SpaceError:
         return {}
-    assert briefing.account is not None, "a bench that traces has an account"
-    found, traced = list[dict[str, int]](), Traced(tracer, briefing.account, briefing.budget.memory_bytes)
+    found = list[dict[str, int]]()
     for plan in plans:
         traced.show(plan)
         profile = traced.profile(plan)
