@@ -223,13 +223,17 @@ class NamesPiece(Piece):
 
     def __init__(self, name: str, namespace: Callable[[], Mapping[str, Any]], owner: type | None) -> None:
         """Makes the piece. `owner` is the class, whose namespace needs `setattr` to be written; None for a module."""
-        super().__init__(name, lambda: {each: namespace().get(each, UNBOUND) for each in self.names}, self._put_back)
+        super().__init__(name, self._bindings, self._put_back)
         self.names: dict[str, None] = {}
         self._namespace, self._owner = namespace, owner
 
     def differences(self) -> Iterator[str]:
         """Yields the names that are bound to another object."""
         return (f"{self.name}.{name}" for name in self._changed())
+
+    def _bindings(self) -> dict[str, Any]:
+        namespace = self._namespace()
+        return {name: namespace.get(name, UNBOUND) for name in self.names}
 
     def _put_back(self, kept: Mapping[str, Any]) -> None:
         for name in self._changed():
