@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import SpaceError, Untraceable
-from autofit.core.uninterrupted import FROM_OUTSIDE, SIGNAL, uninterrupted
+from autofit.core.uninterrupted import EVERY, FROM_OUTSIDE, uninterrupted
 from autofit.core.units import format_duration
 from autofit.linux_process import die_with
 from autofit.memory.trace import Trace
@@ -88,8 +88,7 @@ def trace_in_fork(work: Callable[[], Trace], limit_s: float) -> Trace:
         Untraceable: `work` raised Untraceable or an unexpected error, took longer than `limit_s`, or its process died.
         SpaceError: `work` raised it.
     """
-    signals = FROM_OUTSIDE if SIGNAL is None else (*FROM_OUTSIDE, SIGNAL)
-    with uninterrupted(*signals) as arrived:
+    with uninterrupted(*EVERY) as arrived:
         me, (read, write) = os.getpid(), os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about threads; the child uses none

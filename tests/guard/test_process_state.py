@@ -16,6 +16,7 @@ import torch._dynamo.config as dynamo
 from torch import nn
 
 from autofit import devices
+from autofit.core.uninterrupted import EVERY
 from autofit.guard import Guard, process_state
 from autofit.guard.process_state import global_rngs, running_accelerator
 from tests.devices.fake_torch import Card, install
@@ -231,3 +232,37 @@ def test_each_generator_goes_on_where_it_was_kept() -> None:
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_without_an_accelerator_none_is_running() -> None:
     assert running_accelerator() is None
+
+
+@pytest.mark.parametrize("number", EVERY)
+@pytest.mark.parametrize("writes", [False, True])
+def test_an_interrupt_waits_while_the_flags_of_precision_are_read_or_written(
+    number: int, writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both change the newer settings one by one."""
+    real, handler = torch._C._set_fp32_precision_setter, signal.getsignal(number)
+    before, calls = process_state.read_precision(), 0
+
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    def interrupted(*given: str) -> None:
+        nonlocal calls
+        calls -= 1
+        real(*given)
+        if not calls:
+            signal.raise_signal(number)
+
+    signal.signal(number, stop)
+    monkeypatch.setattr(torch._C, "_set_fp32_precision_setter", interrupted)
+    try:
+        for at in range(1, (1 if writes else 2) * (len(before) - len(("matmul", "cudnn_tf32"))) + 1):
+            calls = at
+            with pytest.raises(InterruptedError):
+                process_state.write_precision(before) if writes else process_state.read_precision()
+            calls = -1
+            assert process_state.read_precision() == before, at
+    finally:
+        monkeypatch.undo()
+        signal.signal(number, handler)
+        process_state.write_precision(before)
