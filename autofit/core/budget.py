@@ -37,7 +37,7 @@ TRACE_RATIO = 0.25
 OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
 """A search may exceed its budget by this share of it plus this many seconds, to stop a run and put everything back."""
 PROCESS_S = 0.75
-"""Seconds of it that a command needs besides, to start before its clock and to end."""
+"""Seconds of that overtime which a command needs to start, before its clock runs, and to end."""
 
 
 @dataclass(slots=True)

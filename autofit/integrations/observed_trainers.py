@@ -105,7 +105,7 @@ def _of_lightning(trainer: Any, answer: OnTuned, arguments: Mapping[str, Any]) -
 def _refuse_callback() -> Fit:
     raise UsageError(
         "found a callback of autofit among those of the Trainer, which tunes this training or applies a plan to it; "
-        "expected none. Leave it out, or run the script by python."
+        "expected none. Leave it out, or run the script with python."
     )
 
 

@@ -145,7 +145,7 @@ class Answers:
         if self._checks.is_due(plan):
             if self._ledger.check_s() > self._ledger.left_s():
                 self._runner.say("stage", f"{self._runner.named(plan)}: no time to check its gradient")
-                return "there was no time to check its gradient: give more"
+                return "there was no time to check its gradient; give more time"
             self._runner.say("stage", f"checking the gradient of {self._runner.named(plan)}")
         found = self._checks.passes(plan)
         if found.passed:

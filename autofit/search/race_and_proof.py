@@ -410,7 +410,7 @@ class Final:
                 self._caveats.append(f"the last proof did not end ({outcome.status.value}: {outcome.reason})")
             proof = proof or known
         if proof is None:
-            return self._not_now(chosen, "there was no time to prove it: give more")
+            return self._not_now(chosen, "there was no time to prove it; give more time")
         if why := self._answers.objection(chosen.plan):
             return self._not_now(chosen, why)
         self._answers.make(proof)
@@ -425,7 +425,7 @@ class Final:
         """Returns why plans that were the choice are not the answer, in one sentence for each reason."""
         texts = []
         for why, (first, *others) in self._passed_over.items():
-            also = f" (so for {len(others)} more)" if others else ""
+            also = f" (the same for {len(others)} more)" if others else ""
             texts.append(f"{first} was the choice, but {why}{also}")
         return texts
 

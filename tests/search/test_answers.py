@@ -105,7 +105,7 @@ def test_plans_that_could_not_be_checked_share_one_caveat_with_the_reason() -> N
     assert findings.plan == calm().space.baseline
     found = [caveat for caveat in findings.caveats if "was the choice" in caveat]
     assert len(found) == 1
-    assert f"was the choice, but {unchecked.reason} (so for " in found[0]
+    assert f"was the choice, but {unchecked.reason} (the same for " in found[0]
 
 
 def test_what_a_probe_must_beat_rises_with_the_answer() -> None:

@@ -180,7 +180,7 @@ def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: 
     (noted,) = [c for c in findings.alternatives if c.plan == best]
     assert noted.outcome.measured
     assert noted.note == (
-        "it was the choice, but there was no time to prove it: give more"
+        "it was the choice, but there was no time to prove it; give more time"
         if late
         else "its proof was not completed: timed out, hung in the proof"
     )
