@@ -117,12 +117,13 @@ class Payback:
 
 MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
 """Expected gain that is worth a probe, as a log ratio: at first, and at most."""
-MANY_MEASURED = 10
+MANY_MEASURED = 13
 """From this number of measured plans on, the gain that is worth a probe grows with its square where memory is
-estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search: a
-search takes at most 20 probes instead of 28 in spaces of 2,000 plans, and at most 23 instead of 42 on the other tables.
-The mean regret grows by at most 0.05 %. From 8 plans on, it would grow by 0.5 % in spaces of 2,000 plans. Without
-estimates, plans also run to show their memory, and the mean regret would double."""
+estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search: with
+10, a search takes one or two probes fewer in large spaces and as many on the other tables, and the mean regret is 0.59 %
+instead of 0.46 % in spaces of 2,000 and 20,000 plans (nine devices), and 0.44 % instead of 0.40 % on the tables. With
+18, it takes one or two more, and the regret is 0.44 % in those spaces. Without estimates, plans also run to show their
+memory, and the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 2, 1.4
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there, and so may the values that it ran with. It is settled if the plan is
