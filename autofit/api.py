@@ -99,7 +99,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             nothing about convergence. "any" also keeps techniques that change the result, such as another order of the
             samples; the plan and the caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
-            "optimizer_implementation", "optimizer_in_backward", "optimizer_states", "fp8_products",
+            "optimizer_implementation", "optimizer_in_backward", "optimizer_states",
             "activation_offload", "linear_cross_entropy", "attention", "compilation", "packing", "length_grouping",
             "padding_multiple", "cudnn_benchmark". None searches all that apply.
         without: names of techniques not to search.

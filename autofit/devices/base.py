@@ -32,7 +32,6 @@ class Capability(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     TF32 = "tf32"
-    FP8 = "fp8"  # products that are faster than in 16 bits
     CHANNELS_LAST = "channels_last"
     FOREACH = "foreach"
     FUSED = "fused"

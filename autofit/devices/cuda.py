@@ -33,8 +33,6 @@ UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
-ADA = (8, 9)
-"""The first compute capability with float8 products (`torch._scaled_mm`)."""
 VOLTA = (7, 0)
 """The first compute capability that torch.compile generates code for."""
 
@@ -44,7 +42,7 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
 
     Args:
         compute_capability: the chip's compute capability; None for a chip of ROCm, which computes in bf16 but has no
-            TF32, and whose float8 was not tried.
+            TF32.
     """
     found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.OWN_MEMORY}
     if compute_capability is None or compute_capability >= AMPERE:
@@ -53,8 +51,6 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
         found.add(Capability.CUDNN)
     if compute_capability is not None and compute_capability >= AMPERE:
         found.add(Capability.TF32)
-    if compute_capability is not None and compute_capability >= ADA:
-        found.add(Capability.FP8)
     if compute_capability is None or compute_capability >= VOLTA:
         found |= {Capability.COMPILE, Capability.TUNED_KERNELS, Capability.CUDA_GRAPHS}
     return frozenset(found)

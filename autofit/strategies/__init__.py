@@ -10,7 +10,6 @@ from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
 from autofit.strategies.cudnn_benchmark import CudnnBenchmark
-from autofit.strategies.fp8_products import Fp8Products
 from autofit.strategies.length_grouping import LengthGrouping
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
@@ -28,7 +27,6 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerImplementation,
     OptimizerInBackward,
     OptimizerStates,
-    Fp8Products,
     Attention,
     LinearCrossEntropy,
     Packing,

@@ -27,7 +27,7 @@ SAME_SHAPE = "all batches have the same shape"
 class LengthGrouping(Strategy):
     """Another order of the samples: those of a batch have similar lengths.
 
-    The order is made by `autofit.workloads.samplers`. It follows the user's sampler and its generator, and each
+    The order is made by `autofit.workloads.resized_samplers`. It follows the user's sampler and its generator, and each
     sample is in a pass as often as without this strategy. A draft does not change: only its batches do.
     """
 

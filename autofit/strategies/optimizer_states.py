@@ -1,5 +1,7 @@
 """Optimizer states: the moments of Adam in 8 bits, by torchao or bitsandbytes."""
 
+import importlib.util
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -18,11 +20,11 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.core.units import format_bytes
+from autofit.core.wording import install_command
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.compilation import missing_tool
 from autofit.strategies.optimizer_implementation import switches
 from autofit.strategies.optimizer_in_backward import updates_in_backward
-from autofit.strategies.optional_libraries import missing, quietly, unusable
 from autofit.strategies.torch_optimizers import (
     MARKS,
     grouped_parameters,
@@ -324,12 +326,12 @@ def _unusable(
 ) -> str | None:
     """Returns why a library cannot make the updates of an optimizer on a device, or None."""
     reasons = (library.refusal(group) for group in optimizer.param_groups)
-    if (reason := next(filter(None, reasons), missing(library.package))) is not None:
+    if (reason := next(filter(None, reasons), _missing(library.package))) is not None:
         return reason
     try:
         _optimizers(library.package)
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        return unusable(library.package, error)
+        return f"{library.package} cannot be imported ({error}): {install_command(library.package)}"
     return library.lack(device_type, capabilities)
 
 
@@ -355,10 +357,29 @@ def _freed_bytes(library: Library, optimizer: Optimizer) -> int:
     return FREED_BYTES * sum(sizes)
 
 
+def _missing(library: str) -> str | None:
+    """Returns that a library is not installed and how to install it, or None. Its extra has its name."""
+    found = importlib.util.find_spec(library) is not None
+    return None if found else f"{library} is not installed: {install_command(library)}"
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Hides the warnings and notes that an import makes, such as those on kernels for other devices."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 @cache
 def _optimizers(package: str) -> Any:
     """Returns the module of a library's optimizers, imported without its notes on kernels for other devices."""
-    with quietly():
+    with _quietly():
         return import_module(f"{package}.optim")
 
 

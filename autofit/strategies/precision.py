@@ -104,11 +104,6 @@ def scales_gradients(plan: Plan) -> bool:
     return plan.values.get(KNOB) == "fp16"
 
 
-def computes_in_another_type_than_bf16(plan: Plan) -> bool:
-    """Returns whether `plan` names a precision, and it is not autocast to bfloat16."""
-    return plan.values.get(KNOB, "bf16") != "bf16"
-
-
 def _refusal(facts: Facts) -> str | None:
     """Returns why only the user's precision is offered, or None."""
     if facts.numerics == "exact":

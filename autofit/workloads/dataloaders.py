@@ -25,9 +25,7 @@ from autofit.workloads.batch_maker import BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Collating, CollatingCounted, KeyLists
 from autofit.workloads.lengths import LengthOf
 from autofit.workloads.ready_batches import ReadyBatches
-from autofit.workloads.sample_batches import Recipe, SampleBatches
-from autofit.workloads.sampler_batches import SamplerBatches
-from autofit.workloads.samplers import (
+from autofit.workloads.resized_samplers import (
     LengthBatches,
     Pass,
     Rechunked,
@@ -37,8 +35,10 @@ from autofit.workloads.samplers import (
     resized,
     sampler_keys,
 )
+from autofit.workloads.sample_batches import Recipe, SampleBatches
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
 from autofit.workloads.tree import safe_getattr
+from autofit.workloads.uneven_batches import UnevenBatches
 
 _STREAM_SAMPLES = 512  # number of samples read from an iterable data set
 _KEPT = (
@@ -63,7 +63,7 @@ def dataloader_maker(loader: DataLoader[Any], options: BatchOptions) -> BatchMak
     listed = isinstance(loader.sampler, BatchSampler)  # the data set takes a list of keys
     if listed or loader.batch_sampler is not None:
         recipe = _map_recipe(loader, loader.sampler if listed else loader.batch_sampler, options.scan, listed=listed)
-        return SamplerBatches(loader, recipe, options) if recipe.uneven else SampleBatches(loader, recipe, options)
+        return UnevenBatches(loader, recipe, options) if recipe.uneven else SampleBatches(loader, recipe, options)
     dataset: Any = loader.dataset
     keys, _ = sampler_keys(loader.sampler, dataset, options.scan)
     return ReadyBatches(loader, keys, lambda key: loader.collate_fn(dataset[key]), options)

@@ -117,13 +117,6 @@ MUTATIONS = (
         "tests/devices/test_cuda.py",
     ),
     in_cuda(
-        "fp8 on any chip",
-        "if compute_capability is not None and compute_capability >= ADA:",
-        "if compute_capability is not None:",
-        "capabilities",
-        "tests/devices/test_cuda.py",
-    ),
-    in_cuda(
         "fp16 is unknown", "{Capability.FP16, Capability.CHANNELS_LAST,", "{Capability.CHANNELS_LAST,", "capabilities"
     ),
     in_cuda(

@@ -48,9 +48,8 @@ def _capabilities_of_the_host() -> frozenset[str]:
 
 EVERY_CAPABILITY = frozenset(str(capability) for capability in Capability)
 """The capabilities that any device may offer: offers are made for all of them."""
-HOST_CAPABILITIES = _capabilities_of_the_host() | {str(Capability.FP8)}
-"""The capabilities that the host may offer: training steps run on it, for values that need no others. Its products in
-float8 are correct, but slow, so it does not offer them."""
+HOST_CAPABILITIES = _capabilities_of_the_host()
+"""The capabilities that the host may offer: training steps run on it, for values that need no others."""
 
 SAMPLES = 4
 TEXTS = BatchSource.of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=Padding()))
@@ -173,7 +172,7 @@ OFFERED = {
         "linear_cross_entropy length_grouping compilation batching"
     ),
     "wide": (
-        "precision optimizer_implementation optimizer_in_backward optimizer_states fp8_products "
+        "precision optimizer_implementation optimizer_in_backward optimizer_states "
         "length_grouping compilation checkpointing batching"
     ),
     "decoder": (
@@ -290,7 +289,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 each_member = pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
-INEXACT = {"precision", "packing", "length_grouping", "optimizer_states", "fp8_products"}
+INEXACT = {"precision", "packing", "length_grouping", "optimizer_states"}
 IN_INFERENCE = {"memory_format", "precision", "attention", "compilation", "batching"}
 """The members that offer nothing at `numerics="exact"`, and those that offer something in inference."""
 

@@ -437,13 +437,12 @@ def test_making_a_device_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "hip", "expected"),
     [
-        ((9, 0), None, {"bf16", "tf32", "fp8"}),
-        ((8, 9), None, {"bf16", "tf32", "fp8"}),
+        ((9, 0), None, {"bf16", "tf32"}),
         ((8, 0), None, {"bf16", "tf32"}),
         ((7, 5), None, set()),
         ((9, 4), "7.0", {"bf16"}),
     ],
-    ids=["hopper", "ada", "ampere", "turing", "rocm"],
+    ids=["hopper", "ampere", "turing", "rocm"],
 )
 def test_capabilities_are_the_generations(
     cards: Cards, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, expected: set[str]

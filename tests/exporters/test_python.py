@@ -22,7 +22,7 @@ from autofit.exporters import by_name
 from autofit.exporters.base import Export
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import counted
-from autofit.workloads.samplers import LengthBatches
+from autofit.workloads.resized_samplers import LengthBatches
 from tests.conformance.test_exporters import OWN, answer
 
 

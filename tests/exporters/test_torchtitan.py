@@ -133,7 +133,6 @@ def test_the_budget_of_compiled_code_is_the_share_that_was_measured(value: str) 
         ("compile", "default"),
         ("optimizer_states", "torchao-8bit"),
         ("activation_offload", True),
-        ("fp8_products", True),
         ("length_grouping", True),
     ],
 )

@@ -128,6 +128,18 @@ def test_unusual_models_and_parameters_are_refused() -> None:
     assert "hooks" in reasons(made)[0]
 
 
+def test_a_library_that_cannot_be_imported_is_refused_with_its_error() -> None:
+    def broken(package: str) -> Any:
+        raise ImportError("no symbol")
+
+    with (
+        patch("importlib.util.find_spec", lambda name: object()),
+        patch("autofit.strategies.optimizer_states._optimizers", broken),
+    ):
+        found = reasons(draft())
+    assert found[0].startswith("torchao cannot be imported (no symbol): pip install")
+
+
 def test_a_device_or_compiler_that_is_missing_has_a_reason() -> None:
     assert "generates no code" in str(TORCHAO.lack("cpu", frozenset()))
     with patch("autofit.strategies.optimizer_states.missing_tool", lambda: "found no C++ compiler"):

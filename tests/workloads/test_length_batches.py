@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from autofit.workloads.samplers import LEAST_WINDOWS, WINDOW_BATCHES, LengthBatches
+from autofit.workloads.resized_samplers import LEAST_WINDOWS, WINDOW_BATCHES, LengthBatches
 from tests.workloads.ragged import text_lengths
 
 LENGTHS = text_lengths(1000)

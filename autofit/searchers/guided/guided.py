@@ -33,9 +33,9 @@ from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, FinalBeliefs, chances_to_run, exclusions, omissions
 from autofit.searchers.guided.first_feasible import first_feasible
+from autofit.searchers.guided.gain_per_second import Candidates, Proposal, expected_gains
 from autofit.searchers.guided.stopping import Payback, TriedPlans, least_gain, unsettled
 from autofit.searchers.guided.throughput import Throughput, plainer, usual_plans
-from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
 
 MAX_DEVIATIONS_AHEAD = 3.0
 """A plan that must beat its estimate by this many deviations has an expected gain below 0.0004 deviations."""

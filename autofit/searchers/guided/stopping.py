@@ -119,10 +119,10 @@ MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
 """Expected gain that is worth a probe, as a log ratio: at first, and at most."""
 MANY_MEASURED = 13
 """From this number of measured plans on, the gain that is worth a probe grows with its square where memory is
-estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search: with
-10, a search takes one or two probes fewer in large spaces and as many on the other tables, and the mean regret is 0.59 %
-instead of 0.46 % in spaces of 2,000 and 20,000 plans (nine devices), and 0.44 % instead of 0.40 % on the tables. With
-18, it takes one or two more, and the regret is 0.44 % in those spaces. Without estimates, plans also run to show their
+estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search, on
+nine devices in spaces of 2,000 and 20,000 plans, and on the tables. With 10, a search takes one or two probes fewer in
+these spaces and as many on the tables, and the mean regret is 0.59 instead of 0.46 % and 0.44 instead of 0.40 %. With
+18, it takes one or two more, and the regret is 0.44 % in these spaces. Without estimates, plans also run to show their
 memory, and the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 2, 1.4
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a

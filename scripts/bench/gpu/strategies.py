@@ -47,14 +47,13 @@ TOGETHER: tuple[dict[str, KnobValue], ...] = (
     {"precision": "bf16", "compile": "default"},
     {"precision": "bf16", "compile": "reduce-overhead"},
     {"precision": "bf16", "compile": "default", "activation_budget": "half"},
-    {"precision": "bf16", "compile": "default", "fp8_products": True},
 )
 """Changes that belong together. Those that the search space does not have are left out."""
 STEPS = 4
 SAME, NEAR = 1e-3, 0.05
 """Largest relative difference of a loss: of plans whose arithmetic is that of the user's plan up to the rounding of
 float32, and of all others."""
-CHANGED = ("precision", "fp8_products", "optimizer_states", "padding_multiple", "length_grouping")
+CHANGED = ("precision", "optimizer_states", "padding_multiple", "length_grouping")
 """Knobs whose values compute something else, or in fewer bits."""
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.samplers import batch_sampler_keys
+from autofit.workloads.resized_samplers import batch_sampler_keys
 from tests.workloads.loaders import labels, pairs, use_all
 
 

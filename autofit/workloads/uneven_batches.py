@@ -1,4 +1,4 @@
-"""SamplerBatches: the batches of a sampler that makes them of different sizes, such as one with a budget of frames.
+"""UnevenBatches: the batches of a sampler that makes them of different sizes, such as one with a budget of frames.
 
 Such a rule cannot be kept at another batch size, and a batch of the usual size made from the longest samples would be
 far larger than any that the sampler makes. The batches therefore stay as they are. The batch size of a plan is their
@@ -38,7 +38,7 @@ class _Listed:
     elements: int
 
 
-class SamplerBatches(BatchMaker):
+class UnevenBatches(BatchMaker):
     """Makes the batches of the user's batch sampler, from the lists of one pass.
 
     Args:

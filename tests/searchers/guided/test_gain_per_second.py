@@ -11,8 +11,7 @@ from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility import Feasibility
 from autofit.search.phases import run
-from autofit.searchers.guided.stopping import MIN_GAIN
-from autofit.searchers.guided.worth import (
+from autofit.searchers.guided.gain_per_second import (
     EQUAL_RATIO,
     HOPEFUL_GAIN,
     LEAST_HOPE,
@@ -21,6 +20,7 @@ from autofit.searchers.guided.worth import (
     Proposal,
     expected_gains,
 )
+from autofit.searchers.guided.stopping import MIN_GAIN
 from scripts.bench.search.replay import TableEstimator
 from tests.fakes import FakeBench, random_bench, small_bench, tuning_of
 
@@ -67,7 +67,7 @@ def candidates(bench: FakeBench, **changes: Any) -> Candidates:
 def test_the_best_plan_is_the_one_with_the_most_gain_per_second_by_its_probability(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autofit.searchers.guided.worth.FIRST", first)
+    monkeypatch.setattr("autofit.searchers.guided.gain_per_second.FIRST", first)
     given = candidates(small_bench())
     fits = np.array([given.feasibility.probability(plan) for plan in given.feasibility.plans.plans])
     worth = np.where(fits >= given.feasibility.required_probability, fits * given.gains / given.seconds, 0.0)
@@ -154,7 +154,7 @@ def test_a_search_is_the_same_however_many_plans_are_looked_at_at_a_time(
         return bench.probes()
 
     usual = probes()
-    monkeypatch.setattr("autofit.searchers.guided.worth.FIRST", 1)
+    monkeypatch.setattr("autofit.searchers.guided.gain_per_second.FIRST", 1)
     assert probes() == usual
-    monkeypatch.setattr("autofit.searchers.guided.worth.FIRST", 10**6)
+    monkeypatch.setattr("autofit.searchers.guided.gain_per_second.FIRST", 10**6)
     assert probes() == usual

@@ -1,4 +1,4 @@
-"""Worth: which plan promises the most gain per second of probing, among those that are likely to fit.
+"""Gain per second: which plan promises the most of it, among those that are likely to fit.
 
 Plans are looked at in the order of their gain per second, a few at first and then ever more at once, until no other can
 be better. So a small space costs few estimates of memory, and a large one few steps.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autofit.workloads.samplers import Constructed, Copied, Rechunked, resized
+from autofit.workloads.resized_samplers import Constructed, Copied, Rechunked, resized
 from tests.workloads.ragged import Buckets, MadeBuckets, text_lengths
 
 LENGTHS = text_lengths(2000)
