@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
+
+from autofit.nightly.records import Verdict
 
 LEAST_NIGHTS = 5
 """Number of nights of a segment before a night is compared with them."""
@@ -75,8 +77,6 @@ class Suspicion:
     """A change that the first reading of a night shows, and what a second reading must show to confirm it.
 
     Attributes:
-        cause: "night": the reading left its band. "run": the latest nights differ together from those before. "back":
-            an open change ended.
         side: 1 if the value is higher than expected, -1 if it is lower.
         limit: a second reading confirms the change if it is beyond this value on that side.
         expected: the value that the evidence was compared with.
@@ -85,7 +85,6 @@ class Suspicion:
         before: number of nights behind the expected value.
     """
 
-    cause: Literal["night", "run", "back"]
     side: int
     limit: float
     expected: float
@@ -179,7 +178,7 @@ def _night(band: Band, reading: float) -> Suspicion | None:
     if band.low <= reading <= band.high:
         return None
     side, limit = (1, band.high) if reading > band.high else (-1, band.low)
-    return Suspicion("night", side, limit, band.expected, reading, nights=1, before=band.nights)
+    return Suspicion(side, limit, band.expected, reading, nights=1, before=band.nights)
 
 
 def _run(reference: Sequence[float], reading: float) -> Suspicion | None:
@@ -200,7 +199,7 @@ def _run(reference: Sequence[float], reading: float) -> Suspicion | None:
     limit = min((RUN + 1) * sure - sum(inside), each)
     if fmean(inside) >= suspicious or max(together) >= each or limit <= lowest:
         return None
-    return Suspicion("run", -1, limit, expected, fmean(inside), nights=RUN, before=len(before))
+    return Suspicion(-1, limit, expected, fmean(inside), nights=RUN, before=len(before))
 
 
 def _spread(noise: float, nights: int, before: int) -> float:
@@ -213,30 +212,6 @@ class NightReading(NamedTuple):
 
     rate_per_s: float
     peak_bytes: float
-
-
-class PastNight(NamedTuple):
-    """An earlier night of the segment.
-
-    Attributes:
-        night: identifier of the night.
-        reading: the second reading if there was one, else the first.
-        highest_bytes: the highest peak of the night's readings.
-        rate_side: what was claimed of throughput: 1 faster, -1 slower, 0 nothing.
-        memory_side: what was claimed of the peak: 1 higher, 0 nothing.
-        evidence_nights: number of nights, this one included, that are the evidence for a change of throughput.
-        expected: what the readings were compared with; only used on the first night of a change.
-        since: first night of the change of throughput; "" if it is this one.
-    """
-
-    night: str
-    reading: NightReading
-    highest_bytes: float
-    rate_side: int = 0
-    memory_side: int = 0
-    evidence_nights: int = 1
-    expected: NightReading = NightReading(0.0, 0.0)
-    since: str = ""
 
 
 @dataclass(slots=True)
@@ -290,7 +265,7 @@ class Track:
         if not inside:
             return []
         limit = self.expected + median(self.changed[-WINDOW:]) - reading
-        return [Suspicion("back", -self.side, limit, self.expected, reading, nights=1, before=band.nights)]
+        return [Suspicion(-self.side, limit, self.expected, reading, nights=1, before=band.nights)]
 
     def _close(self) -> None:
         self.changed, self.side, self.since = [], 0, ""
@@ -315,25 +290,34 @@ class Level:
         """Number of further nights that are needed before a night can be compared."""
         return max(LEAST_NIGHTS - min(len(self.rate.reference), len(self.memory.reference)), 0)
 
-    def add(self, past: PastNight) -> None:
-        """Adds the next night."""
-        rate_per_s, peak_bytes = past.reading
-        if past.rate_side:
-            expected, since = past.expected.rate_per_s, past.since or past.night
-            self.rate.add_changed(rate_per_s, past.rate_side, expected, since, past.evidence_nights)
-            if past.rate_side > 0 and len(self.rate.changed) >= LEAST_NIGHTS:
+    def add(self, night: str, first: NightReading, second: NightReading, verdict: Verdict) -> None:
+        """Adds the next night, with what was claimed of it.
+
+        Args:
+            night: identifier of the night.
+            first: its first reading.
+            second: its second reading; the first one if there was none.
+            verdict: the verdict on it.
+        """
+        if "slower" in verdict.moved or "faster" in verdict.moved:
+            side, expected = -1 if "slower" in verdict.moved else 1, verdict.expected_per_s or second.rate_per_s
+            self.rate.add_changed(second.rate_per_s, side, expected, verdict.since or night, verdict.evidence_nights)
+            if side > 0 and len(self.rate.changed) >= LEAST_NIGHTS:
                 self.rate.accept()
         else:
-            self.rate.add(rate_per_s)
-        if past.memory_side:
-            self.memory.add_changed(peak_bytes, 1, past.expected.peak_bytes, past.night)
+            self.rate.add(second.rate_per_s)
+        if "more memory" in verdict.moved:
+            self.memory.add_changed(second.peak_bytes, 1, verdict.expected_bytes or second.peak_bytes, night)
         else:
-            self.memory.add(peak_bytes)
-            self.highest = sorted((*self.highest, past.highest_bytes))[-FAMILIAR:]
-            latest = self.memory.reference[-LEAST_NIGHTS:]
-            lower = max(latest) < (1 - LEAST_CHANGE) * median(self.memory.reference[:WINDOW])
-            if lower and len(latest) == LEAST_NIGHTS:  # a new level, so that later growth is seen
-                self.memory.reference, self.highest = latest, sorted(latest)[-FAMILIAR:]
+            self.memory.add(second.peak_bytes)
+            self._renew_peaks(max(first.peak_bytes, second.peak_bytes))
+
+    def _renew_peaks(self, peak_bytes: float) -> None:
+        self.highest = sorted((*self.highest, peak_bytes))[-FAMILIAR:]
+        latest = self.memory.reference[-LEAST_NIGHTS:]
+        lower = max(latest) < (1 - LEAST_CHANGE) * median(self.memory.reference[:WINDOW])
+        if lower and len(latest) == LEAST_NIGHTS:  # a new level, so that later growth is seen
+            self.memory.reference, self.highest = latest, sorted(latest)[-FAMILIAR:]
 
     def accept(self) -> None:
         """Makes the level of an open regression the reference, because a person accepted it."""

@@ -1,7 +1,7 @@
 """Measuring a plan in a night: runs that are repeated if they say nothing, interleaved blocks, and the re-check."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autofit.core.answer import Ratio
@@ -31,23 +31,25 @@ LIMIT_RATIO = 0.95
 """A time-out after at least this share of the time left is blamed on the time budget, not on the plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rounds:
     """Blocks of several plans that ran next to each other.
 
     Attributes:
-        rates_per_s: throughput of each plan in each complete round, by the key of the plan.
+        rates_per_s: throughput of each block, by the key of its plan.
         failed: outcome of the block that failed, by the key of its plan.
+        done: number of complete rounds.
         early: whether the time budget ended the rounds.
     """
 
-    rates_per_s: Mapping[str, tuple[float, ...]]
-    failed: Mapping[str, Outcome] = field(default_factory=dict)
+    rates_per_s: dict[str, list[float]]
+    failed: dict[str, Outcome] = field(default_factory=dict)
+    done: int = 0
     early: bool = False
 
     def of(self, plan: Plan) -> tuple[float, ...]:
-        """Returns the throughput of a plan in each round; () if one of its blocks failed."""
-        return () if plan.key in self.failed else self.rates_per_s[plan.key]
+        """Returns the throughput of a plan in each complete round; () if one of its blocks failed."""
+        return () if plan.key in self.failed else tuple(self.rates_per_s[plan.key][: self.done])
 
     def pairing(self, ours: Plan, theirs: Plan) -> Pairing | None:
         """Returns the comparison of two plans; None if one of them failed, or after fewer than two rounds."""
@@ -108,36 +110,35 @@ class PlanRunner:
         Args:
             plans: the plans, each once.
             count: number of rounds.
-            enough: called after each round; whether no further round is needed.
+            enough: called before each round; whether no further round is needed.
 
         Raises:
             BudgetSpent: no round was complete.
             DevicePoisoned, KeyboardInterrupt: as in `run`.
         """
-        rates: dict[str, list[float]] = {plan.key: [] for plan in plans}
-        failed: dict[str, Outcome] = {}
-        for done in range(count):
+        rounds = Rounds({plan.key: [] for plan in plans})
+        while rounds.done < count and len(rounds.failed) < len(plans) and not enough(rounds):
             try:
-                self._round(plans, rates, failed)
+                self._round(plans, rounds)
             except BudgetSpent:
-                if not done:
+                if not rounds.done:
                     raise
-                return Rounds({key: tuple(each[:done]) for key, each in rates.items()}, failed, early=True)
-            if len(failed) == len(plans) or enough(Rounds({key: tuple(each) for key, each in rates.items()}, failed)):
+                rounds.early = True
                 break
-        return Rounds({key: tuple(each) for key, each in rates.items()}, failed)
+            rounds.done += 1
+        return rounds
 
-    def _round(self, plans: Sequence[Plan], rates: Mapping[str, list[float]], failed: dict[str, Outcome]) -> None:
+    def _round(self, plans: Sequence[Plan], rounds: Rounds) -> None:
         order = plans if self._forward else plans[::-1]
         self._forward = not self._forward
         for plan in order:
-            if plan.key in failed:
+            if plan.key in rounds.failed:
                 continue
             outcome = self.run(plan, Purpose.BLOCK)
             if outcome.measured:
-                rates[plan.key].append(self.objective.score(measurement_of(outcome)))
+                rounds.rates_per_s[plan.key].append(self.objective.score(measurement_of(outcome)))
             else:
-                failed[plan.key] = outcome
+                rounds.failed[plan.key] = outcome
 
     def _once(self, plan: Plan, purpose: Purpose) -> Outcome:
         patience_s, began_s = self.clock.patience_s(), self.clock.elapsed_s
@@ -292,6 +293,5 @@ def _notes(rounds: Rounds, baseline: Plan, probe: Outcome) -> list[str]:
         outcome = rounds.failed[baseline.key]
         notes.append(f"a block of the baseline failed: {outcome.status.value}, {outcome.reason}")
     if rounds.early:
-        done = max(map(len, rounds.rates_per_s.values()))
-        notes.append(f"the time budget ended the measurement after {done} of {ROUNDS} rounds")
+        notes.append(f"the time budget ended the measurement after {rounds.done} of {ROUNDS} rounds")
     return notes

@@ -1,7 +1,6 @@
 """A night for people and programs: as text for a terminal, as Markdown, and as JSON with a published schema."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,10 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.nightly.records import NightRecord, NightResult, VerdictKind, instant
+from autofit.nightly.records import NOT_MEASURED, NightRecord, NightResult, VerdictKind, instant
+from autofit.nightly.verdict import rate_text
 from autofit.reports.canvas import Canvas
+from autofit.reports.markdown import MARK
 from autofit.reports.markdown import table as markdown_table
 from autofit.reports.markdown import text as escaped
 from autofit.reports.markup import shortened
@@ -22,8 +23,6 @@ from autofit.terminal import wrapped
 
 History = Mapping[str, Sequence[NightRecord]]
 """All records of each job, oldest first."""
-MARK = "<!-- autofit nightly -->"
-"""Comment in the first line of the files of a night, by which an earlier one is recognised."""
 SCHEMA = "autofit.nightly/1"
 SCHEMA_FILE = Path(__file__).parent / "nightly.schema.json"
 """The published JSON Schema, made by `schema_text`."""
@@ -38,10 +37,9 @@ URGENCY = {
     VerdictKind.STEADY: ("steady", "steady"),
 }
 """Verdicts in the order in which they are shown, each with its name for one job and for several."""
-ATTENTION = frozenset({VerdictKind.REGRESSION, VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR})
+ATTENTION = (VerdictKind.REGRESSION, *NOT_MEASURED)
 """Verdicts that somebody should look at."""
 _NAME, _VALUE, _REASON, _MOST_ITEMS, _MOST_JOBS = 40, 300, 400, 10, 100
-_PLAN_KEY = re.compile(r"\{[^{}]*\}")
 
 
 def to_text(night: NightResult, history: History, canvas: Canvas | None = None) -> str:
@@ -137,6 +135,16 @@ def other_counts(night: NightResult) -> str:
     return ", ".join([*counts, *([f"{len(night.unchecked):,} not checked"] if night.unchecked else [])])
 
 
+def of_the_night(night: NightResult) -> dict[str, Sequence[str]]:
+    """Returns what concerns the whole night, by title. Titles without a text are left out."""
+    lists = {
+        "Not checked": [f"{job}: {why}" for job, why in night.unchecked.items()],
+        "Errors in the jobs file": night.problems,
+        "Notes": night.notes,
+    }
+    return {title: items for title, items in lists.items() if items}
+
+
 def moment(night: str) -> str:
     """Returns the time at which a night began, such as "2026-11-25 01:00 UTC"; other texts as given."""
     found = instant(night)
@@ -145,7 +153,7 @@ def moment(night: str) -> str:
 
 def rate(record: NightRecord) -> str:
     """Returns the throughput of the accepted plan with its unit; "" if it did not run."""
-    return "" if record.accepted is None else f"{short_number(record.accepted.rate_per_s)} {record.unit}/s"
+    return "" if record.accepted is None else rate_text(record.accepted.rate_per_s, record.unit)
 
 
 def rate_change(record: NightRecord) -> str:
@@ -179,7 +187,7 @@ def evidence(record: NightRecord) -> list[str]:
         device = f"{segment.device}{driver}, torch {segment.torch}"
     entries = {
         "throughput": record.accepted and rate(record) + expected,
-        "measured again": second and f"{short_number(second.rate_per_s)} {record.unit}/s",
+        "measured again": second and rate_text(second.rate_per_s, record.unit),
         "peak memory": record.accepted and peak(record) + highest,
         "over the baseline": record.gain and str(record.gain),
         "accepted plan": record.accepted and plan_words(record.accepted.plan, record),
@@ -213,14 +221,8 @@ def _sections(night: NightResult, history: History) -> Iterator[_Section]:
     for record in by_urgency(night.records)[:_MOST_JOBS]:
         if record.verdict.kind in ATTENTION or record.proposed is not None:
             yield _job_section(record, history.get(record.job, (record,)))
-    rest = {
-        "Not checked": [f"{job}: {why}" for job, why in night.unchecked.items()],
-        "Errors in the jobs file": night.problems,
-        "Notes": night.notes,
-    }
-    for title, items in rest.items():
-        if items:
-            yield title, "", _some(items)
+    for title, items in of_the_night(night).items():
+        yield title, "", _some(items)
 
 
 def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Section:
@@ -230,7 +232,7 @@ def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Sectio
             break
         first, nights = one, nights + 1
     lasting = [f"the same verdict for {nights:,} nights, since {moment(first.night)}"] if nights > 1 else []
-    changed = [f"changed since the last steady night: {_readable(text)}" for text in verdict.changed]
+    changed = [f"changed since the last steady night: {text}" for text in verdict.changed]
     items = [*lasting, *evidence(record), *_some(changed), *_some(record.notes)]
     return f"{shortened(record.job, _NAME)}: {verdict.kind.value}", verdict.reason, items
 
@@ -259,16 +261,3 @@ def _some(texts: Sequence[str]) -> list[str]:
 def _counts(records: Sequence[NightRecord]) -> list[str]:
     kinds = Counter(record.verdict.kind for record in records)
     return [f"{kinds[kind]:,} {names[kinds[kind] != 1]}" for kind, names in URGENCY.items() if kinds[kind]]
-
-
-def _readable(changed: str) -> str:
-    """Returns a change with the keys of plans, which are JSON, as "knob=value knob=value"."""
-    return _PLAN_KEY.sub(_without_json, changed)
-
-
-def _without_json(found: re.Match[str]) -> str:
-    try:
-        values = json.loads(found[0])
-    except ValueError:
-        return found[0]
-    return " ".join(f"{name}={value}" for name, value in values.items()) or str(Plan())

@@ -14,6 +14,7 @@ from autofit.nightly.outputs import (
     evidence,
     headline,
     moment,
+    of_the_night,
     other_counts,
     peak,
     plan_words,
@@ -41,11 +42,6 @@ def to_html(night: NightResult, history: History) -> str:
         if record.id not in [each.id for each in records]:
             records.append(record)
     newest = by_urgency([records[-1] for records in known.values() if records])
-    lists = {
-        "Not checked": [f"{job}: {why}" for job, why in night.unchecked.items()],
-        "Errors in the jobs file": night.problems,
-        "Notes": night.notes,
-    }
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         files("autofit.nightly").joinpath("trend.html").read_text(encoding="utf-8")
     )
@@ -54,7 +50,7 @@ def to_html(night: NightResult, history: History) -> str:
         exit_code=night.exit_code,
         headline=headline(night),
         others=other_counts(night),
-        lists=[(title, [shortened(item, _TEXT) for item in items]) for title, items in lists.items() if items],
+        lists=[(title, [shortened(item, _TEXT) for item in items]) for title, items in of_the_night(night).items()],
         jobs=[_job(f"job-{number}", known[last.job], night) for number, last in enumerate(newest, start=1)],
         style=style_sheet(),
     )

@@ -13,7 +13,6 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage
 from optuna.trial import TrialState, create_trial
 
 from autofit.core.environment import Environment
@@ -74,7 +73,10 @@ class Study:
         self.location, notes = self._place.shown, list[str]()
         with self._place.guarded("opened"):
             self._storage = connect(self._place, notes)
-            self._study = _created(self._storage, name, objective)
+            self._study = study_in(self._storage, name, STUDY_SCHEMA, self._place.shown)
+            with quiet():
+                if self._study.metric_names is None:
+                    self._study.set_metric_names([f"{objective.unit}/s"])  # of the values in optuna-dashboard
             self._study_id = self._storage.get_study_id_from_name(name)
             trials, attributes = self._study.get_trials(deepcopy=False), self._study.user_attrs
             self._distributions = distributions_of(space, trials)
@@ -242,24 +244,3 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
             "study of `autofit tune --study`."
         )
     return found
-
-
-def _created(storage: BaseStorage, name: str, objective: Objective) -> optuna.Study:
-    """Loads a study, or creates it.
-
-    Raises:
-        StudyError: the study is of another program or of a newer schema.
-    """
-    with quiet():
-        study = study_in(storage, name)
-        found = study.user_attrs.get(SCHEMA)
-        if found is None and not study.get_trials(deepcopy=False):
-            study.set_user_attr(SCHEMA, STUDY_SCHEMA)
-            study.set_metric_names([f"{objective.unit}/s"])  # the name of values in optuna-dashboard
-        elif found != STUDY_SCHEMA:
-            raise StudyError(
-                f"the study {name} cannot be used: found {f'the schema {found}' if found else 'trials but no schema'}; "
-                f"expected {STUDY_SCHEMA}, which this version of autofit writes. Choose another study, or the version "
-                "of autofit that wrote it."
-            )
-    return study

@@ -72,13 +72,7 @@ _DOING = {
 
 
 class SearchState:
-    """What is known so far; one object per search.
-
-    Args:
-        against: what progress is compared with.
-        colour: whether the lines may have colours.
-        blocks: whether they may have block characters.
-    """
+    """What is known so far; one object per search. Lines may have colours and block characters if asked for."""
 
     def __init__(self, against: Yardstick, colour: bool = False, blocks: bool = False) -> None:
         self._against, self._blocks = against, blocks
@@ -169,10 +163,8 @@ class SearchState:
 
     def _end_forms(self) -> Forms:
         """Returns the answer so far and the time left."""
-        answer, time = self._answer_forms(), self._time_forms()
-        if not answer:
-            return time
-        return (*(f"{answer[0]}, {each}" for each in time), *(f"{each}, {time[-1]}" for each in answer[1:]))
+        time = self._time_text()
+        return tuple(f"{each}, {time}" for each in self._answer_forms()) or (time,)
 
     def _answer_forms(self) -> Forms:
         """Returns the throughput of the answer over the baseline; that of the race, with its interval, once it has one.
@@ -223,11 +215,9 @@ class SearchState:
         measured = self._measured.get(plan.key)
         return 0 if measured is None else measured.memory.judged_bytes
 
-    def _time_forms(self) -> Forms:
+    def _time_text(self) -> str:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
-        if limit_s is not None:
-            return (f"{short_time(limit_s - elapsed_s)} left",)
-        return (f"{short_time(elapsed_s)} elapsed",)
+        return f"{short_time(elapsed_s)} elapsed" if limit_s is None else f"{short_time(limit_s - elapsed_s)} left"
 
     def _share(self) -> float:
         """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""
@@ -252,12 +242,7 @@ Part = tuple[str, str]
 
 
 class TrialRows:
-    """Makes the rows of a search; one object per search.
-
-    Args:
-        against: what progress is compared with.
-        colour: whether colours may be used.
-    """
+    """Makes the rows of a search; one object per search."""
 
     def __init__(self, against: Yardstick, colour: bool = False) -> None:
         self._against, self._colour = against, colour
@@ -266,12 +251,7 @@ class TrialRows:
     def lines(self, trial: Trial, name: str, ratio: float | None, is_best: bool, width: int) -> list[str]:
         """Returns the row of a trial, below the head of the table if that is new or has other columns now.
 
-        Args:
-            trial: a finished trial.
-            name: its number, or "proof".
-            ratio: throughput over the baseline; None if it is unknown.
-            is_best: whether it is the fastest so far.
-            width: cells of a line.
+        `name` is its number, or "proof". `ratio` is its throughput over the baseline.
         """
         layout = next(columns for least, columns in _LAYOUTS if width >= least)
         head = [] if layout == self._shown else [cut(self._head(layout), width)]

@@ -40,11 +40,11 @@ def play(folder: Path, nights: int | None = None) -> tuple[NightResult, Mapping[
     file = JobsFile(path=folder / "jobs.yaml", history=str(folder / "study.journal"), jobs=tuple(jobs))
     for night in range(1, (nights or NIGHTS) + 1):
         now = START + timedelta(days=night - 1)
-        history = History.open(file.history, file.aside)
+        history = History(file.history, file.mark)
         result = run_night(file, history, NightOptions(clock=Clock(), today=partial(_same, now)), opening(night))
         for record in result.records:
             _say(night, record)
-    history = History.open(file.history, file.aside)
+    history = History(file.history, file.mark)
     return result, {job.name: history.of_job(job.name) for job in JOBS}
 
 

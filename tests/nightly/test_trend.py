@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from autofit.nightly.outputs import MARK
 from autofit.nightly.records import NightRecord, NightResult
 from autofit.nightly.trend import MOST_NIGHTS, to_html
+from autofit.reports.markdown import MARK
 from tests.nightly import samples
 from tests.reports.page_checks import Reader, check_well_formed_and_small
 
