@@ -23,7 +23,7 @@ from autofit.core.errors import UsageError
 from autofit.core.printable import ascii_json, one_line, printable
 from autofit.core.units import parse_duration
 from autofit.files import followed, unwritable, write_atomically
-from autofit.nightly import outputs, trend
+from autofit.nightly import outputs
 from autofit.nightly.history import History
 from autofit.nightly.jobs import JOBS_SCHEMA, JobsFile, is_file, read_jobs, split
 from autofit.nightly.records import NightResult
@@ -34,7 +34,7 @@ from autofit.reports.canvas import Canvas
 
 _FORMATS: Mapping[str, Callable[[NightResult, outputs.History], str]] = {
     "markdown": outputs.to_markdown,
-    "html": trend.to_html,
+    "html": outputs.to_html,
 }
 
 
@@ -192,14 +192,10 @@ _OF_JOB = {
 def first_jobs_file(
     target: str, *, folder: str | Path = ".", name: str | None = None, given: Mapping[str, Any] | None = None
 ) -> str:
-    """Returns the text of a jobs file with one job.
+    """Returns the text of a jobs file with one job, to be stored in a folder.
 
-    Args:
-        target: file or module with the function of the workload, such as train.py:make_workload. A relative path is
-            relative to the working directory.
-        folder: folder in which the text will be stored.
-        name: name of the job. None derives it from the target.
-        given: values of further keys of the job, such as `{"device": "cuda", "global_batch": 256}`; None is left out.
+    A relative target is relative to the working directory. Without a name, that of the job is derived from the target.
+    `given` has values of further keys of the job, such as `{"device": "cuda"}`; None is left out.
     """
     name = _name(target) if name is None else name
     job = {"name": name, "workload": _relative(target, Path(folder)), "plan": f"plans/{name}.yaml"}

@@ -14,12 +14,7 @@ from autofit.files import head_of, replaceable, unwritable, write_atomically
 
 
 def check_output(path: Path, check: Callable[..., Path] = planfile.check_replaceable, *, force: bool) -> None:
-    """Rejects, before any work begins, an output that cannot be written or that is another file.
-
-    Args:
-        path: where the output goes.
-        check: raises for a file that must not be replaced, given the path and `force`.
-        force: whether any file may be replaced.
+    """Rejects, before any work begins, an output that cannot be written, or that `check` does not replace.
 
     Raises:
         UsageError: it is one of these.

@@ -77,15 +77,8 @@ class NightContext:
 class JobCheck:
     """One job in one night. What is known of it is kept, so that an interrupt loses nothing that has a verdict.
 
-    Args:
-        job: the job.
-        past: its earlier records, oldest first.
-        context: what all jobs of the night share.
-        jobs_left: number of jobs that share the time of the night that is left, this one included.
-
-    Attributes:
-        verdict: the verdict; None until there is one.
-        notes: notes for people.
+    `past` are its earlier records, oldest first. `jobs_left` jobs, this one included, share the time of the night that
+    is left.
     """
 
     def __init__(self, job: Job, past: tuple[NightRecord, ...], context: NightContext, jobs_left: int) -> None:

@@ -216,14 +216,9 @@ class NightReading(NamedTuple):
 
 @dataclass(slots=True)
 class Track:
-    """One measure over the nights of a segment.
+    """One measure over the nights of a segment: the values of its level and of the open change, oldest first.
 
-    Attributes:
-        reference: value of each night of the level, oldest first.
-        changed: value of each night of the open change, oldest first.
-        side: side of the open change; 0 if there is none.
-        expected: the value that the change was compared with when it began.
-        since: first night of the open change; "" if there is none.
+    A change is open while `side` is not 0. `expected` is what it was compared with when it began.
     """
 
     reference: list[float] = field(default_factory=list)
@@ -275,10 +270,7 @@ class Track:
 class Level:
     """The earlier nights of a segment, as tonight is compared with them.
 
-    Attributes:
-        rate: throughput.
-        memory: peak.
-        highest: the `FAMILIAR` highest peaks of nights without a claim on memory, in ascending order.
+    `highest` are the `FAMILIAR` highest peaks of nights without a claim on memory, in ascending order.
     """
 
     rate: Track = field(default_factory=Track)
@@ -291,14 +283,7 @@ class Level:
         return max(LEAST_NIGHTS - min(len(self.rate.reference), len(self.memory.reference)), 0)
 
     def add(self, night: str, first: NightReading, second: NightReading, verdict: Verdict) -> None:
-        """Adds the next night, with what was claimed of it.
-
-        Args:
-            night: identifier of the night.
-            first: its first reading.
-            second: its second reading; the first one if there was none.
-            verdict: the verdict on it.
-        """
+        """Adds the next night, with what was claimed of it. Without a second reading, the first one is given twice."""
         if "slower" in verdict.moved or "faster" in verdict.moved:
             side, expected = -1 if "slower" in verdict.moved else 1, verdict.expected_per_s or second.rate_per_s
             self.rate.add_changed(second.rate_per_s, side, expected, verdict.since or night, verdict.evidence_nights)
@@ -350,13 +335,7 @@ class Ruling(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What is claimed of tonight, for throughput and for the peak.
-
-    Attributes:
-        rate: ruling on throughput.
-        memory: ruling on the peak.
-        second: the second reading; None if none was needed or it did not run.
-    """
+    """What is claimed of tonight, and the second reading; None if none was needed or it did not run."""
 
     rate: Ruling
     memory: Ruling
@@ -366,11 +345,8 @@ class Decision(NamedTuple):
 def decide(level: Level, tonight: NightReading, confirm: Callable[[], NightReading | None]) -> Decision:
     """Returns what is claimed of a night. No change is claimed, and none ends, without a second reading.
 
-    Args:
-        level: the earlier nights of the segment; none are missing.
-        tonight: the first reading.
-        confirm: measures once more in the same night; returns None if that did not run. Called at most once, and only
-            if the first reading is suspicious.
+    `confirm` measures once more in the same night, and returns None if that did not run. It is called at most once, and
+    only if the first reading is suspicious.
     """
     rate, memory = level.rate, level.memory
     rate_band, peak_band = throughput_band(rate.reference), memory_band(memory.reference, level.highest)

@@ -33,13 +33,9 @@ LIMIT_RATIO = 0.95
 
 @dataclass(slots=True)
 class Rounds:
-    """Blocks of several plans that ran next to each other.
+    """Blocks of several plans that ran next to each other, by the key of the plan.
 
-    Attributes:
-        rates_per_s: throughput of each block, by the key of its plan.
-        failed: outcome of the block that failed, by the key of its plan.
-        done: number of complete rounds.
-        early: whether the time budget ended the rounds.
+    `done` rounds are complete. `early` says whether the time budget ended them.
     """
 
     rates_per_s: dict[str, list[float]]
@@ -58,13 +54,7 @@ class Rounds:
 
 
 class PlanRunner:
-    """Runs plans of one job.
-
-    Args:
-        bench: the workload on its device.
-        objective: the throughput that is measured.
-        clock: the time left; that of the bench.
-        say: receives one line before each part of the work.
+    """Runs plans of one job on its bench, whose time left is that of `clock`.
 
     Attributes:
         runs: number of plans that were run.
@@ -106,11 +96,7 @@ class PlanRunner:
         """Runs rounds of one block of each plan, forward and backward in turn, so that drift cancels.
 
         A plan whose block fails does not run again. If the time budget ends a round, the rounds before it count.
-
-        Args:
-            plans: the plans, each once.
-            count: number of rounds.
-            enough: called before each round; whether no further round is needed.
+        `enough` is called before each round.
 
         Raises:
             BudgetSpent: no round was complete.
@@ -164,15 +150,9 @@ def measurement_of(outcome: Outcome) -> Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """What a re-check measured.
+    """What a re-check measured: the figures of the accepted plan, or the failure for which it does not run.
 
-    Attributes:
-        accepted: figures of the accepted plan; None if it does not run.
-        baseline: figures of the baseline; None if it does not run, or if the accepted plan does not.
-        gain: throughput of the accepted plan over the baseline; None without either.
-        failure: why the accepted plan does not run; None if it does.
-        unit: unit of the throughput: "samples" or "tokens".
-        notes: what limits the result.
+    There are figures of the baseline, and a gain over it, if both plans run. `notes` say what limits the result.
     """
 
     accepted: Figures | None = None
@@ -239,7 +219,7 @@ def far_slower(runner: PlanRunner, plan: Plan, tuned_per_s: float | None, step_s
     Args:
         runner: has run the plan until the time budget cut it off.
         plan: the accepted plan.
-        tuned_per_s: its throughput in the search that found it, in the unit of the objective; None if not comparable.
+        tuned_per_s: its throughput in the search that found it; None if that is not comparable.
         step_s: the seconds of its optimizer step there.
     """
     if tuned_per_s is None or runner.cut_off is None or runner.cut_off[0] != plan:

@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autofit import locks
+from autofit.core import errors
 from autofit.core.budget import Clock
-from autofit.core.errors import (
-    AutofitError,
-    BudgetSpent,
-    Busy,
-    DeviceMissing,
-    DevicePoisoned,
-    NothingFits,
-    StudyError,
-    UsageError,
-    UserCodeError,
-)
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
 from autofit.core.uninterrupted import uninterrupted
@@ -40,14 +30,14 @@ REGRESSION = 4
 INTERRUPTED = 130
 WORST_FIRST = (
     INTERRUPTED,
-    AutofitError.exit_code,
-    UsageError.exit_code,
-    UserCodeError.exit_code,
-    DevicePoisoned.exit_code,
-    NothingFits.exit_code,
+    errors.AutofitError.exit_code,
+    errors.UsageError.exit_code,
+    errors.UserCodeError.exit_code,
+    errors.DevicePoisoned.exit_code,
+    errors.NothingFits.exit_code,
     REGRESSION,
-    Busy.exit_code,
-    BudgetSpent.exit_code,
+    errors.Busy.exit_code,
+    errors.BudgetSpent.exit_code,
     0,
 )
 """Exit codes, the worst first. A job that could not be checked may hide a regression, so it is worse than one; a job
@@ -67,10 +57,8 @@ class NightOptions:
     Attributes:
         only: names of the jobs to check; () for all. Such a night neither continues another one nor is continued.
         time_s: seconds for the whole night, instead of those of the jobs file; None for those.
-        fail_on: which verdicts set the exit code.
         clock: seconds since the command began; its limit is set by the night.
         today: returns the present time, in UTC.
-        say: receives one line for people.
         show_trace: receives the traceback of the user's code, or of an internal error.
     """
 
@@ -148,27 +136,26 @@ class _Night:
         self._jobs, self._history, self._options = jobs, history, options
         now = options.today()
         unfinished = None if options.only else history.unfinished_night()
-        self._whole = not options.only
         self._id = unfinished or now.isoformat(timespec="seconds")
         self._order = scheduled(jobs, history, now, options.only)
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
         self._context = NightContext(self._id, self._clock, jobs, open_bench, options.today, options.say)
-        self._records = [each.record_of(self._id) for each in self._order if each.done]
+        self._records = [each.done for each in self._order if each.done is not None]
         self._unchecked: dict[str, str] = {}
         self._notes: list[str] = []
-        self._codes = [UsageError.exit_code] if jobs.problems else []
+        self._codes = [errors.UsageError.exit_code] if jobs.problems else []
 
     def run(self) -> NightResult:
-        if self._whole:
+        if not self._options.only:
             self._history.begin_night(self._id)
         if self._records:
             self._options.say(f"continuing the night of {self._id}")
-        left = [each for each in self._order if not each.done]
+        left = [each for each in self._order if each.done is None]
         try:
             for number, each in enumerate(left):
                 self._check(each, len(left) - number)
-            if self._whole:
+            if not self._options.only:
                 self._history.end_night(self._id)
         except KeyboardInterrupt as interrupt:
             self._options.say(str(interrupt) or "interrupted")
@@ -183,9 +170,9 @@ class _Night:
         if away := self._store():
             jobs = ", ".join(dict.fromkeys(record.job for record in self._history.unwritten))
             self._notes.append(f"not in the history: the records of {jobs}. {away}")
-            codes.append(StudyError.exit_code)
+            codes.append(errors.StudyError.exit_code)
         if not self._records and self._unchecked and not worst(codes):
-            codes.append(BudgetSpent.exit_code)  # the time of the night did not even suffice for one job
+            codes.append(errors.BudgetSpent.exit_code)  # the time of the night did not even suffice for one job
         return NightResult(
             night=self._id,
             records=tuple(self._records),
@@ -202,7 +189,8 @@ class _Night:
             self._unchecked[name] = "the time of the night ran out"
             return
         self._options.say(f"{name}: {each.why}")
-        check = JobCheck(each.job, each.past, self._saying(name), jobs_left)
+        context = replace(self._context, say=lambda text: self._options.say(f"{name}: {text}"))
+        check = JobCheck(each.job, each.past, context, jobs_left)
         try:
             with locks.held(f"{lock_of(self._jobs)}-{name}", f"the job {name}", 0.0):
                 check.run()
@@ -220,18 +208,20 @@ class _Night:
         """Records that a job was skipped, or that its check ended with an error."""
         text = one_line(str(error)) or type(error).__name__
         unmeasured = check.verdict is None
-        if isinstance(error, Busy | DeviceMissing | BudgetSpent) and unmeasured:
+        if isinstance(error, errors.Busy | errors.DeviceMissing | errors.BudgetSpent) and unmeasured:
             self._options.say(f"{name}: not checked: {text}")
             self._unchecked[name] = text
-            night_over = isinstance(error, BudgetSpent) and self._clock.left_s <= 0
-            skipped = Busy if isinstance(error, DeviceMissing) else type(error)
+            night_over = isinstance(error, errors.BudgetSpent) and self._clock.left_s <= 0
+            skipped = errors.Busy if isinstance(error, errors.DeviceMissing) else type(error)
             self._codes.append(0 if night_over else skipped.exit_code)
             return
-        known = isinstance(error, AutofitError)
-        trace = error.traceback_text if isinstance(error, UserCodeError) else "" if known else traceback.format_exc()
+        if isinstance(error, errors.AutofitError):
+            code, trace = error.exit_code, getattr(error, "traceback_text", "")
+        else:
+            code, trace = errors.AutofitError.exit_code, traceback.format_exc()
         if trace:
             self._options.show_trace(redacted(trace))
-        self._codes.append(error.exit_code if isinstance(error, AutofitError) else AutofitError.exit_code)
+        self._codes.append(code)
         check.failed(error)
 
     def _keep(self, record: NightRecord, each: Scheduled, patience_s: float = PATIENCE_S) -> None:
@@ -252,14 +242,9 @@ class _Night:
         """Appends records to the history. Returns why it could not be written, or "". The next call tries again."""
         try:
             self._history.append(*records)
-        except StudyError as error:
+        except errors.StudyError as error:
             return str(error)
         return ""
-
-    def _saying(self, name: str) -> NightContext:
-        """Returns the context of a job, whose lines begin with its name."""
-        say = self._options.say
-        return replace(self._context, say=lambda text: say(f"{name}: {text}"))
 
 
 def run_on_ray(jobs: JobsFile, options: NightOptions) -> NightResult:
@@ -279,7 +264,7 @@ def run_on_ray(jobs: JobsFile, options: NightOptions) -> NightResult:
     try:
         import ray  # noqa: PLC0415  # an extra
     except ImportError:
-        raise UsageError(
+        raise errors.UsageError(
             "found no Ray; expected the package `ray`, which --on ray needs. Install it: "
             "pip install 'torch-autofit[ray]'"
         ) from None
@@ -317,7 +302,8 @@ def _checked_in_task(path: str, name: str, fail_on: FailOn, until: float | None)
 
 def _gathered(ray: Any, tasks: dict[str, Any], jobs: JobsFile, options: NightOptions) -> NightResult:
     """Waits for the tasks and joins their results. A task that Ray lost is a job that was not checked."""
-    found, unchecked, codes = list[NightResult](), dict[str, str](), [UsageError.exit_code] if jobs.problems else []
+    found, unchecked = list[NightResult](), dict[str, str]()
+    codes = [errors.UsageError.exit_code] if jobs.problems else []
     for name, task in tasks.items():
         try:
             found.append(NightResult.model_validate_json(ray.get(task)))
@@ -330,7 +316,7 @@ def _gathered(ray: Any, tasks: dict[str, Any], jobs: JobsFile, options: NightOpt
             break
         except ray.exceptions.RayError as error:
             unchecked[name] = f"its Ray task did not finish: {one_line(str(error).strip().splitlines()[-1])}"
-            codes.append(DevicePoisoned.exit_code)
+            codes.append(errors.DevicePoisoned.exit_code)
             options.say(f"{name}: {unchecked[name]}")
     return NightResult(
         night=options.today().isoformat(timespec="seconds"),

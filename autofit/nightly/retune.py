@@ -36,13 +36,9 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Retune:
-    """What a search found for a job.
+    """What a search found for a job, whether it is better than the accepted plan, and what their comparison showed.
 
-    Attributes:
-        answer: the answer of the search.
-        gain: throughput of its plan over the accepted plan, from interleaved blocks; None if they were not compared.
-        better: whether it is to replace the accepted plan.
-        note: what the comparison showed.
+    The gain over the accepted plan is from interleaved blocks; None if they were not compared.
     """
 
     answer: Answer
@@ -93,7 +89,7 @@ def retune(
 
     Args:
         runner: runs plans.
-        request: the options of the search; its time is that of the clock that `begin` returns.
+        request: the options of the search, whose time is that of the clock that `begin` returns.
         accepted: the accepted plan; None if there is none. Any answer is then better.
         listen: called with each event of the search.
         begin: gives the bench the time for the next part of the work, and returns a clock with that limit.

@@ -29,15 +29,9 @@ Moved = Literal["slower", "faster", "more memory"]
 
 @dataclass(frozen=True, slots=True)
 class Tonight:
-    """What a night measured of a job, before it is judged.
+    """What a night measured of a job, before it is judged, with the fields of its record.
 
-    Attributes:
-        segment: what the figures may be compared with.
-        environment: where they were measured.
-        accepted: the first measurement of the accepted plan.
-        budget_bytes: memory budget of the job; None if unknown.
-        unit: "samples" or "tokens": the unit of throughput.
-        tuned_per_s: throughput of the accepted plan in the search that found it; None if that is not comparable.
+    `tuned_per_s` is the throughput of the accepted plan in the search that found it; None if that is not comparable.
     """
 
     segment: HistorySegment
@@ -78,8 +72,8 @@ def judge(
     Args:
         past: all earlier records of the job, oldest first.
         tonight: what was measured.
-        confirm: measures the accepted plan once more in this night; returns None if it did not run. Called at most
-            once. The later it measures, the less noise the two measurements share.
+        confirm: measures the accepted plan once more, and returns None if it did not run. Called at most once. The
+            later it measures, the less noise the two measurements share.
     """
     peak_bytes, budget_bytes = tonight.accepted.peak_bytes, tonight.budget_bytes
     if budget_bytes is not None and peak_bytes > budget_bytes:
@@ -105,25 +99,15 @@ def judge(
 
 
 def failed(
-    past: Sequence[NightRecord],
-    segment: HistorySegment | None,
-    environment: Environment | None,
-    reason: str,
-    *,
-    fits: bool,
+    past: Sequence[NightRecord], segment: HistorySegment, environment: Environment, reason: str, *, fits: bool
 ) -> Verdict:
-    """Returns the verdict on a night in which the accepted plan gave no figures.
+    """Returns the verdict on a night in which the accepted plan gave no figures, for a reason in one sentence.
 
-    Args:
-        past: all earlier records of the job, oldest first.
-        segment: the segment of the night; None if the workload could not be opened.
-        environment: its environment; None if the workload could not be opened.
-        reason: why there are no figures, in one sentence.
-        fits: False if the plan ran out of memory or exceeded its budget, True if it failed otherwise.
+    `fits` is False if the plan ran out of memory or exceeded its budget, True if it failed otherwise.
     """
     ran = next((record for record in reversed(past) if record.accepted is not None), None)
     changed = _changes(environment, ran)
-    if segment is not None and ran is not None and ran.segment is not None:
+    if ran is not None and ran.segment is not None:
         changed += tuple(each for each in segment.changes(ran.segment) if each.startswith("plan: "))
     kind = VerdictKind.ERROR if fits else VerdictKind.DOES_NOT_FIT
     return Verdict(kind=kind, reason=one_line(reason).rstrip("."), changed=changed)
@@ -204,10 +188,9 @@ def _verdict(
     )  # fmt: skip
 
 
-def _changes(now: Environment | None, steady: NightRecord | None) -> tuple[str, ...]:
+def _changes(now: Environment, steady: NightRecord | None) -> tuple[str, ...]:
     """Returns what differs from the environment of an earlier night, as "name: value, was earlier value"."""
-    known = now is not None and steady is not None and steady.environment is not None
-    return tuple(now.differences(steady.environment)) if known else ()  # type: ignore[union-attr, arg-type]
+    return () if steady is None or steady.environment is None else tuple(now.differences(steady.environment))
 
 
 def _slower_than_tuned(

@@ -102,7 +102,7 @@ class Background:
         tracker: receives the events.
         warn: shows a failure. Called at most once, in the thread of the search.
         attach: makes further documents from the result.
-        patience_s: time in seconds that the search waits for this tracker, beside a share of the time since it began.
+        patience_s: seconds that the search waits for this tracker, beside a share of the time since it began.
     """
 
     def __init__(self, tracker: Tracker, warn: Warn, attach: Attach, patience_s: float = PATIENCE_S) -> None:

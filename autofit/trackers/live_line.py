@@ -26,16 +26,9 @@ Forms = Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """What the progress of a search is compared with.
+    """What the progress of a search is compared with: the baseline, and the budgets, each None if it is not known.
 
-    Attributes:
-        objective: what is maximised.
-        baseline: the user's own plan; None if it is not known, so that there is no ratio.
-        memory_bytes: the memory budget, or None.
-        time_s: the time budget, or None.
-        max_trials: maximum number of probes, or None.
-        clock: running since the call began.
-        doing: returns the name of the step that runs now, as `autofit.probing.watchdog.Watchdog.doing` has it.
+    `clock` runs since the call began. `doing` returns the name of the step that runs now (`Watchdog.doing`).
     """
 
     objective: Objective = field(default_factory=Objective)
@@ -79,8 +72,6 @@ class SearchState:
         self._rows = TrialRows(against, colour)
         self._phase, self._detail = "survey", ""
         self._trials = 0
-        self._baseline: Measurement | None = None
-        self._best: Measurement | None = None
         self._answer: Plan | None = None
         self._so_far: float | None = None
         self._raced: dict[str, Ratio] = {}
@@ -138,20 +129,15 @@ class SearchState:
 
     def _learn(self, plan: Plan, measurement: Measurement) -> bool:
         """Learns from the probe of a plan, and returns whether it is the fastest so far and not the baseline."""
-        self._measured[plan.key] = measurement
-        if plan == self._against.baseline:
-            self._baseline = measurement
         score = self._against.objective.score
-        if self._best is not None and score(measurement) <= score(self._best):
-            return False
-        self._best = measurement
-        return plan != self._against.baseline
+        is_fastest = all(score(measurement) > score(each) for each in self._measured.values())
+        self._measured[plan.key] = measurement
+        return is_fastest and plan != self._against.baseline
 
     def _ratio(self, measurement: Measurement) -> float | None:
-        if self._baseline is None:
-            return None
-        score = self._against.objective.score
-        return score(measurement) / score(self._baseline)
+        score, plan = self._against.objective.score, self._against.baseline
+        baseline = None if plan is None else self._measured.get(plan.key)
+        return None if baseline is None else score(measurement) / score(baseline)
 
     def _phase_forms(self) -> Forms:
         if self._against.doing() == WAITING:
@@ -228,17 +214,12 @@ class SearchState:
         return -1.0
 
 
-_FIGURES = (("ratio", 6), ("speed", 9), ("peak", 10))
-"""Columns before the plan, and their cells."""
-_LAYOUTS = ((72, ("ratio", "speed", "peak")), (52, ("ratio", "peak")), (0, ("ratio",)))
-"""Columns shown from this width on."""
+_LAYOUTS = ((72, {"ratio": 6, "speed": 9, "peak": 10}), (52, {"ratio": 6, "peak": 10}), (0, {"ratio": 6}))
+"""Columns before the plan that are shown from this width on, and their cells."""
 _NAME_CELLS = 5
 _LEAST_PLAN, _INDENT = 34, 4
 """Minimum number of cells for the further lines of a plan to stand below its first one, and their indent if there are
 fewer. The longest knob with its value has 32 letters."""
-
-Part = tuple[str, str]
-"""A text and its colour; "" for none."""
 
 
 class TrialRows:
@@ -246,7 +227,7 @@ class TrialRows:
 
     def __init__(self, against: Yardstick, colour: bool = False) -> None:
         self._against, self._colour = against, colour
-        self._shown: tuple[str, ...] = ()
+        self._shown: Mapping[str, int] = {}
 
     def lines(self, trial: Trial, name: str, ratio: float | None, is_best: bool, width: int) -> list[str]:
         """Returns the row of a trial, below the head of the table if that is new or has other columns now.
@@ -255,53 +236,40 @@ class TrialRows:
         """
         layout = next(columns for least, columns in _LAYOUTS if width >= least)
         head = [] if layout == self._shown else [cut(self._head(layout), width)]
-        self._shown = layout
-        figures, plan, reason = self._row(trial, name, ratio, is_best, layout)
-        return [*head, *self._fitted(figures, plan, reason, width)]
+        self._shown, outcome = layout, trial.outcome
+        if outcome.measured and outcome.measurement is not None:
+            colour, reason = "good" if is_best and ratio else "", ""
+            figures = self._figures(outcome.measurement, name, ratio, layout)
+        else:
+            colour, reason = "bad", one_line(outcome.reason)
+            figures = [f"{f'  {outcome.status.value}':>{sum(layout.values()) + 2 * len(layout)}}"]
+        plan = short_plan(trial.plan, self._against.baseline)
+        return [*head, *self._fitted([f"{name:>{_NAME_CELLS}}", *figures], colour, plan, reason, width)]
 
-    def _head(self, layout: Sequence[str]) -> str:
+    def _head(self, layout: Mapping[str, int]) -> str:
         titles = {"ratio": "ratio", "speed": f"{self._against.objective.unit}/s", "peak": "peak"}
-        figures = "".join(f"  {titles[name]:>{size}}" for name, size in _FIGURES if name in layout)
+        figures = "".join(f"  {titles[name]:>{size}}" for name, size in layout.items())
         return f"{'':{_NAME_CELLS}}{figures}  micro batch x accumulation steps, changes"
 
-    def _row(
-        self, trial: Trial, name: str, ratio: float | None, is_best: bool, layout: Sequence[str]
-    ) -> tuple[list[Part], str, str]:
-        """Returns the figures of a row, its plan, and the reason why it has no figures."""
-        outcome, measurement = trial.outcome, trial.outcome.measurement
-        plan = short_plan(trial.plan, self._against.baseline)
-        begin = (f"{name:>{_NAME_CELLS}}", "")
-        if not outcome.measured or measurement is None:
-            room = sum(size + 2 for column, size in _FIGURES if column in layout)
-            status = f"{f'  {outcome.status.value}':>{room}}"
-            return [begin, (status, "bad")], plan, one_line(outcome.reason)
-        speed = short_number(self._against.objective.score(measurement)) if name != "proof" else ""
-        if "speed" not in layout and ratio is None:
-            shown = {"ratio": speed or "proven"}
-        else:
-            shown = {"ratio": "" if ratio is None else format_ratio(ratio), "speed": speed or "proven"}
-        shown["peak"] = format_bytes(measurement.memory.judged_bytes)
-        figures = [
-            (f"  {shown[column]:>{size}}", "good" if is_best and column == "ratio" and ratio else "")
-            for column, size in _FIGURES
-            if column in layout
-        ]
-        return [begin, *figures], plan, ""
+    def _figures(self, found: Measurement, name: str, ratio: float | None, layout: Mapping[str, int]) -> list[str]:
+        """Returns the cells of a trial that ran. Without room for the speed, it stands where the ratio is missing."""
+        speed = "proven" if name == "proof" else short_number(self._against.objective.score(found))
+        missing = "" if "speed" in layout else speed
+        peak = format_bytes(found.memory.judged_bytes)
+        shown = {"ratio": missing if ratio is None else format_ratio(ratio), "speed": speed, "peak": peak}
+        return [f"  {shown[column]:>{size}}" for column, size in layout.items()]
 
-    def _fitted(self, figures: Sequence[Part], plan: str, reason: str, width: int) -> list[str]:
-        """Returns a row as lines of the width, which are coloured after they are made."""
-        begin = "".join(text for text, _ in figures)
+    def _fitted(self, figures: Sequence[str], colour: str, plan: str, reason: str, width: int) -> list[str]:
+        """Returns a row as lines of the width. Its first figure after the name is coloured after they are made."""
+        begin = "".join(figures)
         column = cells(begin) + 2
         rest = " " * (column if width - column >= _LEAST_PLAN else _INDENT)
         lines = wrapped(plan + ":" * bool(reason), width, f"{begin}  ", rest)
         if reason:
             lines[-1] = f"{lines[-1]} {reason}"
         first, *others = [cut(line, width) for line in lines]
-        found, at = "", 0
-        for text, colour in figures:
-            found += paint(first[at : at + len(text)], colour if self._colour else "")
-            at += len(text)
-        return [found + first[at:], *others]
+        at, end = len(figures[0]), len(figures[0]) + len(figures[1])
+        return [first[:at] + paint(first[at:end], colour if self._colour else "") + first[end:], *others]
 
 
 def short_plan(plan: Plan, baseline: Plan | None) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from autofit.core.budget import Clock
-from autofit.nightly import outputs, trend
+from autofit.nightly import outputs
 from autofit.nightly.history import History
 from autofit.nightly.jobs import FOLDER, Job, JobsFile
 from autofit.nightly.night import NightOptions, run_night
@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         result, history = play(Path(folder))
     print(outputs.to_text(result, history, Canvas.of(sys.stdout)))
-    given.output.write_text(trend.to_html(result, history), encoding="utf-8")
+    given.output.write_text(outputs.to_html(result, history), encoding="utf-8")
     print(f"The history of all jobs: {given.output}")
     wrong = mistakes(history)
     print(*wrong, sep="\n")

@@ -20,7 +20,7 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from autofit.nightly import job_check, outputs, retune, trend
+from autofit.nightly import job_check, outputs, retune
 from autofit.nightly.job_check import opened
 from autofit.nightly.jobs import FOLDER, Job
 from autofit.nightly.records import VerdictKind, to_text
@@ -221,7 +221,7 @@ def test_a_plan_that_does_not_end_a_block_any_more_is_a_regression_in_every_outp
     assert (record.verdict.kind, record.accepted, result.exit_code) == (VerdictKind.REGRESSION, None, 4)
     assert "slower than" in record.verdict.reason
     history = {"a": room.records("a")}
-    for rendered in (outputs.to_text, outputs.to_markdown, trend.to_html):
+    for rendered in (outputs.to_text, outputs.to_markdown, outputs.to_html):
         assert "slower than" in rendered(result, history)
 
 

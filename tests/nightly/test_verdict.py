@@ -103,10 +103,10 @@ def test_a_peak_above_the_budget_does_not_fit() -> None:
 def test_a_plan_that_did_not_run_has_a_verdict_too(fits: bool, kind: VerdictKind) -> None:
     past = [record(0)]
     newer = HERE.model_copy(update={"versions": {"torch": "2.14.0"}})
-    verdict = failed(past, None, newer, "out of memory in backward.", fits=fits)
+    verdict = failed(past, HistorySegment.of(newer, PLAN), newer, "out of memory in backward.", fits=fits)
     assert (verdict.kind, verdict.reason) == (kind, "out of memory in backward")
     assert verdict.changed == ("torch: 2.14.0, was 2.13.0",)
-    assert failed([], None, None, "no such file", fits=True).changed == ()
+    assert failed([], HistorySegment.of(HERE, PLAN), HERE, "no such file", fits=True).changed == ()
 
 
 def test_a_year_is_judged_in_less_than_ten_milliseconds_a_night() -> None:
