@@ -16,7 +16,6 @@ from time import monotonic
 from typing import NoReturn
 
 from autofit.cli import arguments as _arguments
-from autofit.cli import nightly_arguments as _nightly
 from autofit.core.printable import printable
 
 COMMANDS = {
@@ -27,9 +26,9 @@ COMMANDS = {
     "diff": ("say what differs between two plan files", _arguments.diff),
     "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
     "export": ("write a plan as code or settings for another framework", _arguments.export),
-    "nightly": ("check the plans in use, and tune again where it is worthwhile", _nightly.nightly),
-    "nightly init": ("write a first jobs file", _nightly.init),
-    "nightly accept": ("accept the better plan that a night found for a job", _nightly.accept),
+    "nightly": ("check the plans in use, and tune again where it is worthwhile", _arguments.nightly),
+    "nightly init": ("write a first jobs file", _arguments.nightly_init),
+    "nightly accept": ("accept the better plan that a night found for a job", _arguments.nightly_accept),
     "completion": ("print a shell completion script", _arguments.completion),
 }
 _SHARED = {"show": "plans", "diff": "plans", "report": "plans", "export": "plans", "completion": "about"}
@@ -75,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[argparse.Namespace], int]:
-    """Returns the function that runs a command: that of its name in a module of several, or `execute` in its own."""
-    shared = _SHARED.get(name)
-    module = import_module(f"autofit.cli.{shared or name.partition(' ')[0]}")
-    found: Callable[[argparse.Namespace], int] = getattr(module, name if shared else "execute")
+    """Returns the function that runs a command: `execute` in a module of its name, or one of its name in another."""
+    module, _, action = name.partition(" ")
+    found: Callable[[argparse.Namespace], int] = getattr(
+        import_module(f"autofit.cli.{_SHARED.get(name, module)}"), action or (name if name in _SHARED else "execute")
+    )
     return found
 
 

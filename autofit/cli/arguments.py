@@ -1,6 +1,7 @@
 """The arguments of each command. Loads nothing but argparse."""
 
 import argparse
+from typing import Any
 
 TECHNIQUES = (
     "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "optimizer_in_backward",
@@ -15,6 +16,7 @@ KNOBS = (
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 
+JOBS_FILE = "jobs.yaml"
 _TARGET = "train.py:make_workload"
 EXAMPLES = {
     "tune": (
@@ -52,6 +54,10 @@ TOUR = (f"autofit tune {_TARGET} --memory 20GiB", "autofit show autofit.yaml", "
 """Examples of `autofit --help`."""
 
 
+_Group = argparse._ActionsContainer
+"""A parser, or a group of its arguments."""
+
+
 def count(text: str) -> int:
     """Returns a number of things, of which there is at least one."""
     if not text.strip().isdecimal() or int(text) < 1:
@@ -59,29 +65,118 @@ def count(text: str) -> int:
     return int(text)
 
 
-_Group = argparse._ActionsContainer
-"""A parser, or a group of its arguments."""
+_FUNCTION = "train.py:make_workload or package.module:make_workload"
+_NUMERICS = (
+    "exact: keep the arithmetic; mixed (default): also try tf32, bf16 and fp16; any: also try techniques that change "
+    "the result"
+)
+_ONLY = (
+    f"techniques to {{}}: {', '.join(TECHNIQUES)}, or one that another package adds; an unknown name lists them all "
+    "(default: all that apply)"
+)
+_MAX_GLOBAL_BATCH = "largest number of samples per optimizer step if --global-batch is not given (default: {})"
+_REPEATED: dict[str, Any] = {"action": "append", "default": []}
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "target": {"metavar": "TARGET", "help": f"{_FUNCTION}, as for tune"},
+    "plan": {"metavar": "PLAN", "nargs": "?", "default": "autofit.yaml", "help": "plan file (default: %(default)s)"},
+    "--global-batch": {"type": count, "metavar": "N", "help": "samples per optimizer step, kept exactly"},
+    "--max-global-batch": {"type": count, "metavar": "N"},
+    "--planned-steps": {
+        "type": count,
+        "metavar": "N",
+        "help": "number of optimizer steps you plan to train. Warm-up cost (compilation, kernel tuning) is amortised "
+        "over them (default: 10000 if compilation can be searched, otherwise ignore warm-up)",
+    },
+    "--max-grad-norm": {"type": float, "metavar": "X", "help": "clip gradients to this L2 norm"},
+    "--mode": {"choices": ("train", "inference"), "help": "train (default), or inference for the forward pass alone"},
+    "--arg": _REPEATED
+    | {
+        "metavar": "NAME=VALUE",
+        "help": "keyword argument for the function; VALUE is read as YAML. May be repeated",
+    },
+    "--memory": {
+        "metavar": "SIZE",
+        "help": "memory budget: 20GiB, a number of bytes, or a fraction of the device such as 0.5 (default: available "
+        "memory less a safety margin)",
+    },
+    "--time": {
+        "metavar": "TIME",
+        "default": "5min",
+        "help": "time for the whole search: 90s, 1h, or none for as long as it pays (default: %(default)s)",
+    },
+    "--device": {"metavar": "NAME", "help": "cuda, cuda:1, cpu (default: the best that is available)"},
+    "--numerics": {"choices": ("exact", "mixed", "any"), "help": _NUMERICS},
+    "--without": {"metavar": "A,B"},
+    "--set": _REPEATED
+    | {
+        "dest": "pinned",
+        "metavar": "KNOB=VALUE",
+        "help": "pin a knob: search only plans with this value, such as precision=bf16 or micro_batch_size=16. The "
+        "baseline is measured as it is, for comparison. May be repeated",
+    },
+    "--objective": {
+        "choices": ("samples", "tokens"),
+        "help": "what to maximise per second: samples (default), or tokens that are not padding",
+    },
+    "--searcher": {
+        "metavar": "NAME",
+        "help": "search method: guided (default), tpe, gp, random, grid, or one that another package adds",
+    },
+    "--seed": {"type": int, "metavar": "N", "help": "makes the search repeatable (default: 0)"},
+    "--study": {
+        "metavar": "PATH",
+        "help": "where trials are kept: a path, a storage URL of Optuna's, or env:NAME or file:PATH that contains one "
+        "(default: .autofit/study.journal)",
+    },
+    "--force": {"action": "store_true", "help": "replace FILE even if autofit did not write it"},
+    "--track": _REPEATED
+    | {
+        "metavar": "NAME[:PLACE]",
+        "help": "experiment tracker to log to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT], or one that another "
+        "package adds. May be repeated. A tracker that fails never ends the search",
+    },
+}
+"""Arguments that several commands have."""
+
+
+def _add(group: _Group, *names: str, **changes: Any) -> None:
+    """Adds arguments to a parser or a group of its arguments, with changes for this command."""
+    for name in names:
+        group.add_argument(name, **_ARGUMENTS[name] | changes)
+
+
+def _output(group: _Group, default: str | None, about: str) -> None:
+    group.add_argument("-o", "--output", metavar="FILE", default=default, help=about)
+
+
+def _search(group: _Group, verb: str, numerics: str = _NUMERICS) -> None:
+    _add(group, "--numerics", help=numerics)
+    group.add_argument("--only", "--strategies", dest="strategies", metavar="A,B", help=_ONLY.format(verb))
+    _add(group, "--without", help=f"techniques not to {verb}")
+
+
+def _search_output(parser: argparse.ArgumentParser) -> None:
+    output = parser.add_argument_group("output")
+    _output(output, "autofit.yaml", "plan file to write (default: %(default)s)")
+    _add(output, "--force", "--track")
 
 
 def tune(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit tune`."""
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help="train.py:make_workload or package.module:make_workload. The code runs in a child process. The function "
-        "returns an autofit.Workload, a pair (model, loader), or a dict of autofit.tune's arguments",
-    )
+    about = "The function returns an autofit.Workload, a pair (model, loader), or a dict of autofit.tune's arguments"
+    _add(parser, "target", help=f"{_FUNCTION}. The code runs in a child process. {about}")
     training = parser.add_argument_group("training")
-    _steps(training, "1/50 of the data set")
-    _training(training)
-    _keywords(training)
+    _add(training, "--global-batch")
+    _add(training, "--max-global-batch", help=_MAX_GLOBAL_BATCH.format("1/50 of the data set"))
+    _add(training, "--planned-steps", "--max-grad-norm", "--mode", "--arg")
     budget = parser.add_argument_group("budget")
-    _budget(budget)
+    _add(budget, "--memory", "--time")
     budget.add_argument("--trials", type=count, metavar="N", help="maximum number of probes (default: no limit)")
     search = parser.add_argument_group("search")
-    search.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
-    _search(search)
-    _search_output(parser.add_argument_group("output"))
+    _add(search, "--device")
+    _search(search, "search")
+    _add(search, "--set", "--objective", "--searcher", "--seed", "--study")
+    _search_output(parser)
 
 
 def run(parser: argparse.ArgumentParser) -> None:
@@ -95,47 +190,43 @@ def run(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(arguments=[])
     training = parser.add_argument_group("training")
-    _steps(training, "the samples of the script are kept")
-    _clipping(training)
-    _budget(parser.add_argument_group("budget"))
-    _search(parser.add_argument_group("search"))
-    _search_output(parser.add_argument_group("output"))
+    _add(training, "--global-batch")
+    _add(training, "--max-global-batch", help=_MAX_GLOBAL_BATCH.format("the samples of the script are kept"))
+    _add(training, "--planned-steps", "--max-grad-norm")
+    _add(parser.add_argument_group("budget"), "--memory", "--time")
+    search = parser.add_argument_group("search")
+    _search(search, "search")
+    _add(search, "--set", "--objective", "--searcher", "--seed", "--study")
+    _search_output(parser)
 
 
 def estimate(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit estimate`."""
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help="train.py:make_workload or package.module:make_workload, as for tune. The code runs in a child process "
-        "that sees no accelerator: create the model and the data on the CPU",
-    )
-    training = parser.add_argument_group("training")
-    _global_batch(training)
-    _training(training)
-    _keywords(training)
+    about = "The code runs in a child process that sees no accelerator: create the model and the data on the CPU"
+    _add(parser, "target", help=f"{_FUNCTION}, as for tune. {about}")
+    _add(parser.add_argument_group("training"), "--global-batch", "--max-grad-norm", "--mode", "--arg")
     wanted = parser.add_argument_group("device and plans")
-    wanted.add_argument("--device", metavar="NAME", help='device such as "H200", which need not be present; or cpu')
-    _memory(wanted)
-    _numerics(wanted, "exact: only the baseline's precision; mixed (default) and any: other precisions too")
-    _strategies(wanted, "consider")
-    wanted.add_argument("--seed", type=int, metavar="N", help="selects the samples that are inspected (default: 0)")
+    _add(wanted, "--device", help='device such as "H200", which need not be present; or cpu')
+    _add(wanted, "--memory")
+    numerics = "exact: only the baseline's precision; mixed (default) and any: other precisions too"
+    _search(wanted, "consider", numerics)
+    _add(wanted, "--seed", help="selects the samples that are inspected (default: 0)")
     output = parser.add_argument_group("output")
     output.add_argument("--html", metavar="FILE", help="also write a page that shows what fits with other choices")
-    _force(output)
+    _add(output, "--force")
 
 
 def show(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit show`."""
-    _plan(parser)
+    _add(parser, "plan")
 
 
 def diff(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit diff`."""
     parser.add_argument("before", metavar="A", help="a plan file")
     parser.add_argument("after", metavar="B", help="the plan file to compare with it")
-    parser.add_argument("-o", "--output", metavar="FILE", help="HTML page to write (default: print a text)")
-    _force(parser)
+    _output(parser, None, "HTML page to write (default: print a text)")
+    _add(parser, "--force")
 
 
 def report(parser: argparse.ArgumentParser) -> None:
@@ -147,183 +238,90 @@ def report(parser: argparse.ArgumentParser) -> None:
         default="autofit.yaml",
         help="plan file, or a study: a journal file or a storage URL (default: %(default)s)",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default="autofit.html",
-        help="file to write, - for stdout (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("html", "md", "json"),
-        help="format of the report (default: that of FILE's suffix; Markdown on stdout)",
-    )
-    parser.add_argument(
-        "--name", metavar="NAME", help="search to show, if the study holds several (default: the newest)"
-    )
-    _force(parser)
+    _output(parser, "autofit.html", "file to write, - for stdout (default: %(default)s)")
+    suffix = "format of the report (default: that of FILE's suffix; Markdown on stdout)"
+    parser.add_argument("--format", choices=("html", "md", "json"), help=suffix)
+    several = "search to show, if the study holds several (default: the newest)"
+    parser.add_argument("--name", metavar="NAME", help=several)
+    _add(parser, "--force")
 
 
 def export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit export`."""
-    _plan(parser)
+    _add(parser, "plan")
     parser.add_argument(
         "--to",
         metavar="NAME",
         default="python",
-        help="export format: python, huggingface, accelerate, lightning, deepspeed, torchtitan, axolotl, or "
-        "one that another package adds (default: %(default)s)",
+        help="export format: python, huggingface, accelerate, lightning, deepspeed, torchtitan, axolotl, or one that "
+        "another package adds (default: %(default)s)",
     )
+    version = "version of the framework to export for (default: the installed one, or else the newest that is known)"
+    parser.add_argument("--target-version", metavar="VERSION", help=version)
+    _output(parser, None, "file to write (default: stdout)")
+    _add(parser, "--force")
+
+
+def nightly(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit nightly`."""
+    jobs = "jobs file, which `autofit nightly init` writes (default: %(default)s)"
+    parser.add_argument("jobs", metavar="FILE", nargs="?", default=JOBS_FILE, help=jobs)
+    what = parser.add_argument_group("what to check")
+    what.add_argument(
+        "--job",
+        **_REPEATED,
+        dest="only",
+        metavar="NAME",
+        help="check this job alone, as each task of a Slurm array or Kubernetes job does. May be repeated (default: "
+        "all, the longest unchecked first)",
+    )
+    on = "run each job as a task of the Ray cluster (default: one after the other, here). Needs the extra `ray`"
+    what.add_argument("--on", choices=("ray",), help=on)
+    what.add_argument(
+        "--time",
+        metavar="TIME",
+        help="time for the whole night: 4h, 90min (default: that of the jobs file). Jobs that were not reached come "
+        "first in the next night",
+    )
+    order = "say what would be checked, in which order and why, with the last verdicts"
+    what.add_argument("--dry-run", action="store_true", help=order)
+    output = parser.add_argument_group("output")
+    output.add_argument("--markdown", metavar="FILE", help="also write Markdown, for a pull request or a job summary")
+    page = "also write the history of all jobs as one HTML page that needs no network"
+    output.add_argument("--html", metavar="FILE", help=page)
+    _add(output, "--force")
+    output.add_argument(
+        "--fail-on",
+        choices=("regression", "change", "never"),
+        default="regression",
+        help="which verdicts give exit code 4: regression (default; also a plan that does not run), change (also a "
+        "faster or better plan, or another environment), or never. Errors have their exit codes in any case; of "
+        "several jobs, the worst one counts",
+    )
+
+
+def nightly_init(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit nightly init`."""
+    _add(parser, "target")
+    parser.add_argument("--name", metavar="NAME", help="name of the job (default: that of the file or module)")
+    _add(parser, "--device", "--global-batch", "--memory")
+    _add(parser, "--time", default=None, help="time for tuning the job again: 10min, 1h")
+    _output(parser, JOBS_FILE, "file to write, - for stdout (default: %(default)s)")
+    _add(parser, "--force")
+
+
+def nightly_accept(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit nightly accept`."""
+    parser.add_argument("job", metavar="JOB", help="name of the job")
+    parser.add_argument("--jobs", metavar="FILE", default=JOBS_FILE, help="jobs file (default: %(default)s)")
     parser.add_argument(
-        "--target-version",
-        metavar="VERSION",
-        help="version of the framework to export for (default: the installed one, or else the newest that is known)",
+        "--level",
+        action="store_true",
+        help="accept the present speed and memory of the job instead, so that nights no longer report its open "
+        "regression. The plan stays",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
-    _force(parser)
 
 
 def completion(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit completion`."""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
-
-
-def _steps(group: _Group, default: str) -> None:
-    _global_batch(group)
-    group.add_argument(
-        "--max-global-batch",
-        type=count,
-        metavar="N",
-        help=f"largest number of samples per optimizer step if --global-batch is not given (default: {default})",
-    )
-    group.add_argument(
-        "--planned-steps",
-        type=count,
-        metavar="N",
-        help="number of optimizer steps you plan to train. Warm-up cost (compilation, kernel tuning) is amortised over "
-        "them (default: 10000 if compilation can be searched, otherwise ignore warm-up)",
-    )
-
-
-def _budget(group: _Group) -> None:
-    _memory(group)
-    group.add_argument(
-        "--time",
-        metavar="TIME",
-        default="5min",
-        help="time for the whole search: 90s, 1h, or none for as long as it pays (default: %(default)s)",
-    )
-
-
-def _search(group: _Group) -> None:
-    _numerics(
-        group,
-        "exact: keep the arithmetic; mixed (default): also try tf32, bf16 and fp16; any: also try techniques that "
-        "change the result",
-    )
-    _strategies(group, "search")
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="pinned",
-        metavar="KNOB=VALUE",
-        help="pin a knob: search only plans with this value, such as precision=bf16 or micro_batch_size=16. The "
-        "baseline is measured as it is, for comparison. May be repeated",
-    )
-    group.add_argument(
-        "--objective",
-        choices=("samples", "tokens"),
-        help="what to maximise per second: samples (default), or tokens that are not padding",
-    )
-    group.add_argument(
-        "--searcher",
-        metavar="NAME",
-        help="search method: guided (default), tpe, gp, random, grid, or one that another package adds",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable (default: 0)")
-    group.add_argument(
-        "--study",
-        metavar="PATH",
-        help="where trials are kept: a path, a storage URL of Optuna's, or env:NAME or file:PATH that contains one "
-        "(default: .autofit/study.journal)",
-    )
-
-
-def _search_output(group: _Group) -> None:
-    group.add_argument(
-        "-o", "--output", metavar="FILE", default="autofit.yaml", help="plan file to write (default: %(default)s)"
-    )
-    _force(group)
-    group.add_argument(
-        "--track",
-        action="append",
-        default=[],
-        metavar="NAME[:PLACE]",
-        help="experiment tracker to log to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT], or one that another "
-        "package adds. May be repeated. A tracker that fails never ends the search",
-    )
-
-
-# Arguments that several commands share.
-
-
-def _plan(group: _Group) -> None:
-    group.add_argument(
-        "plan", metavar="PLAN", nargs="?", default="autofit.yaml", help="plan file (default: %(default)s)"
-    )
-
-
-def _global_batch(group: _Group) -> None:
-    group.add_argument("--global-batch", type=count, metavar="N", help="samples per optimizer step, kept exactly")
-
-
-def _strategies(group: _Group, verb: str) -> None:
-    group.add_argument(
-        "--only",
-        "--strategies",
-        dest="strategies",
-        metavar="A,B",
-        help=f"techniques to {verb}: {', '.join(TECHNIQUES)}, or one that another package adds; an unknown name lists "
-        "them all (default: all that apply)",
-    )
-    group.add_argument("--without", metavar="A,B", help=f"techniques not to {verb}")
-
-
-def _memory(group: _Group) -> None:
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="memory budget: 20GiB, a number of bytes, or a fraction of the device such as 0.5 (default: "
-        "available memory less a safety margin)",
-    )
-
-
-def _numerics(group: _Group, about: str) -> None:
-    group.add_argument("--numerics", choices=("exact", "mixed", "any"), help=about)
-
-
-def _clipping(group: _Group) -> None:
-    group.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients to this L2 norm")
-
-
-def _training(group: _Group) -> None:
-    _clipping(group)
-    group.add_argument(
-        "--mode", choices=("train", "inference"), help="train (default), or inference for the forward pass alone"
-    )
-
-
-def _keywords(group: _Group) -> None:
-    group.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="keyword argument for the function; VALUE is read as YAML. May be repeated",
-    )
-
-
-def _force(group: _Group) -> None:
-    group.add_argument("--force", action="store_true", help="replace FILE even if autofit did not write it")

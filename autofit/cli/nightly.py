@@ -5,46 +5,47 @@ Also its actions: `autofit nightly init` writes a first jobs file, `autofit nigh
 
 import argparse
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from autofit.cli import nightly_init
+from autofit import strict_yaml
+from autofit.cli import values
 from autofit.cli.outcome import terminable
+from autofit.cli.saving import check_output
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError
 from autofit.core.printable import ascii_json, one_line, printable
 from autofit.core.units import parse_duration
-from autofit.files import followed, head_of, write_atomically
-from autofit.nightly import outputs, trend
+from autofit.files import followed, unwritable, write_atomically
+from autofit.nightly import outputs
 from autofit.nightly.history import History
-from autofit.nightly.jobs import JobsFile, read_jobs
-from autofit.nightly.outputs import MARK
-from autofit.nightly.records import NightRecord, NightResult
+from autofit.nightly.jobs import JOBS_SCHEMA, JobsFile, is_file, read_jobs, split
+from autofit.nightly.records import NightResult
 from autofit.nightly.schedule import order_document, order_table, scheduled, selected
 from autofit.nightly.verdict import level_accepted
+from autofit.reports import writing
 from autofit.reports.canvas import Canvas
 
-_HEAD_BYTES = 512
 _FORMATS: Mapping[str, Callable[[NightResult, outputs.History], str]] = {
     "markdown": outputs.to_markdown,
-    "html": trend.to_html,
+    "html": outputs.to_html,
 }
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Runs a night, or says what it would do, or runs an action. Returns the exit code of the worst job."""
-    actions = {"nightly init": nightly_init.execute, "nightly accept": _accept}
-    if (action := actions.get(given.command)) is not None:
-        return action(given)
+    """Runs a night, or says what it would do. Returns the exit code of the worst job."""
     time_s = None if given.time is None else parse_duration(given.time)
     files = {kind: Path(path).absolute() for kind in _FORMATS if (path := getattr(given, kind)) is not None}
     for path in files.values():  # before anything is measured
-        _target(path, force=given.force)
+        check_output(path, writing.check_replaceable, force=given.force)
     jobs = read_jobs(given.jobs)
-    history = History.open(jobs.history, jobs.aside)
+    history = History(jobs.history, jobs.mark)
     if given.dry_run:
         return _dry_run(given, jobs, history)
     with terminable("the same command continues the night"):
@@ -54,7 +55,7 @@ def execute(given: argparse.Namespace) -> int:
 def _night(
     given: argparse.Namespace, jobs: JobsFile, history: History, time_s: float | None, files: Mapping[str, Path]
 ) -> int:
-    from autofit.nightly.night import NightOptions, run_night, worst  # noqa: PLC0415  # Optuna, unused in a dry run
+    from autofit.nightly.night import NightOptions, run_night, run_on_ray, worst  # noqa: PLC0415  # Optuna, unused in a dry run
 
     for problem in jobs.problems:
         _say(problem)
@@ -67,14 +68,11 @@ def _night(
         show_trace=lambda trace: print(printable(trace).rstrip(), file=sys.stderr, flush=True),
     )
     if given.on == "ray":
-        from autofit.nightly.on_ray import run_on_ray  # noqa: PLC0415
-
         result = run_on_ray(jobs, options)
-        history = History.open(jobs.history, jobs.aside)
+        history = History(jobs.history, jobs.mark)
     else:
         result = run_night(jobs, history, options)
-    names = dict.fromkeys([*(job.name for job in jobs.jobs), *history.jobs()])
-    past: dict[str, tuple[NightRecord, ...]] = {name: history.of_job(name) for name in names}
+    past = {name: history.of_job(name) for name in dict.fromkeys([*(job.name for job in jobs.jobs), *history.jobs()])}
     if given.json:
         print(ascii_json(outputs.to_json(result)))
     else:
@@ -82,7 +80,7 @@ def _night(
     codes = [result.exit_code]
     for kind, path in files.items():
         try:
-            _write(path, _FORMATS[kind](result, past), force=given.force)
+            writing.write(_FORMATS[kind](result, past), path, force=given.force)
         except UsageError as error:  # on stderr, since the result above is the only document on stdout
             _say(f"{error} The records of the night are in the history: only this file is missing.")
             codes.append(error.exit_code)
@@ -102,12 +100,12 @@ def _dry_run(given: argparse.Namespace, jobs: JobsFile, history: History) -> int
     return UsageError.exit_code if jobs.problems else 0
 
 
-def _accept(given: argparse.Namespace) -> int:
+def accept(given: argparse.Namespace) -> int:
     """Accepts the better plan that waits beside the plan of a job, or with `--level` the present level of the job."""
     jobs = read_jobs(given.jobs)
     (job,) = selected(jobs.jobs, [given.job])
     if given.level:
-        history, now = History.open(jobs.history, jobs.aside), datetime.now(UTC).isoformat(timespec="seconds")
+        history, now = History(jobs.history, jobs.mark), datetime.now(UTC).isoformat(timespec="seconds")
         record = level_accepted(history.of_job(job.name), id=uuid4().hex, night=now, at=now)
         if record is None:
             raise UsageError(
@@ -125,37 +123,106 @@ def _accept(given: argparse.Namespace) -> int:
     return 0
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
-    target = _target(path, force=force)
-    try:
-        write_atomically(target, text.encode(errors="replace"))
-    except OSError as error:
-        raise UsageError(f"{path} was not written: {error.strerror or error}. Choose another path.") from None
+def init(given: argparse.Namespace) -> int:
+    """Writes a first jobs file, or prints it for "-"."""
+    to_stdout = given.output == "-"
+    folder = Path.cwd() if to_stdout else Path(given.output).absolute().parent
+    if given.time is not None:
+        parse_duration(given.time)  # raises before anything is written
+    memory = values.memory(given.memory)
+    chosen = {"device": given.device, "global_batch": given.global_batch, "memory": memory, "time": given.time}
+    content = first_jobs_file(given.target, folder=folder, name=given.name, given=chosen)
+    if not to_stdout:
+        _write(Path(given.output), content, force=given.force)
+    where, _ = split(given.target)
+    if not to_stdout and is_file(where) and not Path(where).expanduser().exists():
+        _say(f"{where} does not exist: the job will fail until it does")
+    if given.json:
+        print(ascii_json(json.dumps({"output": given.output, "text": content}, indent=2)))
+    elif to_stdout:
+        print(printable(content), end="")
+    elif not given.quiet:
+        how = f"`autofit nightly {given.output} --dry-run` says what a night does with it"
+        _say(f"jobs file written to {given.output}; {how}")
+    return 0
 
 
-def _target(path: Path, *, force: bool) -> Path:
-    """Returns where a file is written: links are followed, so that they are kept.
-
-    Raises:
-        UsageError: there is something that autofit did not write, or its directory does not exist.
-    """
+def _write(path: Path, content: str, *, force: bool) -> None:
     try:
         target = followed(path)
-        if not target.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: {target.parent} is not a directory. Choose another path.")
-        if target.exists() and not (target.is_file() and (force or _is_earlier(target))):
+        if target.exists() and not (target.is_file() and force):
             raise UsageError(
-                f"{path} was not written: found something there that an earlier night did not write; expected "
-                "nothing, or an earlier file of this kind. Move it away, or replace a file with --force."
+                f"{path} was not written: found something there; expected no file. Add the job to it by hand, choose "
+                "another path with -o, or replace a file with --force."
             )
+        write_atomically(target, content.encode())
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: found {error}. Choose another path.") from None
-    return target
+        raise unwritable(path, error) from None
 
 
-def _is_earlier(path: Path) -> bool:
-    head = head_of(path, _HEAD_BYTES)
-    return not head.strip() or MARK.encode() in head
+_HEAD = """\
+# Jobs of `autofit nightly FILE`. Each night measures the accepted plans again and reports what has changed.
+# Relative paths are relative to this file.
+"""
+_OF_FILE = {
+    "history": (".autofit/study.journal", "or a database URL, env:NAME or file:PATH"),
+    "time": ("2h", "for the whole night"),
+    "defaults": ("{}", "values that all jobs share"),
+}
+_OF_JOB = {
+    "args": ("{depth: 4}", "keyword arguments of the function"),
+    "device": ("cuda:0", "without it, the best device that is available"),
+    "global_batch": ("256", "samples per optimizer step, kept exactly"),
+    "max_global_batch": ("1024", "limit on it if global_batch is not given"),
+    "memory": ("20GiB", "budget; without it, the available memory less a safety margin"),
+    "time": ("10min", "for tuning this job again; without it, no limit"),
+    "objective": ("samples", "or tokens"),
+    "numerics": ("mixed", "or exact, or any"),
+    "mode": ("train", "or inference"),
+    "max_grad_norm": ("1.0", "clip gradients to this L2 norm"),
+    "strategies": ("[batching, precision]", "techniques to search; without it, all that apply"),
+    "without": ("[checkpointing]", "techniques not to search"),
+    "gpus": ("1", "of the Ray task, for --on ray"),
+    "accept": ("propose", "or auto, which replaces the plan with a better one"),
+    "on_regression": ('["./notify", "--team", "ml"]', "gets the summary on its standard input"),
+}
+"""Example and meaning of each key that is not required."""
+
+
+def first_jobs_file(
+    target: str, *, folder: str | Path = ".", name: str | None = None, given: Mapping[str, Any] | None = None
+) -> str:
+    """Returns the text of a jobs file with one job, to be stored in a folder.
+
+    A relative target is relative to the working directory. Without a name, that of the job is derived from the target.
+    `given` has values of further keys of the job, such as `{"device": "cuda"}`; None is left out.
+    """
+    name = _name(target) if name is None else name
+    job = {"name": name, "workload": _relative(target, Path(folder)), "plan": f"plans/{name}.yaml"}
+    job |= {key: value for key, value in (given or {}).items() if value is not None}
+    first, *others = strict_yaml.dump(job).rstrip("\n").split("\n")
+    lines = [f"schema: {JOBS_SCHEMA}", *_examples(_OF_FILE, ()), "jobs:", f"  - {first}"]
+    lines += [f"    {line}" for line in (*others, *_examples(_OF_JOB, job))]
+    return _HEAD + "".join(f"{line}\n" for line in lines)
+
+
+def _examples(keys: Mapping[str, tuple[str, str]], present: Any) -> list[str]:
+    """Returns each key that is not present as a comment."""
+    return [f"# {f'{key}: {text}':<44}  # {about}" for key, (text, about) in keys.items() if key not in present]
+
+
+def _name(target: str) -> str:
+    """Returns a name for the job of a target: the name of its file or module."""
+    stem = re.split(r"[/\\]", split(target)[0])[-1].removesuffix(".py").rpartition(".")[2]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-")[:64] or "job"
+
+
+def _relative(target: str, folder: Path) -> str:
+    """Returns a target as seen from a folder. Modules and absolute paths stay as they are."""
+    where, function = split(target)
+    if not is_file(where) or where.startswith("~") or os.path.isabs(where):
+        return target
+    return f"{os.path.relpath(where, folder)}{function}"
 
 
 def _say(line: str) -> None:

@@ -78,8 +78,7 @@ def failure(code: int, kind: str, message: str, trace: str = "") -> str:
 def terminable(next_step: str) -> Iterator[None]:
     """Turns SIGINT, unless it is ignored, and SIGTERM into a KeyboardInterrupt while the context is open.
 
-    Args:
-        next_step: what the user can do then, for the message.
+    The message ends with the next step of the user.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -83,11 +83,7 @@ def _exit_code(run: "_Run", script: str) -> int:
 class _Run:
     """A script that runs: what was asked, and whether its training was tuned.
 
-    Attributes:
-        loop: observes the loop of the script.
-        arguments: those of `autofit.tune` that were given.
-        tuned: whether a training has started.
-        failed: an error of the search after which the script must not train.
+    `tuned` says whether a training has started. After the error `failed` of the search, the script must not train.
     """
 
     def __init__(self, given: argparse.Namespace) -> None:

@@ -2,41 +2,46 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from autofit import planfile
 from autofit.core.answer import Answer
-from autofit.core.errors import PlanFileError
+from autofit.core.errors import PlanFileError, UsageError
 from autofit.exporters.base import Export
 from autofit.files import head_of, replaceable, unwritable, write_atomically
 
 
-def check_output(path: Path, *, force: bool) -> None:
-    """Rejects, before the search begins, an output that cannot be written or that is a file other than a plan.
+def check_output(path: Path, check: Callable[..., Path] = planfile.check_replaceable, *, force: bool) -> None:
+    """Rejects, before any work begins, an output that cannot be written, or that `check` does not replace.
 
     Raises:
-        PlanFileError: it is one of these.
+        UsageError: it is one of these.
     """
     try:
-        folder = path.resolve().parent
+        folder = Path(os.path.realpath(path)).parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise PlanFileError(
-                f"{path} cannot be written: {folder} is not a writable directory. Give another --output."
-            )
-        planfile.check_replaceable(path, force=force)
+            raise UsageError(f"{path} cannot be written: {folder} is not a writable directory. Choose another path.")
+        check(path, force=force)
     except OSError as error:
-        found = error.strerror or str(error)
-        raise PlanFileError(f"{path} cannot be written: {found}. Give another --output.") from None
+        raise unwritable(path, error) from None
 
 
 def save_plan(answer: Answer, output: str, *, force: bool) -> str:
     """Writes the plan file. Returns "", or an error that also says where the plan was saved instead."""
     try:
         planfile.save(answer, output, force=force)
+        return ""
     except PlanFileError as error:
-        return f"{error} {_kept_elsewhere(answer)}"
-    return ""
+        unsaved = error
+    try:
+        path = Path(tempfile.mkdtemp(prefix="autofit-")) / "autofit.yaml"
+        planfile.save(answer, path)
+    except (OSError, PlanFileError):
+        study = f"the study {answer.study}" if answer.study else "the study"
+        return f"{unsaved} The trials are in {study}: run the same command again to get the plan from them."
+    return f"{unsaved} The plan was written to {path} instead: `autofit show {path}`."
 
 
 def save_export(export: Export, output: str, *, force: bool) -> None:
@@ -57,14 +62,3 @@ def _is_earlier(path: Path, export: Export) -> bool:
     head = head_of(path, 2**12)
     mark, colon, _ = export.text.partition("\n")[0].partition("autofit plan:")
     return not head or (bool(colon) and head.startswith(f"{mark}{colon}".encode()))
-
-
-def _kept_elsewhere(answer: Answer) -> str:
-    """Saves the plan to a temporary file. Returns where it is, or how to get it again."""
-    try:
-        path = Path(tempfile.mkdtemp(prefix="autofit-")) / "autofit.yaml"
-        planfile.save(answer, path)
-    except (OSError, PlanFileError):
-        study = f"the study {answer.study}" if answer.study else "the study"
-        return f"The trials are in {study}: run the same command again to get the plan from them."
-    return f"The plan was written to {path} instead: `autofit show {path}`."

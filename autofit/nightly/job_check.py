@@ -11,16 +11,15 @@ from uuid import uuid4
 from autofit import locks, planfile
 from autofit.core.answer import Answer
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError, BudgetSpent, PlanFileError, StorageError
+from autofit.core.errors import AutofitError, BudgetSpent, PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_plan
 from autofit.nightly import retune
-from autofit.nightly.history import History
 from autofit.nightly.jobs import Job, JobsFile
 from autofit.nightly.measuring import PlanRunner, confirm, far_slower, recheck
-from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
+from autofit.nightly.records import NOT_MEASURED, HistorySegment, NightRecord, Verdict, VerdictKind
 from autofit.nightly.verdict import Tonight, failed, judge
 from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.watchdog import Watchdog
@@ -70,7 +69,6 @@ class NightContext:
     night: str
     clock: Clock
     jobs: JobsFile
-    history: History
     open_bench: OpenBench
     today: Callable[[], datetime]
     say: Say
@@ -79,15 +77,8 @@ class NightContext:
 class JobCheck:
     """One job in one night. What is known of it is kept, so that an interrupt loses nothing that has a verdict.
 
-    Args:
-        job: the job.
-        past: its earlier records, oldest first.
-        context: what all jobs of the night share.
-        jobs_left: number of jobs that share the time of the night that is left, this one included.
-
-    Attributes:
-        verdict: the verdict; None until there is one.
-        notes: notes for people.
+    `past` are its earlier records, oldest first. `jobs_left` jobs, this one included, share the time of the night that
+    is left.
     """
 
     def __init__(self, job: Job, past: tuple[NightRecord, ...], context: NightContext, jobs_left: int) -> None:
@@ -96,7 +87,7 @@ class JobCheck:
         self._job, self._past, self._context, self._jobs_left = job, past, context, jobs_left
         self._objective = Objective(unit=job.objective)
         self._began = Clock(now=context.clock.now)
-        self._opened: PlanRunner | None = None
+        self._clock = Clock(now=context.clock.now, limit_s=self._time_s(PARTS))
         self._fields: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -110,17 +101,18 @@ class JobCheck:
         accepted = planfile.load(job.plan) if job.plan.exists() else None
         if accepted is None:
             planfile.check_replaceable(job.plan)
-        self._clock = Clock(now=context.clock.now, limit_s=self._time_s(PARTS))
         with context.open_bench(job, self._clock, context.say, context.jobs.folder) as bench:
-            briefing = bench.briefing
-            environment = briefing.environment
-            self._fields |= {"environment": environment, "budget_bytes": briefing.budget.memory_bytes}
+            environment = bench.briefing.environment
+            self._fields |= {"environment": environment, "budget_bytes": bench.briefing.budget.memory_bytes}
             context.say(f"on {environment.device_name} ({environment.device_type})")
-            self._opened = PlanRunner(bench, self._objective, self._clock, context.say)
-            if accepted is None:
-                self._tune_first()
-            else:
-                self._check(accepted)
+            runner = PlanRunner(bench, self._objective, self._clock, context.say)
+            try:
+                if accepted is None:
+                    self._tune_first(runner)
+                else:
+                    self._check(runner, accepted)
+            finally:
+                self._fields["probes"] = runner.runs
 
     def note(self, text: str) -> None:
         """Adds a note for people."""
@@ -144,35 +136,25 @@ class JobCheck:
             night=self._context.night,
             at=self._context.today().isoformat(timespec="seconds"),
             duration_s=round(self._began.elapsed_s, 2),
-            probes=0 if self._opened is None else self._opened.runs,
             verdict=self.verdict.model_copy(update={"reason": self.verdict.reason[:_MOST_LETTERS]}),
             notes=tuple(note[:_MOST_LETTERS] for note in self.notes[:_MOST_NOTES]),
             **self._fields,
         )
 
-    @property
-    def _runner(self) -> PlanRunner:
-        assert self._opened is not None, "a plan is measured on an open bench"
-        return self._opened
-
-    def _check(self, accepted: Answer) -> None:
-        verdict, runs = self._measure(accepted)
-        here = self._runner.bench.briefing.environment
-        reason, note = retune.due_for(self._past, accepted, here, verdict, runs=runs)
+    def _check(self, runner: PlanRunner, accepted: Answer) -> None:
+        verdict = self._measure(runner, accepted)
+        reason, note = retune.due_for(self._past, accepted, runner.bench.briefing.environment, verdict)
         if note:
             self.note(note)
         if reason:
-            self._tune_again(accepted, reason, runs=runs)
+            self._tune_again(runner, accepted, reason, runs=verdict.kind not in NOT_MEASURED)
         elif (waiting_plan := retune.new_path(self._job.plan)).exists():
             self.note(f"{waiting_plan.name} was found by an earlier night. {self._to_accept}")
 
-    def _measure(self, tuned: Answer) -> tuple[Verdict, bool]:
-        """Re-checks a plan and judges it. Returns the verdict, and whether the plan runs within its budget.
-
-        A regression is measured a second time before it is called one.
-        """
+    def _measure(self, runner: PlanRunner, tuned: Answer) -> Verdict:
+        """Re-checks a plan and judges it. A regression is measured a second time before it is called one."""
         self._begin(self._time_s())
-        runner, environment = self._runner, self._runner.bench.briefing.environment
+        environment = runner.bench.briefing.environment
         comparable = tuned.objective.unit == self._objective.unit and environment.comparable(tuned.environment)
         tuned_per_s = (tuned.rate_per_s or self._objective.score(tuned.proof)) if comparable else None
         segment = self._fields["segment"] = HistorySegment.of(environment, tuned.plan)
@@ -183,45 +165,42 @@ class JobCheck:
             if late is None:
                 raise
             self.verdict = late
-            return late, True
+            return late
         if found.accepted is None:
             assert found.failure is not None, "without figures there is a failure"
             reason = f"{found.failure.status.value}: {found.failure.reason}"
             fits = not found.failure.status.does_not_fit
             self.verdict = failed(self._past, segment, environment, reason, fits=fits)
-            return self.verdict, False
-        tonight = Tonight(
-            self._job.name, segment, environment, found.accepted, runner.bench.briefing.budget.memory_bytes, found.unit,
-            tuned_per_s if found.unit == self._objective.unit else None,
-        )  # fmt: skip
+            return self.verdict
+        comparable_per_s = tuned_per_s if found.unit == self._objective.unit else None
+        budget_bytes = runner.bench.briefing.budget.memory_bytes
+        tonight = Tonight(segment, environment, found.accepted, budget_bytes, found.unit, comparable_per_s)
         self._begin(self._time_s())
-        known = not self._context.history.away
-        judged = judge(self._past, tonight, lambda: confirm(runner, tuned.plan), known=known)
+        self.verdict, second = judge(self._past, tonight, lambda: confirm(runner, tuned.plan))
         self._fields |= {"accepted": found.accepted, "baseline": found.baseline, "gain": found.gain, "unit": found.unit}
-        self._fields |= {"confirmation": judged.confirmation}
-        self.verdict = judged.verdict
+        self._fields |= {"confirmation": second}
         for note in found.notes:
             self.note(note)
-        return judged.verdict, judged.verdict.kind is not VerdictKind.DOES_NOT_FIT
+        return self.verdict
 
-    def _tune_first(self) -> None:
+    def _tune_first(self, runner: PlanRunner) -> None:
         """Tunes a job without a plan, and measures the new plan as later nights will."""
         self._context.say(retune.NO_PLAN)
-        found = self._searched(None).answer
+        found = self._searched(runner, None).answer
         retune.replace_plan(found, self._job.plan)
         self._fields |= {"tuned": retune.NO_PLAN, "proposed": found.plan, "replaced": True}
         self.verdict = Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="this is the first night of the job")
-        self.note(f"the first plan was written to {self._job.plan.name}: {self._described(found.plan)}")
+        self.note(f"the first plan was written to {self._job.plan.name}: {describe_plan(found.plan, runner.baseline)}")
         try:
-            self._measure(found)
+            self._measure(runner, found)
         except BudgetSpent as spent:
             self.note(f"the first plan was not measured beside the baseline: {spent}")
 
-    def _tune_again(self, accepted: Answer, reason: str, *, runs: bool) -> None:
+    def _tune_again(self, runner: PlanRunner, accepted: Answer, reason: str, *, runs: bool) -> None:
         """Tunes again; a better plan waits beside the accepted one, or replaces it."""
         self._context.say(f"tuning again: {reason}")
         try:
-            result = self._searched(accepted.plan, runs=runs)
+            result = self._searched(runner, accepted.plan, runs=runs)
         except AutofitError as error:
             self.note(f"tuning again ({reason}) found no answer: {one_line(str(error))}")
             return
@@ -231,7 +210,7 @@ class JobCheck:
         waits = retune.new_path(self._job.plan)
         try:
             if result.better:
-                self._keep(result)
+                self._keep(result, describe_plan(result.answer.plan, runner.baseline))
             elif waits.exists():
                 planfile.check_replaceable(waits)
                 waits.unlink()
@@ -239,50 +218,34 @@ class JobCheck:
         except (PlanFileError, OSError) as error:
             self.note(one_line(str(error)))
 
-    def _searched(self, accepted: Plan | None, *, runs: bool = True) -> retune.Retune:
-        """Searches for a plan. If the study goes away meanwhile, searches once more in a local one."""
+    def _searched(self, runner: PlanRunner, accepted: Plan | None, *, runs: bool = True) -> retune.Retune:
+        def show(event: Event) -> None:
+            if event.kind in _SHOWN_EVENTS:
+                self._context.say(event.text)
 
-        def searched(study: str) -> retune.Retune:
-            request = Request(
-                study=study,
-                objective=self._objective,
-                isolated=True,
-                title=self._job.workload,
-                command=f"autofit nightly --job {self._job.name}",
-            )
-            return retune.retune(self._runner, request, accepted, [self._show], self._begin_tuning, runs=runs)
+        request = Request(
+            study=self._context.jobs.history,
+            objective=self._objective,
+            isolated=True,
+            title=self._job.name,
+            command=f"autofit nightly --job {self._job.name}",
+        )
+        return retune.retune(runner, request, accepted, show, self._begin_tuning, runs=runs)
 
-        jobs = self._context.jobs
-        if self._context.history.answers():
-            try:
-                return searched(jobs.history)
-            except StorageError as error:
-                found = one_line(str(error)).partition("; expected ")[0]
-                self.note(f"the search began again in a local study, since {found}")
-        return searched(str(jobs.local_study))
-
-    def _keep(self, result: retune.Retune) -> None:
+    def _keep(self, result: retune.Retune, words: str) -> None:
         path, found = self._job.plan, result.answer
         auto = self._job.accept == "auto"
         if auto:
             retune.replace_plan(found, path)
-            kept = retune.previous_path(path).name
-            self.note(f"{path.name} was replaced by {self._described(found.plan)}; its predecessor is {kept}")
+            self.note(f"{path.name} was replaced by {words}; its predecessor is {retune.previous_path(path).name}")
         else:
             planfile.save(found, retune.new_path(path))
-            self.note(f"{retune.new_path(path).name} is better: {self._described(found.plan)}. {self._to_accept}")
+            self.note(f"{retune.new_path(path).name} is better: {words}. {self._to_accept}")
         self._fields |= {"proposed": found.plan, "proposed_gain": result.gain, "replaced": auto}
-
-    def _described(self, plan: Plan) -> str:
-        return describe_plan(plan, self._runner.baseline)
 
     @property
     def _to_accept(self) -> str:
         return f"To use it: autofit nightly accept {self._job.name}"
-
-    def _show(self, event: Event) -> None:
-        if event.kind in _SHOWN_EVENTS:
-            self._context.say(event.text)
 
     def _time_s(self, parts: int = 1) -> float | None:
         """Returns the seconds for parts of the work: those of the job, within the time of the night that is left."""

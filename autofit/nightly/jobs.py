@@ -6,8 +6,7 @@ published JSON Schema, so each field has its description.
 
 import json
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -31,7 +30,7 @@ from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
-from autofit.core.units import parse_budget, parse_duration
+from autofit.core.units import parse_budget, parse_time
 from autofit.files import head_of
 from autofit.probing.child_request import Target
 from autofit.study.location import dereferenced
@@ -48,8 +47,6 @@ MOST_PROBLEMS = 10
 _SHOWN_LETTERS = 60
 _SQLITE = "sqlite:///"
 _HISTORY = "a path, a database URL, env:NAME or file:PATH"
-_AMOUNT = 'an amount with its unit such as "20GiB", or a fraction of the device such as 0.5'
-_DURATION = 'a time such as "10min", "90s" or "1.5h", or a number of seconds'
 _EXPECTED = {
     "string_type": "a text; quote a text that YAML reads as something else",
     "string_pattern_mismatch": "1 to 64 letters, digits, '.', '_' and '-', with a letter or a digit first",
@@ -58,6 +55,7 @@ _EXPECTED = {
     "float_type": "a number",
     "greater_than": "a number greater than 0",
     "greater_than_equal": "a number of at least 0",
+    "too_short": "at least one job",
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
@@ -91,19 +89,21 @@ def _absolute(text: str, info: ValidationInfo) -> Path:
     return Path(os.path.abspath((info.context or {}).get(FOLDER, Path()) / path))
 
 
-def _seconds(given: Any) -> float | None:
-    try:
-        return None if given is None else parse_duration(given)
-    except UsageError:
-        raise expected(_DURATION) from None
+def _parsed(parse: Callable[[Any], Any], what: str) -> BeforeValidator:
+    """Returns a validator that parses a value. For one that cannot be parsed, `what` was expected."""
+
+    def checked(given: Any) -> Any:
+        try:
+            return parse(given)
+        except UsageError:
+            raise expected(what) from None
+
+    return BeforeValidator(checked)
 
 
 def _memory(given: Any) -> Any:
-    try:
-        if not (isinstance(given, float) and 0 < given <= 1):
-            parse_budget(given)
-    except UsageError:
-        raise expected(_AMOUNT) from None
+    if not (isinstance(given, float) and 0 < given <= 1):
+        parse_budget(given)
     return given
 
 
@@ -117,6 +117,12 @@ def _text(given: str) -> str:
     return given
 
 
+def _schema(given: Any) -> Any:
+    if given != JOBS_SCHEMA:
+        raise expected(f"`{JOBS_SCHEMA}`; a newer schema needs a newer autofit")
+    return given
+
+
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     wrong = next((name for name in given if not name.isidentifier()), None)
     if wrong is not None:
@@ -124,10 +130,11 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _workload(given: str) -> str:
+def _workload(given: str, info: ValidationInfo) -> str:
+    where, function = split(given)
     if given.startswith(":"):
         raise expected("a file or a module with a function, such as train.py:make_workload")
-    return given
+    return f"{_absolute(where, info)}{function}" if is_file(where) else given
 
 
 def _plan(given: Any, info: ValidationInfo) -> Any:
@@ -156,10 +163,14 @@ _AMOUNT_SCHEMA: list[dict[str, Any]] = [{"type": "string"}, {"type": "number", "
 Text = Annotated[str, Field(min_length=1), AfterValidator(_text)]
 Duration = Annotated[
     float | None,
-    BeforeValidator(_seconds),
+    _parsed(parse_time, 'a time such as "10min", "90s" or "1.5h", or a number of seconds'),
     Shown({"anyOf": [*_AMOUNT_SCHEMA, {"type": "null"}], "default": None}),
 ]
-Memory = Annotated[int | float | str, BeforeValidator(_memory), Shown({"anyOf": _AMOUNT_SCHEMA})]
+Memory = Annotated[
+    int | float | str,
+    _parsed(_memory, 'an amount with its unit such as "20GiB", or a fraction of the device such as 0.5'),
+    Shown({"anyOf": _AMOUNT_SCHEMA}),
+]
 Count = Annotated[int, Strict(), Field(gt=0)]
 WorkloadName = Annotated[Text, AfterValidator(_workload)]
 
@@ -236,11 +247,6 @@ class Job(JobDefaults):
         description="File of the accepted plan. A relative path is relative to the jobs file. The first night writes "
         "it if it does not exist."
     )
-    _folder: Path = Path()
-
-    def model_post_init(self, context: Any) -> None:
-        """Keeps the folder of the jobs file."""
-        self._folder = (context or {}).get(FOLDER, Path())
 
     @property
     def target(self) -> Target:
@@ -252,7 +258,7 @@ class Job(JobDefaults):
             "without": self.without or None,
         }
         return Target(
-            name=self._located,
+            name=self.workload,
             arguments=self.args,
             overrides={
                 "global_batch_size": self.global_batch,
@@ -262,16 +268,6 @@ class Job(JobDefaults):
             },
             device=self.device,
             options=Options.model_validate({name: value for name, value in chosen.items() if value is not None}),
-        )
-
-    @property
-    def _located(self) -> str:
-        """The workload with the absolute path of its file."""
-        where, function = split(self.workload)
-        return (
-            f"{os.path.abspath(self._folder / os.path.expanduser(where))}{function}"
-            if is_file(where)
-            else self.workload
         )
 
 
@@ -300,14 +296,9 @@ class JobsFile(BaseModel):
         return self.path.parent
 
     @property
-    def local_study(self) -> Path:
-        """Study of the searches of a night while the storage of the history is not available."""
-        return self.folder / ".autofit" / f"{self.path.name}.local.journal"
-
-    @property
-    def aside(self) -> Path:
-        """File that keeps the records of a night while the storage of the history is not available."""
-        return self.folder / ".autofit" / f"{self.path.name}.aside.journal"
+    def mark(self) -> Path:
+        """File that holds the identifier of the night that runs, so that a killed night is resumed."""
+        return self.folder / ".autofit" / f"{self.path.name}.night"
 
 
 class Document(BaseModel):
@@ -315,7 +306,9 @@ class Document(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_name: Literal["autofit.jobs/1"] = Field(alias="schema", description="The schema of this file.")
+    schema_name: Annotated[Literal["autofit.jobs/1"], BeforeValidator(_schema)] = Field(
+        alias="schema", description="The schema of this file."
+    )
     history: Annotated[str, BeforeValidator(_history), Shown({"type": "string", "minLength": 1})] = Field(
         default=".autofit/study.journal",
         validate_default=True,
@@ -325,14 +318,16 @@ class Document(BaseModel):
     time_s: Duration = Field(
         default=None, alias="time", description="Time for the whole night: 2h, 90min. Without it, no limit."
     )
-    defaults: JobDefaults = Field(default=JobDefaults(), description="What all jobs share.")
+    defaults: Annotated[JobDefaults, BeforeValidator(lambda given: given or {})] = Field(
+        default=JobDefaults(), description="What all jobs share."
+    )
     jobs: tuple[Job, ...] = Field(min_length=1, description="The jobs, each with a name and a plan of its own.")
 
 
 class _Outside(Document):
     """A document without its jobs, which are validated one by one."""
 
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[Any, ...] = Field(min_length=1)
 
 
 def schema_text() -> str:
@@ -354,21 +349,10 @@ def read_jobs(path: str | Path) -> JobsFile:
             an unknown key, a wrong default, a wrong time, a history that cannot be determined.
     """
     source = _JobsSource(Path(os.path.abspath(path)))
-    data = source.data
-    if not isinstance(data, dict):
-        wanted = f"a mapping that begins with `schema: {JOBS_SCHEMA}`"
-        raise UsageError(f"{source.problem((), '', shown(data), wanted)}.")
-    source.check_schema()
-    items = data.get("jobs")
-    if not isinstance(items, list) or not items:
-        found = "no jobs" if items in (None, []) else f"{shown(items)} as `jobs`"
-        raise UsageError(f"{source.problem(('jobs',), '', found, '`jobs`, a list of at least one job')}.")
-    defaults = data.get("defaults") or {}  # nothing below the key, or comments only
-    outside = {**{key: value for key, value in data.items() if key != "jobs"}, "defaults": defaults}
-    top = source.checked(_Outside, outside)
+    top = source.checked(_Outside, source.data)
     if isinstance(top, list):
-        raise UsageError("\n".join(top))
-    jobs, problems = source.jobs(items, defaults)
+        raise UsageError("\n".join(f"{problem}." for problem in top))
+    jobs, problems = source.jobs(top.jobs, source.data.get("defaults") or {})
     return JobsFile(path=source.path, history=top.history, time_s=top.time_s, jobs=jobs, problems=problems)
 
 
@@ -385,17 +369,6 @@ class _JobsSource:
             problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
             raise UsageError(one_line(f"{path}{line}: {problem}. The file is not valid YAML: correct it.")) from None
 
-    def check_schema(self) -> None:
-        """Refuses another schema, or none."""
-        found = self.data.get("schema")
-        if found == JOBS_SCHEMA:
-            return
-        if isinstance(found, str) and re.fullmatch(r"autofit\.jobs/[1-9][0-9]{0,5}", found):
-            newer = self.problem(("schema",), "", f"the schema {found} of a newer autofit", JOBS_SCHEMA)
-            raise UsageError(f"{newer}. Upgrade autofit.")
-        what = "no `schema`" if found is None else f"the schema {shown(found)}"
-        raise UsageError(f"{self.problem(('schema',), '', what, f'`schema: {JOBS_SCHEMA}`')}.")
-
     def jobs(self, items: Sequence[Any], defaults: Mapping[str, Any]) -> tuple[tuple[Job, ...], tuple[str, ...]]:
         """Returns the jobs without an error, and the errors of the others.
 
@@ -406,16 +379,14 @@ class _JobsSource:
         for at, item in enumerate(items):
             name = item.get("name") if isinstance(item, dict) else None
             what = f"job {name}" if isinstance(name, str) and name else f"job {at + 1}"
-            if not isinstance(item, dict):
-                problems.append(self.problem(("jobs", at), what, shown(item), "a mapping with `name` and `plan`"))
-                continue
-            job = self.checked(Job, {**defaults, **item}, ("jobs", at), what)
+            given = {**defaults, **item} if isinstance(item, dict) else item
+            job = self.checked(Job, given, ("jobs", at), what)
             found = job if isinstance(job, list) else []
             for key, value in (("name", name), ("plan", getattr(job, "plan", None))):
                 earlier = at if value is None else first.setdefault((key, str(value).casefold()), at)
                 if earlier != at:
                     again = f"the {key} of the job in line {self._lines.get(('jobs', earlier, key), 1)} again"
-                    found.append(self.problem(("jobs", at, key), what, again, f"a {key} that no other job has"))
+                    found.append(self._problem(("jobs", at, key), what, again, f"a {key} that no other job has"))
             problems += found
             jobs += [job] if isinstance(job, Job) and not found else []
         return tuple(jobs), tuple(problems)
@@ -432,7 +403,27 @@ class _JobsSource:
         more = len(found) - len(problems)
         return [*problems, f"{self.path}: {what or 'the file'} has {more} more errors"] if more else problems
 
-    def problem(self, place: strict_yaml.Place, what: str, found: str, expected: str) -> str:
+    def _of_error(self, error: ErrorDetails, model: type[BaseModel], place: strict_yaml.Place, what: str) -> str:
+        inner = tuple(key for key in error["loc"] if key != "[key]")
+        key = ".".join(map(str, inner))
+        if error["type"] == "missing":
+            wanted = f"`schema: {JOBS_SCHEMA}`" if key == "schema" else "that key"
+            return self._problem((*place, *inner), what, f"no `{key}`", wanted)
+        if error["type"] == "extra_forbidden":
+            return self._problem((*place, *inner), what, f"the unknown key {shown(inner[-1])}", _known(inner, model))
+        context = error.get("ctx", {})
+        if "expected" in context and error["type"] != "literal_error":
+            found, expected = context.get("found") or shown(error["input"]), str(context["expected"])
+        else:
+            in_words = error["msg"].removeprefix("Input should be ")  # "Input should be 'a' or 'b'"
+            found, expected = shown(error["input"]), _EXPECTED.get(error["type"], in_words)
+        if not key:  # the whole is no mapping
+            required = [each.alias or name for name, each in model.model_fields.items() if each.is_required()]
+            expected = f"a mapping with {', '.join(f'`{name}`' for name in required)}"
+        where = ", ".join(filter(None, (what, f"`{key}`" if key else "")))
+        return self._problem((*place, *inner), where, found, expected)
+
+    def _problem(self, place: strict_yaml.Place, what: str, found: str, expected: str) -> str:
         """Returns the text of a problem: file, line, what was found and what was expected."""
         where = f"{self.path}, line {self._line(place)}"
         return one_line(f"{where}: {f'{what}: ' if what else ''}found {found}; expected {expected}")
@@ -443,26 +434,11 @@ class _JobsSource:
             place = place[:-1]
         return self._lines.get(place, 1)
 
-    def _of_error(self, error: ErrorDetails, model: type[BaseModel], place: strict_yaml.Place, what: str) -> str:
-        inner = tuple(key for key in error["loc"] if key != "[key]")
-        key = ".".join(map(str, inner))
-        if error["type"] == "missing":
-            return self.problem((*place, *inner), what, f"no `{key}`", "that key")
-        if error["type"] == "extra_forbidden":
-            return self.problem((*place, *inner), what, f"the unknown key {shown(inner[-1])}", _known(inner, model))
-        context = error.get("ctx", {})
-        if "expected" in context and error["type"] != "literal_error":
-            found, expected = context.get("found") or shown(error["input"]), str(context["expected"])
-        else:
-            in_words = error["msg"].removeprefix("Input should be ")  # "Input should be 'a' or 'b'"
-            found, expected = shown(error["input"]), _EXPECTED.get(error["type"], in_words)
-        return self.problem((*place, *inner), ", ".join(filter(None, (what, f"`{key}`"))), found, expected)
-
 
 def shown(value: object) -> str:
     """Returns a value of a file as a message shows it: short, on one line and without secrets."""
     if isinstance(value, dict | list | tuple):
-        return "a mapping" if isinstance(value, dict) else "a list"
+        return f"{'a' if value else 'an empty'} {'mapping' if isinstance(value, dict) else 'list'}"
     if value is None:
         return "nothing"
     text = one_line(redacted(repr(value)))
@@ -479,24 +455,23 @@ def _known(inner: tuple[str | int, ...], model: type[BaseModel]) -> str:
 
 
 def _content(path: Path) -> str:
+    """Returns the text of a jobs file.
+
+    Raises:
+        UsageError: it cannot be read, is too large, or is not UTF-8.
+    """
     try:
         data = head_of(path, MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        found = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            one_line(
-                f"cannot read the jobs file {path}: {found}; expected a YAML file. Check the path, or write a "
-                "first file with `autofit nightly init train.py:make_workload`."
-            )
-        ) from None
-    if len(data) > MAX_BYTES:
-        raise UsageError(
-            one_line(f"{path}: found more than {MAX_BYTES} bytes; expected a jobs file, which is smaller.")
-        )
-    try:
-        return data.decode("utf-8-sig")
+        if len(data) <= MAX_BYTES:
+            return data.decode("utf-8-sig")
+        problem = f"{path}: found more than {MAX_BYTES} bytes; expected a jobs file, which is smaller."
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            one_line(f"{path}, line {line}: found bytes that are not UTF-8; expected YAML text.")
-        ) from None
+        problem = f"{path}, line {line}: found bytes that are not UTF-8; expected YAML text."
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        found = error.strerror if isinstance(error, OSError) else error
+        problem = (
+            f"cannot read the jobs file {path}: {found}; expected a YAML file. Check the path, or write a first file "
+            "with `autofit nightly init train.py:make_workload`."
+        )
+    raise UsageError(one_line(problem))

@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
+
+from autofit.nightly.records import Verdict
 
 LEAST_NIGHTS = 5
 """Number of nights of a segment before a night is compared with them."""
@@ -75,8 +77,6 @@ class Suspicion:
     """A change that the first reading of a night shows, and what a second reading must show to confirm it.
 
     Attributes:
-        cause: "night": the reading left its band. "run": the latest nights differ together from those before. "back":
-            an open change ended.
         side: 1 if the value is higher than expected, -1 if it is lower.
         limit: a second reading confirms the change if it is beyond this value on that side.
         expected: the value that the evidence was compared with.
@@ -85,7 +85,6 @@ class Suspicion:
         before: number of nights behind the expected value.
     """
 
-    cause: Literal["night", "run", "back"]
     side: int
     limit: float
     expected: float
@@ -179,7 +178,7 @@ def _night(band: Band, reading: float) -> Suspicion | None:
     if band.low <= reading <= band.high:
         return None
     side, limit = (1, band.high) if reading > band.high else (-1, band.low)
-    return Suspicion("night", side, limit, band.expected, reading, nights=1, before=band.nights)
+    return Suspicion(side, limit, band.expected, reading, nights=1, before=band.nights)
 
 
 def _run(reference: Sequence[float], reading: float) -> Suspicion | None:
@@ -200,7 +199,7 @@ def _run(reference: Sequence[float], reading: float) -> Suspicion | None:
     limit = min((RUN + 1) * sure - sum(inside), each)
     if fmean(inside) >= suspicious or max(together) >= each or limit <= lowest:
         return None
-    return Suspicion("run", -1, limit, expected, fmean(inside), nights=RUN, before=len(before))
+    return Suspicion(-1, limit, expected, fmean(inside), nights=RUN, before=len(before))
 
 
 def _spread(noise: float, nights: int, before: int) -> float:
@@ -215,40 +214,11 @@ class NightReading(NamedTuple):
     peak_bytes: float
 
 
-class PastNight(NamedTuple):
-    """An earlier night of the segment.
-
-    Attributes:
-        night: identifier of the night.
-        reading: the second reading if there was one, else the first.
-        highest_bytes: the highest peak of the night's readings.
-        rate_side: what was claimed of throughput: 1 faster, -1 slower, 0 nothing.
-        memory_side: what was claimed of the peak: 1 higher, 0 nothing.
-        evidence_nights: number of nights, this one included, that are the evidence for a change of throughput.
-        expected: what the readings were compared with; only used on the first night of a change.
-        since: first night of the change of throughput; "" if it is this one.
-    """
-
-    night: str
-    reading: NightReading
-    highest_bytes: float
-    rate_side: int = 0
-    memory_side: int = 0
-    evidence_nights: int = 1
-    expected: NightReading = NightReading(0.0, 0.0)
-    since: str = ""
-
-
 @dataclass(slots=True)
 class Track:
-    """One measure over the nights of a segment.
+    """One measure over the nights of a segment: the values of its level and of the open change, oldest first.
 
-    Attributes:
-        reference: value of each night of the level, oldest first.
-        changed: value of each night of the open change, oldest first.
-        side: side of the open change; 0 if there is none.
-        expected: the value that the change was compared with when it began.
-        since: first night of the open change; "" if there is none.
+    A change is open while `side` is not 0. `expected` is what it was compared with when it began.
     """
 
     reference: list[float] = field(default_factory=list)
@@ -290,7 +260,7 @@ class Track:
         if not inside:
             return []
         limit = self.expected + median(self.changed[-WINDOW:]) - reading
-        return [Suspicion("back", -self.side, limit, self.expected, reading, nights=1, before=band.nights)]
+        return [Suspicion(-self.side, limit, self.expected, reading, nights=1, before=band.nights)]
 
     def _close(self) -> None:
         self.changed, self.side, self.since = [], 0, ""
@@ -300,10 +270,7 @@ class Track:
 class Level:
     """The earlier nights of a segment, as tonight is compared with them.
 
-    Attributes:
-        rate: throughput.
-        memory: peak.
-        highest: the `FAMILIAR` highest peaks of nights without a claim on memory, in ascending order.
+    `highest` are the `FAMILIAR` highest peaks of nights without a claim on memory, in ascending order.
     """
 
     rate: Track = field(default_factory=Track)
@@ -315,25 +282,27 @@ class Level:
         """Number of further nights that are needed before a night can be compared."""
         return max(LEAST_NIGHTS - min(len(self.rate.reference), len(self.memory.reference)), 0)
 
-    def add(self, past: PastNight) -> None:
-        """Adds the next night."""
-        rate_per_s, peak_bytes = past.reading
-        if past.rate_side:
-            expected, since = past.expected.rate_per_s, past.since or past.night
-            self.rate.add_changed(rate_per_s, past.rate_side, expected, since, past.evidence_nights)
-            if past.rate_side > 0 and len(self.rate.changed) >= LEAST_NIGHTS:
+    def add(self, night: str, first: NightReading, second: NightReading, verdict: Verdict) -> None:
+        """Adds the next night, with what was claimed of it. Without a second reading, the first one is given twice."""
+        if "slower" in verdict.moved or "faster" in verdict.moved:
+            side, expected = -1 if "slower" in verdict.moved else 1, verdict.expected_per_s or second.rate_per_s
+            self.rate.add_changed(second.rate_per_s, side, expected, verdict.since or night, verdict.evidence_nights)
+            if side > 0 and len(self.rate.changed) >= LEAST_NIGHTS:
                 self.rate.accept()
         else:
-            self.rate.add(rate_per_s)
-        if past.memory_side:
-            self.memory.add_changed(peak_bytes, 1, past.expected.peak_bytes, past.night)
+            self.rate.add(second.rate_per_s)
+        if "more memory" in verdict.moved:
+            self.memory.add_changed(second.peak_bytes, 1, verdict.expected_bytes or second.peak_bytes, night)
         else:
-            self.memory.add(peak_bytes)
-            self.highest = sorted((*self.highest, past.highest_bytes))[-FAMILIAR:]
-            latest = self.memory.reference[-LEAST_NIGHTS:]
-            lower = max(latest) < (1 - LEAST_CHANGE) * median(self.memory.reference[:WINDOW])
-            if lower and len(latest) == LEAST_NIGHTS:  # a new level, so that later growth is seen
-                self.memory.reference, self.highest = latest, sorted(latest)[-FAMILIAR:]
+            self.memory.add(second.peak_bytes)
+            self._renew_peaks(max(first.peak_bytes, second.peak_bytes))
+
+    def _renew_peaks(self, peak_bytes: float) -> None:
+        self.highest = sorted((*self.highest, peak_bytes))[-FAMILIAR:]
+        latest = self.memory.reference[-LEAST_NIGHTS:]
+        lower = max(latest) < (1 - LEAST_CHANGE) * median(self.memory.reference[:WINDOW])
+        if lower and len(latest) == LEAST_NIGHTS:  # a new level, so that later growth is seen
+            self.memory.reference, self.highest = latest, sorted(latest)[-FAMILIAR:]
 
     def accept(self) -> None:
         """Makes the level of an open regression the reference, because a person accepted it."""
@@ -366,13 +335,7 @@ class Ruling(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What is claimed of tonight, for throughput and for the peak.
-
-    Attributes:
-        rate: ruling on throughput.
-        memory: ruling on the peak.
-        second: the second reading; None if none was needed or it did not run.
-    """
+    """What is claimed of tonight, and the second reading; None if none was needed or it did not run."""
 
     rate: Ruling
     memory: Ruling
@@ -382,11 +345,8 @@ class Decision(NamedTuple):
 def decide(level: Level, tonight: NightReading, confirm: Callable[[], NightReading | None]) -> Decision:
     """Returns what is claimed of a night. No change is claimed, and none ends, without a second reading.
 
-    Args:
-        level: the earlier nights of the segment; none are missing.
-        tonight: the first reading.
-        confirm: measures once more in the same night; returns None if that did not run. Called at most once, and only
-            if the first reading is suspicious.
+    `confirm` measures once more in the same night, and returns None if that did not run. It is called at most once, and
+    only if the first reading is suspicious.
     """
     rate, memory = level.rate, level.memory
     rate_band, peak_band = throughput_band(rate.reference), memory_band(memory.reference, level.highest)

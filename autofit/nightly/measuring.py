@@ -1,7 +1,7 @@
 """Measuring a plan in a night: runs that are repeated if they say nothing, interleaved blocks, and the re-check."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autofit.core.answer import Ratio
@@ -31,23 +31,21 @@ LIMIT_RATIO = 0.95
 """A time-out after at least this share of the time left is blamed on the time budget, not on the plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rounds:
-    """Blocks of several plans that ran next to each other.
+    """Blocks of several plans that ran next to each other, by the key of the plan.
 
-    Attributes:
-        rates_per_s: throughput of each plan in each complete round, by the key of the plan.
-        failed: outcome of the block that failed, by the key of its plan.
-        early: whether the time budget ended the rounds.
+    `done` rounds are complete. `early` says whether the time budget ended them.
     """
 
-    rates_per_s: Mapping[str, tuple[float, ...]]
-    failed: Mapping[str, Outcome] = field(default_factory=dict)
+    rates_per_s: dict[str, list[float]]
+    failed: dict[str, Outcome] = field(default_factory=dict)
+    done: int = 0
     early: bool = False
 
     def of(self, plan: Plan) -> tuple[float, ...]:
-        """Returns the throughput of a plan in each round; () if one of its blocks failed."""
-        return () if plan.key in self.failed else self.rates_per_s[plan.key]
+        """Returns the throughput of a plan in each complete round; () if one of its blocks failed."""
+        return () if plan.key in self.failed else tuple(self.rates_per_s[plan.key][: self.done])
 
     def pairing(self, ours: Plan, theirs: Plan) -> Pairing | None:
         """Returns the comparison of two plans; None if one of them failed, or after fewer than two rounds."""
@@ -56,13 +54,7 @@ class Rounds:
 
 
 class PlanRunner:
-    """Runs plans of one job.
-
-    Args:
-        bench: the workload on its device.
-        objective: the throughput that is measured.
-        clock: the time left; that of the bench.
-        say: receives one line before each part of the work.
+    """Runs plans of one job on its bench, whose time left is that of `clock`.
 
     Attributes:
         runs: number of plans that were run.
@@ -104,40 +96,35 @@ class PlanRunner:
         """Runs rounds of one block of each plan, forward and backward in turn, so that drift cancels.
 
         A plan whose block fails does not run again. If the time budget ends a round, the rounds before it count.
-
-        Args:
-            plans: the plans, each once.
-            count: number of rounds.
-            enough: called after each round; whether no further round is needed.
+        `enough` is called before each round.
 
         Raises:
             BudgetSpent: no round was complete.
             DevicePoisoned, KeyboardInterrupt: as in `run`.
         """
-        rates: dict[str, list[float]] = {plan.key: [] for plan in plans}
-        failed: dict[str, Outcome] = {}
-        for done in range(count):
+        rounds = Rounds({plan.key: [] for plan in plans})
+        while rounds.done < count and len(rounds.failed) < len(plans) and not enough(rounds):
             try:
-                self._round(plans, rates, failed)
+                self._round(plans, rounds)
             except BudgetSpent:
-                if not done:
+                if not rounds.done:
                     raise
-                return Rounds({key: tuple(each[:done]) for key, each in rates.items()}, failed, early=True)
-            if len(failed) == len(plans) or enough(Rounds({key: tuple(each) for key, each in rates.items()}, failed)):
+                rounds.early = True
                 break
-        return Rounds({key: tuple(each) for key, each in rates.items()}, failed)
+            rounds.done += 1
+        return rounds
 
-    def _round(self, plans: Sequence[Plan], rates: Mapping[str, list[float]], failed: dict[str, Outcome]) -> None:
+    def _round(self, plans: Sequence[Plan], rounds: Rounds) -> None:
         order = plans if self._forward else plans[::-1]
         self._forward = not self._forward
         for plan in order:
-            if plan.key in failed:
+            if plan.key in rounds.failed:
                 continue
             outcome = self.run(plan, Purpose.BLOCK)
             if outcome.measured:
-                rates[plan.key].append(self.objective.score(measurement_of(outcome)))
+                rounds.rates_per_s[plan.key].append(self.objective.score(measurement_of(outcome)))
             else:
-                failed[plan.key] = outcome
+                rounds.failed[plan.key] = outcome
 
     def _once(self, plan: Plan, purpose: Purpose) -> Outcome:
         patience_s, began_s = self.clock.patience_s(), self.clock.elapsed_s
@@ -163,15 +150,9 @@ def measurement_of(outcome: Outcome) -> Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """What a re-check measured.
+    """What a re-check measured: the figures of the accepted plan, or the failure for which it does not run.
 
-    Attributes:
-        accepted: figures of the accepted plan; None if it does not run.
-        baseline: figures of the baseline; None if it does not run, or if the accepted plan does not.
-        gain: throughput of the accepted plan over the baseline; None without either.
-        failure: why the accepted plan does not run; None if it does.
-        unit: unit of the throughput: "samples" or "tokens".
-        notes: what limits the result.
+    There are figures of the baseline, and a gain over it, if both plans run. `notes` say what limits the result.
     """
 
     accepted: Figures | None = None
@@ -238,7 +219,7 @@ def far_slower(runner: PlanRunner, plan: Plan, tuned_per_s: float | None, step_s
     Args:
         runner: has run the plan until the time budget cut it off.
         plan: the accepted plan.
-        tuned_per_s: its throughput in the search that found it, in the unit of the objective; None if not comparable.
+        tuned_per_s: its throughput in the search that found it; None if that is not comparable.
         step_s: the seconds of its optimizer step there.
     """
     if tuned_per_s is None or runner.cut_off is None or runner.cut_off[0] != plan:
@@ -292,6 +273,5 @@ def _notes(rounds: Rounds, baseline: Plan, probe: Outcome) -> list[str]:
         outcome = rounds.failed[baseline.key]
         notes.append(f"a block of the baseline failed: {outcome.status.value}, {outcome.reason}")
     if rounds.early:
-        done = max(map(len, rounds.rates_per_s.values()))
-        notes.append(f"the time budget ended the measurement after {done} of {ROUNDS} rounds")
+        notes.append(f"the time budget ended the measurement after {rounds.done} of {ROUNDS} rounds")
     return notes

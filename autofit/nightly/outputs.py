@@ -1,29 +1,34 @@
-"""A night for people and programs: as text for a terminal, as Markdown, and as JSON with a published schema."""
+"""A night as text for a terminal, as Markdown, as JSON with a published schema, and as a page with all nights."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.nightly.records import NightRecord, NightResult, VerdictKind, instant
+from autofit.nightly.records import NOT_MEASURED, NightRecord, NightResult, VerdictKind, instant
+from autofit.nightly.verdict import rate_text
 from autofit.reports.canvas import Canvas
+from autofit.reports.markdown import MARK
 from autofit.reports.markdown import table as markdown_table
 from autofit.reports.markdown import text as escaped
 from autofit.reports.markup import shortened
 from autofit.reports.sentences import counted, difference
+from autofit.reports.svg.axes import AxisScale, axes, margin, rate_ticks, span
+from autofit.reports.svg.drawing import Box, Drawing, Format, style_sheet
 from autofit.reports.tables import Column
 from autofit.reports.tables import table as text_table
 from autofit.terminal import wrapped
 
 History = Mapping[str, Sequence[NightRecord]]
 """All records of each job, oldest first."""
-MARK = "<!-- autofit nightly -->"
-"""Comment in the first line of the files of a night, by which an earlier one is recognised."""
 SCHEMA = "autofit.nightly/1"
 SCHEMA_FILE = Path(__file__).parent / "nightly.schema.json"
 """The published JSON Schema, made by `schema_text`."""
@@ -38,10 +43,9 @@ URGENCY = {
     VerdictKind.STEADY: ("steady", "steady"),
 }
 """Verdicts in the order in which they are shown, each with its name for one job and for several."""
-ATTENTION = frozenset({VerdictKind.REGRESSION, VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR})
+ATTENTION = (VerdictKind.REGRESSION, *NOT_MEASURED)
 """Verdicts that somebody should look at."""
 _NAME, _VALUE, _REASON, _MOST_ITEMS, _MOST_JOBS = 40, 300, 400, 10, 100
-_PLAN_KEY = re.compile(r"\{[^{}]*\}")
 
 
 def to_text(night: NightResult, history: History, canvas: Canvas | None = None) -> str:
@@ -137,6 +141,16 @@ def other_counts(night: NightResult) -> str:
     return ", ".join([*counts, *([f"{len(night.unchecked):,} not checked"] if night.unchecked else [])])
 
 
+def of_the_night(night: NightResult) -> dict[str, Sequence[str]]:
+    """Returns what concerns the whole night, by title. Titles without a text are left out."""
+    lists = {
+        "Not checked": [f"{job}: {why}" for job, why in night.unchecked.items()],
+        "Errors in the jobs file": night.problems,
+        "Notes": night.notes,
+    }
+    return {title: items for title, items in lists.items() if items}
+
+
 def moment(night: str) -> str:
     """Returns the time at which a night began, such as "2026-11-25 01:00 UTC"; other texts as given."""
     found = instant(night)
@@ -145,7 +159,7 @@ def moment(night: str) -> str:
 
 def rate(record: NightRecord) -> str:
     """Returns the throughput of the accepted plan with its unit; "" if it did not run."""
-    return "" if record.accepted is None else f"{short_number(record.accepted.rate_per_s)} {record.unit}/s"
+    return "" if record.accepted is None else rate_text(record.accepted.rate_per_s, record.unit)
 
 
 def rate_change(record: NightRecord) -> str:
@@ -179,7 +193,7 @@ def evidence(record: NightRecord) -> list[str]:
         device = f"{segment.device}{driver}, torch {segment.torch}"
     entries = {
         "throughput": record.accepted and rate(record) + expected,
-        "measured again": second and f"{short_number(second.rate_per_s)} {record.unit}/s",
+        "measured again": second and rate_text(second.rate_per_s, record.unit),
         "peak memory": record.accepted and peak(record) + highest,
         "over the baseline": record.gain and str(record.gain),
         "accepted plan": record.accepted and plan_words(record.accepted.plan, record),
@@ -213,14 +227,8 @@ def _sections(night: NightResult, history: History) -> Iterator[_Section]:
     for record in by_urgency(night.records)[:_MOST_JOBS]:
         if record.verdict.kind in ATTENTION or record.proposed is not None:
             yield _job_section(record, history.get(record.job, (record,)))
-    rest = {
-        "Not checked": [f"{job}: {why}" for job, why in night.unchecked.items()],
-        "Errors in the jobs file": night.problems,
-        "Notes": night.notes,
-    }
-    for title, items in rest.items():
-        if items:
-            yield title, "", _some(items)
+    for title, items in of_the_night(night).items():
+        yield title, "", _some(items)
 
 
 def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Section:
@@ -230,7 +238,7 @@ def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Sectio
             break
         first, nights = one, nights + 1
     lasting = [f"the same verdict for {nights:,} nights, since {moment(first.night)}"] if nights > 1 else []
-    changed = [f"changed since the last steady night: {_readable(text)}" for text in verdict.changed]
+    changed = [f"changed since the last steady night: {text}" for text in verdict.changed]
     items = [*lasting, *evidence(record), *_some(changed), *_some(record.notes)]
     return f"{shortened(record.job, _NAME)}: {verdict.kind.value}", verdict.reason, items
 
@@ -261,14 +269,95 @@ def _counts(records: Sequence[NightRecord]) -> list[str]:
     return [f"{kinds[kind]:,} {names[kinds[kind] != 1]}" for kind, names in URGENCY.items() if kinds[kind]]
 
 
-def _readable(changed: str) -> str:
-    """Returns a change with the keys of plans, which are JSON, as "knob=value knob=value"."""
-    return _PLAN_KEY.sub(_without_json, changed)
+MOST_NIGHTS = 60
+"""Maximum number of nights of a job that are drawn and listed; older ones are left out."""
+_PAGE_NAME, _HEIGHT = 80, 190.0
+_NONCHARACTERS = dict.fromkeys((0xFFFE, 0xFFFF), "\ufffd")
+"""Letters that XML does not allow."""
+_STYLES = dict.fromkeys(ATTENTION, "bad") | {VerdictKind.FASTER: "good"}
 
 
-def _without_json(found: re.Match[str]) -> str:
-    try:
-        values = json.loads(found[0])
-    except ValueError:
-        return found[0]
-    return " ".join(f"{name}={value}" for name, value in values.items()) or str(Plan())
+def to_html(night: NightResult, history: History) -> str:
+    """Returns the page. Texts of users are escaped and cut."""
+    known = {job: list(records) for job, records in history.items()}
+    for record in night.records:
+        records = known.setdefault(record.job, [])
+        if record.id not in [each.id for each in records]:
+            records.append(record)
+    newest = by_urgency([records[-1] for records in known.values() if records])
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        files("autofit.nightly").joinpath("trend.html").read_text(encoding="utf-8")
+    )
+    text = template.render(
+        title=f"Night of {shortened(moment(night.night), 40)}",
+        exit_code=night.exit_code,
+        headline=headline(night),
+        others=other_counts(night),
+        lists=[(title, [shortened(item, _VALUE) for item in items]) for title, items in of_the_night(night).items()],
+        jobs=[_page_job(f"job-{number}", known[last.job], night) for number, last in enumerate(newest, start=1)],
+        style=style_sheet(),
+    )
+    return printable(text).translate(_NONCHARACTERS) + "\n"
+
+
+def _page_job(anchor: str, records: Sequence[NightRecord], night: NightResult) -> dict[str, Any]:
+    shown, last = records[-MOST_NIGHTS:], records[-1]
+    looked_at = last.verdict.kind in ATTENTION or last.proposed is not None
+    return _page_row(last) | {
+        "anchor": anchor,
+        "name": shortened(last.job, _PAGE_NAME) or "unnamed",
+        "reason": shortened(last.verdict.reason, 2 * _VALUE),
+        "unchecked": shortened(night.unchecked.get(last.job, ""), _VALUE),
+        "evidence": [shortened(text, _VALUE) for text in (*evidence(last), *last.notes)] if looked_at else [],
+        "chart": _chart(shown),
+        "left_out": len(records) - len(shown),
+        "rows": [_page_row(record) for record in reversed(shown)],
+    }
+
+
+def _page_row(record: NightRecord) -> dict[str, str]:
+    return {
+        "night": shortened(moment(record.night), 40),
+        "style": _STYLES.get(record.verdict.kind, ""),
+        "verdict": record.verdict.kind.value,
+        "rate": shortened(rate(record), _PAGE_NAME),
+        "change": rate_change(record),
+        "peak": peak(record),
+        "note": shortened("; ".join(_page_notes(record)), _VALUE),
+    }
+
+
+def _page_notes(record: NightRecord) -> Iterator[str]:
+    if record.verdict.kind in _STYLES:
+        yield record.verdict.reason
+    yield from record.verdict.changed
+    if record.proposed is not None:
+        yield f"{'new' if record.replaced else 'better'} plan: {plan_words(record.proposed, record)}"
+
+
+def _chart(records: Sequence[NightRecord]) -> str:
+    """Returns the throughput of nights with their bands as SVG; "" if the plan never ran."""
+    unit = records[-1].unit
+    rates = [record.accepted.rate_per_s if record.accepted and record.unit == unit else None for record in records]
+    known = [each for each in rates if each is not None]
+    if not known:
+        return ""
+    bands = [(record.verdict.low_per_s, record.verdict.high_per_s) for record in records]
+    low, high = span([*known, *(end for band in bands for end in band if end is not None)])
+    ticks = rate_ticks(low, high, 5)
+    drawing = Drawing(Format(), f"Throughput of {shortened(records[-1].job, _PAGE_NAME)} over {len(records)} nights")
+    area = Box(margin(ticks), 28.0, drawing.format.width - 12, 28.0 + _HEIGHT)
+    x, y = AxisScale(-0.5, len(records) - 0.5, area.left, area.right), AxisScale(low, high, area.bottom, area.top)
+    step = max(len(records) // 6, 1)
+    dates = [(float(at), shortened(moment(records[at].night)[:10], 10)) for at in range(0, len(records), step)]
+    axes(drawing, area, (x, dates, "night"), (y, ticks, f"{shortened(unit, 20)}/s"))
+    for at, (record, value, (least, most)) in enumerate(zip(records, rates, bands, strict=True)):
+        if least is not None and most is not None:
+            drawing.rect(x(at - 0.5), y(most), x(at + 0.5), y(least), "tr-band")
+        if at and record.segment != records[at - 1].segment:
+            drawing.line(x(at - 0.5), area.top, x(at - 0.5), area.bottom, "tr-segment")
+        if value is not None:
+            kind = _STYLES.get(record.verdict.kind, "night")
+            drawing.add("circle", class_=f"tr-{kind}", cx=x(at), cy=y(value), r=3)
+    drawing.height = area.bottom + 44
+    return str(drawing.svg())

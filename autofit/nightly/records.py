@@ -1,7 +1,6 @@
 """Records of a night: what was measured for a job, and the verdict on it. The history of a job is a list of these."""
 
 import json
-import re
 from datetime import UTC, datetime
 from enum import StrEnum
 from statistics import median
@@ -11,13 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.core.answer import Ratio
 from autofit.core.environment import Environment
-from autofit.core.errors import StudyError
 from autofit.core.plan import Plan
 
 NIGHT_SCHEMA = "autofit.night/1"
 PROTOCOL = 1
 """Version of how a night measures. Figures of different versions are not compared: raise it with each change."""
-_HEAD = re.compile(r'\{"schema": ?"(autofit\.night/[0-9]{1,6})"')
 
 
 class _NightPart(BaseModel):
@@ -59,7 +56,20 @@ class HistorySegment(_NightPart):
     def changes(self, earlier: "HistorySegment") -> tuple[str, ...]:
         """Returns what differs from an earlier segment, as "name: value, was earlier value"."""
         now, then = self.model_dump(), earlier.model_dump()
-        return tuple(f"{name}: {now[name]}, was {then[name]}" for name in now if now[name] != then[name])
+        words = {"plan": _plan_in_words}
+        return tuple(
+            f"{name}: {words.get(name, str)(now[name])}, was {words.get(name, str)(then[name])}"
+            for name in now
+            if now[name] != then[name]
+        )
+
+
+def _plan_in_words(key: str) -> str:
+    """Returns a plan as "knob=value knob=value", given its key, which is JSON."""
+    try:
+        return str(Plan(values=json.loads(key)))
+    except ValueError:  # also pydantic's ValidationError
+        return key
 
 
 class Figures(_NightPart):
@@ -92,6 +102,10 @@ class VerdictKind(StrEnum):
     DOES_NOT_FIT = "does not fit"  # the accepted plan does not run within its budget any more
     CANNOT_COMPARE = "cannot compare"  # too few nights in the segment, or a changed environment
     ERROR = "error"  # the job could not be checked
+
+
+NOT_MEASURED = (VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR)
+"""Verdicts on a night in which the accepted plan gave no figures that count."""
 
 
 class Verdict(_NightPart):
@@ -132,7 +146,7 @@ class NightRecord(_NightPart):
 
     Attributes:
         schema_name: the record's schema and version.
-        id: unique identifier, so that a record that was kept aside is merged once.
+        id: unique identifier, so that a record whose writing is tried again is stored once.
         job: name of the job.
         night: identifier of the night: the UTC time at which it began, in ISO 8601.
         at: UTC time at which the job was checked, in ISO 8601.
@@ -226,19 +240,3 @@ def from_text(text: str) -> NightRecord | None:
         return NightRecord.model_validate_json(text)
     except ValueError:  # pydantic's ValidationError is one
         return None
-
-
-def check_schema(schema: object, where: str) -> None:
-    """Refuses records of a newer version.
-
-    Raises:
-        StudyError: it is newer than `NIGHT_SCHEMA`.
-    """
-    text = schema if isinstance(schema, str) else ""
-    found = _HEAD.match(text)
-    name = text if found is None else found[1]
-    if name.startswith("autofit.night/") and name != NIGHT_SCHEMA:
-        raise StudyError(
-            f"{where} has records of the schema {name[:40]}; expected {NIGHT_SCHEMA}, which this version reads. It was "
-            "not changed. Upgrade autofit, or choose another history."
-        )

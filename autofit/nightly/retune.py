@@ -5,8 +5,9 @@ predecessor of the accepted plan.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from autofit import planfile
@@ -17,7 +18,7 @@ from autofit.core.errors import BudgetSpent, PlanFileError
 from autofit.core.plan import Plan
 from autofit.files import write_atomically
 from autofit.nightly.measuring import PlanRunner, Rounds
-from autofit.nightly.records import NightRecord, Verdict, VerdictKind
+from autofit.nightly.records import NOT_MEASURED, NightRecord, Verdict, VerdictKind
 from autofit.search.race import MIN_ROUNDS, TIE_ROUNDS, Pairing
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
@@ -25,23 +26,19 @@ from autofit.study.stored_trials import completed
 
 NO_PLAN = "the job has no plan yet"
 _SHOWN_CHANGES = 3
-_FAILS = "the accepted plan does not run"
-_MOVED = {
+_REASONS = {
     VerdictKind.REGRESSION: "the accepted plan is slower or needs more memory than in earlier nights",
     VerdictKind.FASTER: "the accepted plan is faster than in earlier nights",
+    **dict.fromkeys(NOT_MEASURED, "the accepted plan does not run"),
 }
 """Verdicts after which a job is tuned again, with the reason in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retune:
-    """What a search found for a job.
+    """What a search found for a job, whether it is better than the accepted plan, and what their comparison showed.
 
-    Attributes:
-        answer: the answer of the search.
-        gain: throughput of its plan over the accepted plan, from interleaved blocks; None if they were not compared.
-        better: whether it is to replace the accepted plan.
-        note: what the comparison showed.
+    The gain over the accepted plan is from interleaved blocks; None if they were not compared.
     """
 
     answer: Answer
@@ -51,24 +48,18 @@ class Retune:
 
 
 def due_for(
-    past: Sequence[NightRecord],
-    accepted: Answer,
-    environment: Environment,
-    verdict: Verdict,
-    *,
-    runs: bool = True,
+    past: Sequence[NightRecord], accepted: Answer, environment: Environment, verdict: Verdict
 ) -> tuple[str, str]:
     """Returns why a job with an accepted plan is tuned again, and a note if it is not although something changed.
 
     It is tuned once for each change: not again while the accepted plan, the environment and the verdict stay the same.
     """
-    changed = environment.differences(accepted.environment)
-    same = list(_of(past, accepted.plan, environment))[::-1]
+    same = [record for record in reversed(past) if _is_of(record, accepted.plan, environment)]
     reasons = []
-    if moved := _MOVED.get(verdict.kind, "") if runs else _FAILS:
-        series = next((at for at, record in enumerate(same) if record.verdict.kind is not verdict.kind), len(same))
-        reasons.append((moved, [record.at for record in same[:series] if record.tuned]))
-    if changed:
+    if moved := _REASONS.get(verdict.kind):
+        series = takewhile(lambda record: record.verdict.kind is verdict.kind, same)
+        reasons.append((moved, [record.at for record in series if record.tuned]))
+    if changed := environment.differences(accepted.environment):
         more = len(changed) - _SHOWN_CHANGES
         what = "; ".join(changed[:_SHOWN_CHANGES]) + (f"; and {more} more" if more > 0 else "")
         why = f"the environment changed since the plan was tuned: {what}"
@@ -79,19 +70,17 @@ def due_for(
     return "", f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1][0]}"
 
 
-def _of(records: Sequence[NightRecord], plan: Plan, environment: Environment) -> Iterator[NightRecord]:
-    """Yields the records of a plan in a comparable environment. Nights that could not check the job do not count."""
-    for record in records:
-        there, segment = record.environment, record.segment
-        if there is not None and segment is not None and segment.plan == plan.key and there.comparable(environment):
-            yield record
+def _is_of(record: NightRecord, plan: Plan, environment: Environment) -> bool:
+    """Returns whether a record is of a plan in a comparable environment. Nights that did not try it do not count."""
+    there, segment = record.environment, record.segment
+    return there is not None and segment is not None and segment.plan == plan.key and there.comparable(environment)
 
 
 def retune(
     runner: PlanRunner,
     request: Request,
     accepted: Plan | None,
-    listen: Sequence[Listen],
+    listen: Listen,
     begin: Callable[[], Clock],
     *,
     runs: bool = True,
@@ -100,7 +89,7 @@ def retune(
 
     Args:
         runner: runs plans.
-        request: the options of the search; its time is that of the clock that `begin` returns.
+        request: the options of the search, whose time is that of the clock that `begin` returns.
         accepted: the accepted plan; None if there is none. Any answer is then better.
         listen: called with each event of the search.
         begin: gives the bench the time for the next part of the work, and returns a clock with that limit.
@@ -110,7 +99,7 @@ def retune(
         AutofitError: as in `autofit.search.search.search`.
     """
     clock = begin()
-    found = search(runner.bench, replace(request, time_s=clock.limit_s), listen, clock)
+    found = search(runner.bench, replace(request, time_s=clock.limit_s), [listen], clock)
     if accepted is not None and found.plan == completed(accepted, runner.bench.briefing.space):
         note = f"the search {'found' if runs else 'proved'} the accepted plan again"
         return Retune(found, None, better=False, note=note)

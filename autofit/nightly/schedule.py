@@ -17,23 +17,15 @@ from autofit.reports.tables import Column, table
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A job in the order of a night.
+    """A job in the order of a night, with its records, oldest first, and why it has its place, in words.
 
-    Attributes:
-        job: the job.
-        past: its records, oldest first.
-        done: whether the night that is continued has checked it already.
-        why: why it has its place, and what will be done, in words.
+    `done` is its record in the night that is continued; None if that has not checked it.
     """
 
     job: Job
     past: tuple[NightRecord, ...]
-    done: bool
+    done: NightRecord | None
     why: str
-
-    def record_of(self, night: str) -> NightRecord:
-        """Returns the record of a night that has checked the job."""
-        return next(record for record in reversed(self.past) if _checked(record, night))
 
 
 def scheduled(jobs: JobsFile, history: History, now: datetime, only: Sequence[str] = ()) -> list[Scheduled]:
@@ -78,7 +70,7 @@ def order_document(order: Sequence[Scheduled], problems: Sequence[str], now: dat
             {
                 "name": each.job.name,
                 "why": each.why,
-                "done": each.done,
+                "done": each.done is not None,
                 "verdict": each.past[-1].verdict.kind.value if each.past else None,
                 "checked_at": each.past[-1].at if each.past else None,
                 "nights": len(each.past),
@@ -102,14 +94,11 @@ def age(at: str, now: datetime) -> str:
 
 
 def _placed(job: Job, past: tuple[NightRecord, ...], now: datetime, night: str | None) -> Scheduled:
-    done = any(_checked(record, night) for record in past)
+    # A job that ended with an error is tried again.
+    tonight = [record for record in past if record.night == night and record.verdict.kind is not VerdictKind.ERROR]
+    done = tonight[-1] if tonight else None
     checked = f"last checked {age(past[-1].at, now)} ({past[-1].verdict.kind.value})" if past else "never checked"
     todo = "re-check of the accepted plan" if job.plan.exists() else "first tuning, since it has no plan"
     return Scheduled(
         job, past, done, f"{checked}: {'checked already in the night that is continued' if done else todo}"
     )
-
-
-def _checked(record: NightRecord, night: str | None) -> bool:
-    """Returns whether a record is of this night. A job that ended with an error is tried again."""
-    return record.night == night and record.verdict.kind is not VerdictKind.ERROR

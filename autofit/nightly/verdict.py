@@ -15,36 +15,25 @@ from autofit.nightly.levels import (
     Decision,
     Level,
     NightReading,
-    PastNight,
     Ruling,
     decide,
 )
-from autofit.nightly.records import Figures, HistorySegment, NightRecord, Verdict, VerdictKind
+from autofit.nightly.records import NOT_MEASURED, Figures, HistorySegment, NightRecord, Verdict, VerdictKind
+from autofit.reports.sentences import counted
 
 WIDE_BAND = 0.3
 """Share of the throughput that a night may lose unnoticed, above which its band is too wide to tell. It is also what a
 night may lose against the search that found its plan: two separate runs on a shared machine differ by that much."""
-UNKNOWN_PAST = "the earlier nights are not known, because the history is not available"
-"""Reason for a verdict while too few records are at hand."""
 Moved = Literal["slower", "faster", "more memory"]
-_NOT_MEASURED = (VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Tonight:
-    """What a night measured of a job, before it is judged.
+    """What a night measured of a job, before it is judged, with the fields of its record.
 
-    Attributes:
-        job: name of the job.
-        segment: what the figures may be compared with.
-        environment: where they were measured.
-        accepted: the first measurement of the accepted plan.
-        budget_bytes: memory budget of the job; None if unknown.
-        unit: "samples" or "tokens": the unit of throughput.
-        tuned_per_s: throughput of the accepted plan in the search that found it; None if that is not comparable.
+    `tuned_per_s` is the throughput of the accepted plan in the search that found it; None if that is not comparable.
     """
 
-    job: str
     segment: HistorySegment
     environment: Environment
     accepted: Figures
@@ -73,37 +62,23 @@ class Tonight:
         return [record for record in past if record.segment is not None and not self.changes_from(record)]
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The verdict on a job in one night.
-
-    Attributes:
-        verdict: the verdict.
-        confirmation: the second measurement of the accepted plan; None if none was asked for, or it did not run.
-    """
-
-    verdict: Verdict
-    confirmation: Figures | None = None
-
-
 def judge(
-    past: Sequence[NightRecord], tonight: Tonight, confirm: Callable[[], Figures | None], *, known: bool = True
-) -> Judged:
-    """Returns the verdict on a night in which the accepted plan ran.
+    past: Sequence[NightRecord], tonight: Tonight, confirm: Callable[[], Figures | None]
+) -> tuple[Verdict, Figures | None]:
+    """Returns the verdict on a night in which the accepted plan ran, and its second measurement if one was made.
 
     That a job regressed, became faster, or is back at its level is claimed only if a second measurement agrees.
 
     Args:
         past: all earlier records of the job, oldest first.
         tonight: what was measured.
-        confirm: measures the accepted plan once more in this night; returns None if it did not run. Called at most
-            once. The later it measures, the less noise the two measurements share.
-        known: whether `past` has all earlier records. False while the storage of the history is not available.
+        confirm: measures the accepted plan once more, and returns None if it did not run. Called at most once. The
+            later it measures, the less noise the two measurements share.
     """
     peak_bytes, budget_bytes = tonight.accepted.peak_bytes, tonight.budget_bytes
     if budget_bytes is not None and peak_bytes > budget_bytes:
         over = f"its peak {format_bytes(peak_bytes)} is above the budget of {format_bytes(budget_bytes)}"
-        return Judged(failed(past, tonight.segment, tonight.environment, over, fits=False))
+        return failed(past, tonight.segment, tonight.environment, over, fits=False), None
     nights, measured = tonight.comparable(past), list[Figures | None]()
 
     def again() -> NightReading | None:
@@ -112,40 +87,28 @@ def judge(
         return None if measured[0] is None else _reading(measured[0])
 
     level = level_of(nights)
-    if level.missing_nights and not known:
-        return Judged(Verdict(kind=VerdictKind.CANNOT_COMPARE, reason=UNKNOWN_PAST))
     if level.missing_nights:
         few = _too_few_nights(past, tonight, level.missing_nights)
-        return Judged(_slower_than_tuned(tonight, nights, level, again) or few, next(iter(measured), None))
+        return _slower_than_tuned(tonight, nights, level, again) or few, next(iter(measured), None)
     decision = decide(level, tonight.reading, again)
     verdict = _verdict(past, tonight, nights, level, decision)
     if verdict.kind is VerdictKind.STEADY and _unnoticed(decision.rate.band) > WIDE_BAND:
         unknown = {"kind": VerdictKind.CANNOT_COMPARE, "reason": f"too noisy to tell: {verdict.reason}"}
         verdict = _slower_than_tuned(tonight, nights, level, again) or verdict.model_copy(update=unknown)
-    return Judged(verdict, next(iter(measured), None))
+    return verdict, next(iter(measured), None)
 
 
 def failed(
-    past: Sequence[NightRecord],
-    segment: HistorySegment | None,
-    environment: Environment | None,
-    reason: str,
-    *,
-    fits: bool,
+    past: Sequence[NightRecord], segment: HistorySegment, environment: Environment, reason: str, *, fits: bool
 ) -> Verdict:
-    """Returns the verdict on a night in which the accepted plan gave no figures.
+    """Returns the verdict on a night in which the accepted plan gave no figures, for a reason in one sentence.
 
-    Args:
-        past: all earlier records of the job, oldest first.
-        segment: the segment of the night; None if the workload could not be opened.
-        environment: its environment; None if the workload could not be opened.
-        reason: why there are no figures, in one sentence.
-        fits: False if the plan ran out of memory or exceeded its budget, True if it failed otherwise.
+    `fits` is False if the plan ran out of memory or exceeded its budget, True if it failed otherwise.
     """
     ran = next((record for record in reversed(past) if record.accepted is not None), None)
     changed = _changes(environment, ran)
-    if segment is not None and ran is not None and ran.segment is not None and segment.plan != ran.segment.plan:
-        changed += (f"plan: {segment.plan}, was {ran.segment.plan}",)
+    if ran is not None and ran.segment is not None:
+        changed += tuple(each for each in segment.changes(ran.segment) if each.startswith("plan: "))
     kind = VerdictKind.ERROR if fits else VerdictKind.DOES_NOT_FIT
     return Verdict(kind=kind, reason=one_line(reason).rstrip("."), changed=changed)
 
@@ -158,7 +121,7 @@ def level_accepted(past: Sequence[NightRecord], *, id: str, night: str, at: str)
     last = next((record for record in reversed(past) if record.accepted and record.segment), None)
     if last is None or last.accepted is None or last.segment is None or last.environment is None:
         return None
-    level = level_of(Tonight(last.job, last.segment, last.environment, last.accepted, unit=last.unit).comparable(past))
+    level = level_of(Tonight(last.segment, last.environment, last.accepted, unit=last.unit).comparable(past))
     found = []
     if level.rate.side < 0:
         now, before = (rate_text(rate, last.unit) for rate in (median(level.rate.changed), level.rate.expected))
@@ -181,8 +144,9 @@ def level_of(records: Sequence[NightRecord]) -> Level:
     for record in records:
         if record.level_accepted:
             level.accept()
-        elif record.accepted is not None and record.verdict.kind not in _NOT_MEASURED:
-            level.add(_past_night(record, record.accepted))
+        elif record.accepted is not None and record.verdict.kind not in NOT_MEASURED:
+            second = record.confirmation or record.accepted
+            level.add(record.night, _reading(record.accepted), _reading(second), record.verdict)
     return level
 
 
@@ -193,23 +157,6 @@ def rate_text(rate_per_s: float, unit: str) -> str:
 
 def _reading(figures: Figures) -> NightReading:
     return NightReading(figures.rate_per_s, figures.peak_bytes)
-
-
-def _past_night(record: NightRecord, accepted: Figures) -> PastNight:
-    verdict, second = record.verdict, record.confirmation or accepted
-    highest_bytes = max(accepted.peak_bytes, second.peak_bytes)
-    if not verdict.moved:
-        return PastNight(record.night, _reading(second), highest_bytes)
-    return PastNight(
-        record.night,
-        _reading(second),
-        highest_bytes,
-        rate_side=-1 if "slower" in verdict.moved else 1 if "faster" in verdict.moved else 0,
-        memory_side=1 if "more memory" in verdict.moved else 0,
-        evidence_nights=verdict.evidence_nights,
-        expected=NightReading(verdict.expected_per_s or second.rate_per_s, verdict.expected_bytes or second.peak_bytes),
-        since=verdict.since,
-    )
 
 
 def _verdict(
@@ -223,7 +170,7 @@ def _verdict(
     moved: list[Moved] = ["slower" if rate.side < 0 else "faster"] if rate.side else []
     moved += ["more memory"] if memory.side else []
     evidence_nights = rate.suspicion.nights if rate.begins and rate.suspicion is not None else 1
-    measured = [record for record in nights if record.accepted and record.verdict.kind not in _NOT_MEASURED]
+    measured = [record for record in nights if record.accepted and record.verdict.kind not in NOT_MEASURED]
     since = rate.since if rate.side else memory.since
     if evidence_nights > 1:
         since = measured[1 - evidence_nights].night
@@ -241,10 +188,9 @@ def _verdict(
     )  # fmt: skip
 
 
-def _changes(now: Environment | None, steady: NightRecord | None) -> tuple[str, ...]:
+def _changes(now: Environment, steady: NightRecord | None) -> tuple[str, ...]:
     """Returns what differs from the environment of an earlier night, as "name: value, was earlier value"."""
-    known = now is not None and steady is not None and steady.environment is not None
-    return tuple(now.differences(steady.environment)) if known else ()  # type: ignore[union-attr, arg-type]
+    return () if steady is None or steady.environment is None else tuple(now.differences(steady.environment))
 
 
 def _slower_than_tuned(
@@ -289,7 +235,7 @@ def _too_few_nights(past: Sequence[NightRecord], tonight: Tonight, missing: int)
         ratio = tonight.accepted.rate_per_s / tonight.tuned_per_s
         parts.append(f"throughput is {ratio - 1:+.1%} from the search that found the plan")
     count, more = LEAST_NIGHTS - missing + 1, missing - 1
-    needed = f"{_nights(more)} more {'is' if more == 1 else 'are'} needed" if more else "it now has them"
+    needed = f"{counted(more, 'night')} more {'is' if more == 1 else 'are'} needed" if more else "it now has them"
     parts.append(f"night {count} of its segment; nights are compared once it has {LEAST_NIGHTS}: {needed}")
     return Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="; ".join(parts), changed=changed)
 
@@ -316,7 +262,7 @@ def _evidence(tonight: Tonight, level: Level, decision: Decision) -> str:
     ]
     if rate.side > 0 and not rate.begins:
         more = LEAST_NIGHTS - len(level.rate.changed) - 1
-        when = f"after {_nights(more)} more" if more > 0 else "from now on"
+        when = f"after {counted(more, 'night')} more" if more > 0 else "from now on"
         texts[0] += f"; {when}, nights are compared with the new level"
     lost = _unnoticed(rate.band)
     if lost > WIDE_BAND and rate.suspicion is None and not rate.since:
@@ -334,11 +280,11 @@ def _described(name: str, shown: Callable[[float], str], ruling: Ruling, first: 
         end = "" if welcome else "; reported until it is back or accepted"
         return f"{name} is {_open(ruling, first, f'{readings}, {shown(band.expected)} before')}{end}"
     if found is None:
-        return f"{name} {shown(first)} is inside its band of {_nights(band.nights)}, {limits}"
+        return f"{name} {shown(first)} is inside its band of {counted(band.nights, 'night')}, {limits}"
     if ruling.side:
         over = f" over the last {found.nights} nights" if found.nights > 1 else ""
         moved = f"{_difference(found.shown, found.expected)}{over}"
-        claim = f"is {moved} than the median of {_nights(found.before)}, {shown(found.expected)}"
+        claim = f"is {moved} than the median of {counted(found.before, 'night')}, {shown(found.expected)}"
     else:
         again = ", and was not measured again" if second is None else " once, not when measured again"
         claim = f"was {'higher' if found.side > 0 else 'lower'} than expected{again}"
@@ -363,7 +309,3 @@ def _difference(value: float, expected: float) -> str:
 def _unnoticed(band: Band) -> float:
     """Returns the share of the throughput that a night may lose inside its band."""
     return 1 - band.low / band.expected if band.expected else 0.0
-
-
-def _nights(count: int) -> str:
-    return f"{count} night" if count == 1 else f"{count} nights"

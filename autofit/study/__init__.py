@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import optuna as optuna
 
-    from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
+    from autofit.study.storages import check_schema, connect, disconnect, existing, quiet, studies_in, study_in
     from autofit.study.study import Study, read_studies
 
-__all__ = ["Study", "connect", "disconnect", "existing", "optuna", "quiet", "read_studies", "studies_in", "study_in"]
+__all__ = [
+    "Study", "check_schema", "connect", "disconnect", "existing", "optuna", "quiet", "read_studies", "studies_in",
+    "study_in",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autofit.study' has no attribute {name!r}")
-    loading = Thread(target=import_module, args=("autofit.study.study",))
+    module = "autofit.study.study" if name in ("Study", "read_studies") else "autofit.study.storages"
+    loading = Thread(target=import_module, args=(module,))
     loading.start()
     loading.join()
-    globals()[name] = value = getattr(import_module("autofit.study.study"), name)  # it has all of these names
+    globals()[name] = value = getattr(import_module(module), name)
     return value

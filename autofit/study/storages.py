@@ -16,7 +16,9 @@ from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBSto
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from autofit import locks
+from autofit.core.errors import StudyError
 from autofit.study.location import Place, check_file, make_directory
+from autofit.study.stored_trials import SCHEMA
 
 LOCK_WAIT_S = 30.0
 """Maximum time to wait for another process that is writing to the journal."""
@@ -63,13 +65,39 @@ def existing(place: Place) -> BaseStorage | None:
     return JournalStorage(JournalFileBackend(str(place.path))) if place.path.stat().st_size else None
 
 
-def study_in(storage: BaseStorage, name: str) -> optuna.Study:
-    """Loads a study, or creates it."""
+def study_in(storage: BaseStorage, name: str, schema: str, where: str) -> optuna.Study:
+    """Loads a study of a schema, or creates it.
+
+    Raises:
+        StudyError: as in `check_schema`.
+    """
     sampler = optuna.samplers.RandomSampler()  # never used; the cheapest to create
-    if name in optuna.get_all_study_names(storage):  # creating it again would add a line to a journal
-        return optuna.load_study(storage=storage, study_name=name, sampler=sampler)
-    return optuna.create_study(
-        storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+    with quiet():
+        if name in optuna.get_all_study_names(storage):  # creating it again would add a line to a journal
+            study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
+        else:
+            study = optuna.create_study(
+                storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+            )
+        check_schema(study, schema, where)
+        if SCHEMA not in study.user_attrs:
+            study.set_user_attr(SCHEMA, schema)
+    return study
+
+
+def check_schema(study: optuna.Study, schema: str, where: str) -> None:
+    """Refuses a study that has not this schema. A new study has none yet.
+
+    Raises:
+        StudyError: it is of another program or of another schema.
+    """
+    found = study.user_attrs.get(SCHEMA)
+    if found == schema or (found is None and not study.get_trials(deepcopy=False)):
+        return
+    raise StudyError(
+        f"the study {study.study_name} at {where} cannot be used: found "
+        f"{'trials but no schema' if found is None else f'the schema {found}'}; expected {schema}, which this version "
+        "of autofit writes. Choose another study, or the version of autofit that wrote it."
     )
 
 

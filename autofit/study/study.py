@@ -13,7 +13,6 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage
 from optuna.trial import TrialState, create_trial
 
 from autofit.core.environment import Environment
@@ -27,16 +26,7 @@ from autofit.study import stored_trials
 from autofit.study.location import Place
 from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
 from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
-from autofit.study.stored_trials import (
-    DROPPED,
-    OUTCOME,
-    SCHEMA,
-    START,
-    STUDY_SCHEMA,
-    StoredTrial,
-    TrialStart,
-    counted_trials,
-)
+from autofit.study.stored_trials import StoredTrial, TrialStart, counted_trials
 
 _DIED = Outcome(status=Status.CRASHED, reason=DIED)
 
@@ -74,11 +64,14 @@ class Study:
         self.location, notes = self._place.shown, list[str]()
         with self._place.guarded("opened"):
             self._storage = connect(self._place, notes)
-            self._study = _created(self._storage, name, objective)
+            self._study = study_in(self._storage, name, stored_trials.STUDY_SCHEMA, self._place.shown)
+            with quiet():
+                if self._study.metric_names is None:
+                    self._study.set_metric_names([f"{objective.unit}/s"])  # of the values in optuna-dashboard
             self._study_id = self._storage.get_study_id_from_name(name)
             trials, attributes = self._study.get_trials(deepcopy=False), self._study.user_attrs
             self._distributions = distributions_of(space, trials)
-            for drop in attributes.get(DROPPED, ()):
+            for drop in attributes.get(stored_trials.DROPPED, ()):
                 notes.append(f"{counted_trials(len(drop['trials']))} dropped on {drop['when']}: {drop['reason']}")
             found, unreadable = stored_trials.readable(trials, attributes)
             if unreadable:
@@ -136,7 +129,7 @@ class Study:
         of_plan = [trial.number for trial in self._earlier if trial.plan == plan]
         dropped = self._comparable if plan is None else of_plan
         drop = {"trials": dropped, "reason": reason, "when": datetime.now(UTC).isoformat(timespec="seconds")}
-        self.note(DROPPED, [*self.kept_notes().get(DROPPED, ()), drop])
+        self.note(stored_trials.DROPPED, [*self.kept_notes().get(stored_trials.DROPPED, ()), drop])
         self._comparable = [number for number in self._comparable if number not in dropped]
         self._earlier = [trial for trial in self._earlier if trial.number not in dropped]
 
@@ -161,7 +154,7 @@ class Study:
             state=TrialState.RUNNING,
             params=values,
             distributions={name: self._distributions[name] for name in values},
-            user_attrs={START: start.model_dump_json(), "purpose": start.purpose.value},
+            user_attrs={stored_trials.START: start.model_dump_json(), "purpose": start.purpose.value},
         )
         return self._storage.get_trial_number_from_id(self._storage.create_new_trial(self._study_id, template))
 
@@ -175,7 +168,8 @@ class Study:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         trial = optuna.trial.Trial(self._study, trial_id)
         # As text, because NaN is not valid JSON and would break the dashboard. Python's reader accepts it.
-        for key, value in {**columns(outcome), OUTCOME: json.dumps(outcome.model_dump(mode="json"))}.items():
+        record = json.dumps(outcome.model_dump(mode="json"))
+        for key, value in {**columns(outcome), stored_trials.OUTCOME: record}.items():
             trial.set_user_attr(key, value)
         for key, value in result.constraints.items():
             if key not in trial.constraints:  # a write that failed is made again
@@ -230,7 +224,7 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
         storage = existing(place)
         studies = [] if storage is None else studies_in(storage)
         for each in studies:
-            if (notes := each.user_attrs).get(SCHEMA) == STUDY_SCHEMA:
+            if (notes := each.user_attrs).get(stored_trials.SCHEMA) == stored_trials.STUDY_SCHEMA:
                 trials, unreadable = stored_trials.readable(each.get_trials(deepcopy=False), notes)
                 ended = [replace(t, outcome=t.outcome or _DIED) for t in trials if t.outcome or not t.start.alive]
                 found.append(ReadStudy(each.study_name, notes, tuple(ended), unreadable))
@@ -238,28 +232,7 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
     if not found:
         what = "no file, or an empty one" if storage is None else f"{len(studies)} studies, none made by this version"
         raise StudyError(
-            f"{place.shown} cannot be shown: found {what}; expected a study of the schema {STUDY_SCHEMA}. Name the "
-            "study of `autofit tune --study`."
+            f"{place.shown} cannot be shown: found {what}; expected a study of the schema "
+            f"{stored_trials.STUDY_SCHEMA}. Name the study of `autofit tune --study`."
         )
     return found
-
-
-def _created(storage: BaseStorage, name: str, objective: Objective) -> optuna.Study:
-    """Loads a study, or creates it.
-
-    Raises:
-        StudyError: the study is of another program or of a newer schema.
-    """
-    with quiet():
-        study = study_in(storage, name)
-        found = study.user_attrs.get(SCHEMA)
-        if found is None and not study.get_trials(deepcopy=False):
-            study.set_user_attr(SCHEMA, STUDY_SCHEMA)
-            study.set_metric_names([f"{objective.unit}/s"])  # the name of values in optuna-dashboard
-        elif found != STUDY_SCHEMA:
-            raise StudyError(
-                f"the study {name} cannot be used: found {f'the schema {found}' if found else 'trials but no schema'}; "
-                f"expected {STUDY_SCHEMA}, which this version of autofit writes. Choose another study, or the version "
-                "of autofit that wrote it."
-            )
-    return study

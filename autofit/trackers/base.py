@@ -24,13 +24,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What is logged when a search ends.
-
-    Attributes:
-        metrics: final figures by name; all are finite.
-        texts: final texts by name.
-        documents: content of text files by file name, such as the table `trials.csv`.
-    """
+    """What is logged when a search ends: finite figures and texts by name, and text files by file name."""
 
     metrics: Mapping[str, float]
     texts: Mapping[str, str]

@@ -56,31 +56,22 @@ class Listener(Protocol):
         ...
 
 
-class FailSoft:
-    """Calls a listener until it raises its first exception, which becomes a warning.
+def fail_soft(listener: Listener, warn: Warn) -> Listen:
+    """Returns what calls a listener until it raises its first exception, which becomes a warning."""
+    failed = False
 
-    Args:
-        listener: the listener.
-        warn: shows the warning.
-    """
-
-    def __init__(self, listener: Listener, warn: Warn) -> None:
-        self._listener, self._warn = listener, warn
-        self._failed = False
-
-    def __call__(self, event: Event) -> None:
-        """Passes on one event."""
-        if self._failed:
+    def listen(event: Event) -> None:
+        nonlocal failed
+        if failed:
             return
         try:
-            self._listener(event)
+            listener(event)
         except Exception as error:  # noqa: BLE001  # a listener may raise any exception
-            self._failed = True
-            name = getattr(self._listener, "__qualname__", type(self._listener).__qualname__)
-            self._warn(f"the listener {name} failed and gets no further events: {_said(error)}")
+            failed = True
+            name = getattr(listener, "__qualname__", type(listener).__qualname__)
+            warn(f"the listener {name} failed and gets no further events: {_said(error)}")
 
-    def close(self) -> None:
-        """Does nothing. A listener has no end of its own."""
+    return listen
 
 
 def warn_user(text: str) -> None:
@@ -111,7 +102,7 @@ class Background:
         tracker: receives the events.
         warn: shows a failure. Called at most once, in the thread of the search.
         attach: makes further documents from the result.
-        patience_s: time in seconds that the search waits for this tracker, beside a share of the time since it began.
+        patience_s: seconds that the search waits for this tracker, beside a share of the time since it began.
     """
 
     def __init__(self, tracker: Tracker, warn: Warn, attach: Attach, patience_s: float = PATIENCE_S) -> None:
@@ -203,14 +194,15 @@ def following(
     found = [_made(each) for each in ([given] if isinstance(given, str) else given)]  # all, before any begins
     patience_s = PATIENCE_S if time_s is None else min(PATIENCE_S, PATIENCE_RATIO * time_s)
     listeners = [
-        Background(each, warn, attach, patience_s) if isinstance(each, Tracker) else FailSoft(each, warn)
+        Background(each, warn, attach, patience_s) if isinstance(each, Tracker) else fail_soft(each, warn)
         for each in found
     ]
     try:
-        yield [*listeners]
+        yield listeners
     finally:
         for listener in listeners:
-            listener.close()
+            if isinstance(listener, Background):
+                listener.close()
 
 
 def _made(given: Listener | str) -> Listener | Tracker:

@@ -26,16 +26,9 @@ Forms = Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """What the progress of a search is compared with.
+    """What the progress of a search is compared with: the baseline, and the budgets, each None if it is not known.
 
-    Attributes:
-        objective: what is maximised.
-        baseline: the user's own plan; None if it is not known, so that there is no ratio.
-        memory_bytes: the memory budget, or None.
-        time_s: the time budget, or None.
-        max_trials: maximum number of probes, or None.
-        clock: running since the call began.
-        doing: returns the name of the step that runs now, as `autofit.probing.watchdog.Watchdog.doing` has it.
+    `clock` runs since the call began. `doing` returns the name of the step that runs now (`Watchdog.doing`).
     """
 
     objective: Objective = field(default_factory=Objective)
@@ -72,21 +65,13 @@ _DOING = {
 
 
 class SearchState:
-    """What is known so far; one object per search.
-
-    Args:
-        against: what progress is compared with.
-        colour: whether the lines may have colours.
-        blocks: whether they may have block characters.
-    """
+    """What is known so far; one object per search. Lines may have colours and block characters if asked for."""
 
     def __init__(self, against: Yardstick, colour: bool = False, blocks: bool = False) -> None:
         self._against, self._blocks = against, blocks
         self._rows = TrialRows(against, colour)
         self._phase, self._detail = "survey", ""
         self._trials = 0
-        self._baseline: Measurement | None = None
-        self._best: Measurement | None = None
         self._answer: Plan | None = None
         self._so_far: float | None = None
         self._raced: dict[str, Ratio] = {}
@@ -144,20 +129,15 @@ class SearchState:
 
     def _learn(self, plan: Plan, measurement: Measurement) -> bool:
         """Learns from the probe of a plan, and returns whether it is the fastest so far and not the baseline."""
-        self._measured[plan.key] = measurement
-        if plan == self._against.baseline:
-            self._baseline = measurement
         score = self._against.objective.score
-        if self._best is not None and score(measurement) <= score(self._best):
-            return False
-        self._best = measurement
-        return plan != self._against.baseline
+        is_fastest = all(score(measurement) > score(each) for each in self._measured.values())
+        self._measured[plan.key] = measurement
+        return is_fastest and plan != self._against.baseline
 
     def _ratio(self, measurement: Measurement) -> float | None:
-        if self._baseline is None:
-            return None
-        score = self._against.objective.score
-        return score(measurement) / score(self._baseline)
+        score, plan = self._against.objective.score, self._against.baseline
+        baseline = None if plan is None else self._measured.get(plan.key)
+        return None if baseline is None else score(measurement) / score(baseline)
 
     def _phase_forms(self) -> Forms:
         if self._against.doing() == WAITING:
@@ -169,10 +149,8 @@ class SearchState:
 
     def _end_forms(self) -> Forms:
         """Returns the answer so far and the time left."""
-        answer, time = self._answer_forms(), self._time_forms()
-        if not answer:
-            return time
-        return (*(f"{answer[0]}, {each}" for each in time), *(f"{each}, {time[-1]}" for each in answer[1:]))
+        time = self._time_text()
+        return tuple(f"{each}, {time}" for each in self._answer_forms()) or (time,)
 
     def _answer_forms(self) -> Forms:
         """Returns the throughput of the answer over the baseline; that of the race, with its interval, once it has one.
@@ -223,11 +201,9 @@ class SearchState:
         measured = self._measured.get(plan.key)
         return 0 if measured is None else measured.memory.judged_bytes
 
-    def _time_forms(self) -> Forms:
+    def _time_text(self) -> str:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
-        if limit_s is not None:
-            return (f"{short_time(limit_s - elapsed_s)} left",)
-        return (f"{short_time(elapsed_s)} elapsed",)
+        return f"{short_time(elapsed_s)} elapsed" if limit_s is None else f"{short_time(limit_s - elapsed_s)} left"
 
     def _share(self) -> float:
         """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""
@@ -238,90 +214,62 @@ class SearchState:
         return -1.0
 
 
-_FIGURES = (("ratio", 6), ("speed", 9), ("peak", 10))
-"""Columns before the plan, and their cells."""
-_LAYOUTS = ((72, ("ratio", "speed", "peak")), (52, ("ratio", "peak")), (0, ("ratio",)))
-"""Columns shown from this width on."""
+_LAYOUTS = ((72, {"ratio": 6, "speed": 9, "peak": 10}), (52, {"ratio": 6, "peak": 10}), (0, {"ratio": 6}))
+"""Columns before the plan that are shown from this width on, and their cells."""
 _NAME_CELLS = 5
 _LEAST_PLAN, _INDENT = 34, 4
 """Minimum number of cells for the further lines of a plan to stand below its first one, and their indent if there are
 fewer. The longest knob with its value has 32 letters."""
 
-Part = tuple[str, str]
-"""A text and its colour; "" for none."""
-
 
 class TrialRows:
-    """Makes the rows of a search; one object per search.
-
-    Args:
-        against: what progress is compared with.
-        colour: whether colours may be used.
-    """
+    """Makes the rows of a search; one object per search."""
 
     def __init__(self, against: Yardstick, colour: bool = False) -> None:
         self._against, self._colour = against, colour
-        self._shown: tuple[str, ...] = ()
+        self._shown: Mapping[str, int] = {}
 
     def lines(self, trial: Trial, name: str, ratio: float | None, is_best: bool, width: int) -> list[str]:
         """Returns the row of a trial, below the head of the table if that is new or has other columns now.
 
-        Args:
-            trial: a finished trial.
-            name: its number, or "proof".
-            ratio: throughput over the baseline; None if it is unknown.
-            is_best: whether it is the fastest so far.
-            width: cells of a line.
+        `name` is its number, or "proof". `ratio` is its throughput over the baseline.
         """
         layout = next(columns for least, columns in _LAYOUTS if width >= least)
         head = [] if layout == self._shown else [cut(self._head(layout), width)]
-        self._shown = layout
-        figures, plan, reason = self._row(trial, name, ratio, is_best, layout)
-        return [*head, *self._fitted(figures, plan, reason, width)]
+        self._shown, outcome = layout, trial.outcome
+        if outcome.measured and outcome.measurement is not None:
+            colour, reason = "good" if is_best and ratio else "", ""
+            figures = self._figures(outcome.measurement, name, ratio, layout)
+        else:
+            colour, reason = "bad", one_line(outcome.reason)
+            figures = [f"{f'  {outcome.status.value}':>{sum(layout.values()) + 2 * len(layout)}}"]
+        plan = short_plan(trial.plan, self._against.baseline)
+        return [*head, *self._fitted([f"{name:>{_NAME_CELLS}}", *figures], colour, plan, reason, width)]
 
-    def _head(self, layout: Sequence[str]) -> str:
+    def _head(self, layout: Mapping[str, int]) -> str:
         titles = {"ratio": "ratio", "speed": f"{self._against.objective.unit}/s", "peak": "peak"}
-        figures = "".join(f"  {titles[name]:>{size}}" for name, size in _FIGURES if name in layout)
+        figures = "".join(f"  {titles[name]:>{size}}" for name, size in layout.items())
         return f"{'':{_NAME_CELLS}}{figures}  micro batch x accumulation steps, changes"
 
-    def _row(
-        self, trial: Trial, name: str, ratio: float | None, is_best: bool, layout: Sequence[str]
-    ) -> tuple[list[Part], str, str]:
-        """Returns the figures of a row, its plan, and the reason why it has no figures."""
-        outcome, measurement = trial.outcome, trial.outcome.measurement
-        plan = short_plan(trial.plan, self._against.baseline)
-        begin = (f"{name:>{_NAME_CELLS}}", "")
-        if not outcome.measured or measurement is None:
-            room = sum(size + 2 for column, size in _FIGURES if column in layout)
-            status = f"{f'  {outcome.status.value}':>{room}}"
-            return [begin, (status, "bad")], plan, one_line(outcome.reason)
-        speed = short_number(self._against.objective.score(measurement)) if name != "proof" else ""
-        if "speed" not in layout and ratio is None:
-            shown = {"ratio": speed or "proven"}
-        else:
-            shown = {"ratio": "" if ratio is None else format_ratio(ratio), "speed": speed or "proven"}
-        shown["peak"] = format_bytes(measurement.memory.judged_bytes)
-        figures = [
-            (f"  {shown[column]:>{size}}", "good" if is_best and column == "ratio" and ratio else "")
-            for column, size in _FIGURES
-            if column in layout
-        ]
-        return [begin, *figures], plan, ""
+    def _figures(self, found: Measurement, name: str, ratio: float | None, layout: Mapping[str, int]) -> list[str]:
+        """Returns the cells of a trial that ran. Without room for the speed, it stands where the ratio is missing."""
+        speed = "proven" if name == "proof" else short_number(self._against.objective.score(found))
+        missing = "" if "speed" in layout else speed
+        peak = format_bytes(found.memory.judged_bytes)
+        shown = {"ratio": missing if ratio is None else format_ratio(ratio), "speed": speed, "peak": peak}
+        return [f"  {shown[column]:>{size}}" for column, size in layout.items()]
 
-    def _fitted(self, figures: Sequence[Part], plan: str, reason: str, width: int) -> list[str]:
-        """Returns a row as lines of the width, which are coloured after they are made."""
-        begin = "".join(text for text, _ in figures)
+    def _fitted(self, figures: Sequence[str], colour: str, plan: str, reason: str, width: int) -> list[str]:
+        """Returns a row as lines of the width. Its first figure after the name is coloured after they are made."""
+        begin = "".join(figures)
         column = cells(begin) + 2
         rest = " " * (column if width - column >= _LEAST_PLAN else _INDENT)
         lines = wrapped(plan + ":" * bool(reason), width, f"{begin}  ", rest)
         if reason:
             lines[-1] = f"{lines[-1]} {reason}"
         first, *others = [cut(line, width) for line in lines]
-        found, at = "", 0
-        for text, colour in figures:
-            found += paint(first[at : at + len(text)], colour if self._colour else "")
-            at += len(text)
-        return [found + first[at:], *others]
+        at, end = len(figures[0]), len(figures[0]) + len(figures[1])
+        return [first[:at] + paint(first[at:end], colour if self._colour else "") + first[end:], *others]
 
 
 def short_plan(plan: Plan, baseline: Plan | None) -> str:

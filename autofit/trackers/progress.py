@@ -63,9 +63,7 @@ class _Line(tqdm):  # type: ignore[type-arg]  # at run time it takes none
 class LiveLine:
     """Draws the line in its own thread, so that the time advances while a probe runs; one object per search.
 
-    Args:
-        stream: the terminal.
-        text: returns the line for a width in cells.
+    `text` returns the line for a width in cells.
     """
 
     def __init__(self, stream: TextIO, text: Callable[[int], str]) -> None:
@@ -122,10 +120,6 @@ class Progress:
     A plain line begins with "autofit: ". A finished trial is "trial NUMBER: PLAN: OUTCOME" and a proof
     "proof of PLAN: OUTCOME", where PLAN is the batch and what the plan changes, and OUTCOME is the throughput and the
     peak, or the status and its reason. Every other line is a stage of the search.
-
-    Args:
-        stream: where to write.
-        against: what progress is compared with.
     """
 
     def __init__(self, stream: TextIO, against: Yardstick | None = None) -> None:

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from autofit import planfile
-from autofit.core.answer import Answer, Ratio
+from autofit.core.answer import Answer
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
@@ -35,18 +35,12 @@ from autofit.trackers.base import Conclusion, Ending, Tracker, Value
 
 Attach = Callable[[SearchResult], Mapping[str, str]]
 """Returns further text files to log with a result, by file name."""
-_Row = dict[str, Value | None]
 MAX_TEXT = 2000
 """Maximum number of characters in a text. Texts come from the user's code and may be of any length."""
 
 
 class RunLog:
-    """Logs the events of one search.
-
-    Args:
-        tracker: receives them.
-        attach: makes further documents.
-    """
+    """Logs the events of one search, and the documents that `attach` makes of its result."""
 
     def __init__(self, tracker: Tracker, attach: Attach) -> None:
         self._tracker, self._attach = tracker, attach
@@ -99,14 +93,13 @@ class RunLog:
         if r is not None:
             metrics |= _of_answer(r)
             texts |= {"result/plan": self._named(r.plan), "result/caveats": "\n".join(r.caveats)}
-        rows = self._rows(result.trials)
-        documents = {"trials.csv": _csv(rows)} if rows else {}
+        documents = {"trials.csv": self._table(result.trials)} if result.trials else {}
         documents |= {} if r is None else {"autofit.yaml": planfile.dumps(r)}
         documents |= self._attach(result)
         self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), documents))
 
-    def _rows(self, trials: Iterable[Trial]) -> list[_Row]:
-        """Returns a row for each trial: its number, its figures, its reason and the values of its knobs."""
+    def _table(self, trials: Iterable[Trial]) -> str:
+        """Returns a row for each trial as CSV: its number, its figures, its reason and the values of its knobs."""
         rows: list[dict[str, Value | None]] = []
         for t in trials:
             head: dict[str, Value | None] = {"trial": t.number, "purpose": t.purpose.value, "earlier": str(t.earlier)}
@@ -114,8 +107,11 @@ class RunLog:
             figures = _figures(t, self._objective, self._baseline_rate)
             texts = {"status": t.outcome.status.value, "reason": _cut(one_line(t.outcome.reason))}
             rows.append({**head, **texts, **figures, **knobs})
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        return [{column: row.get(column) for column in columns} for row in rows]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, dict.fromkeys(column for row in rows for column in row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
 
     def _named(self, plan: Plan) -> str:
         return describe_plan(plan, self._baseline or plan)
@@ -163,18 +159,13 @@ def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) ->
 
 
 def _of_answer(r: Answer) -> dict[str, float | None]:
+    gain = {} if r.gain is None else {"gain": r.gain.value, "gain_low": r.gain.low, "gain_high": r.gain.high}
     return {
-        **_interval("result/", r.gain),
+        **{f"result/{name}": value for name, value in gain.items()},
         "result/throughput_per_s": r.rate_per_s if r.rate_per_s is not None else r.objective.score(r.proof),
         "result/peak_memory_bytes": r.proof.memory.judged_bytes,
         "result/duration_s": r.duration_s,
     }
-
-
-def _interval(prefix: str, gain: Ratio | None) -> dict[str, float | None]:
-    if gain is None:
-        return {}
-    return {f"{prefix}gain": gain.value, f"{prefix}gain_low": gain.low, f"{prefix}gain_high": gain.high}
 
 
 def _finite(metrics: Mapping[str, object]) -> dict[str, float]:
@@ -196,11 +187,3 @@ def _value(value: object) -> Value:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 2]}.."
-
-
-def _csv(rows: list[_Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from autofit.core.budget import Clock
-from autofit.nightly import outputs, trend
+from autofit.nightly import outputs
 from autofit.nightly.history import History
 from autofit.nightly.jobs import FOLDER, Job, JobsFile
 from autofit.nightly.night import NightOptions, run_night
@@ -40,11 +40,11 @@ def play(folder: Path, nights: int | None = None) -> tuple[NightResult, Mapping[
     file = JobsFile(path=folder / "jobs.yaml", history=str(folder / "study.journal"), jobs=tuple(jobs))
     for night in range(1, (nights or NIGHTS) + 1):
         now = START + timedelta(days=night - 1)
-        history = History.open(file.history, file.aside)
+        history = History(file.history, file.mark)
         result = run_night(file, history, NightOptions(clock=Clock(), today=partial(_same, now)), opening(night))
         for record in result.records:
             _say(night, record)
-    history = History.open(file.history, file.aside)
+    history = History(file.history, file.mark)
     return result, {job.name: history.of_job(job.name) for job in JOBS}
 
 
@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         result, history = play(Path(folder))
     print(outputs.to_text(result, history, Canvas.of(sys.stdout)))
-    given.output.write_text(trend.to_html(result, history), encoding="utf-8")
+    given.output.write_text(outputs.to_html(result, history), encoding="utf-8")
     print(f"The history of all jobs: {given.output}")
     wrong = mistakes(history)
     print(*wrong, sep="\n")

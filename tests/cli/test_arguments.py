@@ -149,3 +149,22 @@ def test_every_command_has_examples_and_its_help_names_the_searchers_and_techniq
     first, *others = (member.name for member in searchers.members())
     assert ", ".join([f"{first} (default)", *others]) in out
     assert all(strategy.name in out for strategy in strategies.members())
+
+
+def test_an_action_is_a_command_of_two_words_and_any_other_word_is_a_jobs_file() -> None:
+    read = cli.parser().parse_args
+    assert read(["nightly"]).command == "nightly"
+    assert read(["nightly"]).jobs == "jobs.yaml"
+    assert read(["nightly", "team.yaml", "--job", "a", "--job", "b"]).only == ["a", "b"]
+    assert read(["nightly", "./init"]).jobs == "./init"
+    assert read(["nightly", "init", "train.py"]).command == "nightly init"
+    assert read(["nightly", "init", "train.py"]).target == "train.py"
+    assert read(["nightly", "accept", "gpt"]).job == "gpt"
+    assert read(["nightly", "accept", "gpt", "--jobs", "team.yaml"]).jobs == "team.yaml"
+
+
+def test_every_command_has_the_common_flags_and_help_names_the_exit_code_of_a_regression() -> None:
+    for words in (["nightly"], ["nightly", "init", "t.py"], ["nightly", "accept", "gpt"]):
+        given = cli.parser().parse_args([*words, "--json", "--quiet"])
+        assert (given.json, given.quiet) == (True, True)
+    assert "  4    nightly: " in cli._EXIT_CODES

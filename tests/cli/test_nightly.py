@@ -73,7 +73,7 @@ def test_a_file_that_another_program_wrote_is_not_replaced_and_nothing_is_measur
     Path("n.md").write_text("mine")
     code, _, err = run("nightly", "--markdown", "n.md")
     assert code == 2
-    assert "n.md was not written: found something there that an earlier night did not write" in err
+    assert "n.md was not written: found a file there that is not an autofit report" in err
     assert run("nightly", "--html", "nowhere/n.html")[0] == 2
     assert jobs.bench.runs == []
     assert run("nightly", "--markdown", "n.md", "--force")[0] == 0
@@ -107,7 +107,7 @@ def test_a_file_that_fails_later_stops_no_other(jobs: type[FakeRemote], run: Run
     jobs.bench.evaluate = vanish  # type: ignore[method-assign, assignment]
     code, out, err = run("nightly", "--markdown", "gone/n.md", "--html", "n.html")
     assert code == 2
-    assert "n.md cannot be written" in err
+    assert "n.md was not written" in err
     assert "The records of the night are in the history: only this file is missing." in err
     assert "gpt" in out
     assert Path("n.html").exists()

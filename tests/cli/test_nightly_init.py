@@ -1,6 +1,7 @@
 """`autofit nightly init`: the first jobs file, and that it and each example in its comments read back."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autofit.cli.nightly_init import first_jobs_file
+from autofit.cli.nightly import first_jobs_file
 from autofit.nightly.jobs import Document, JobDefaults, read_jobs
 from tests.cli.conftest import Run
 from tests.nightly.history_samples import jobs_file
@@ -57,7 +58,7 @@ def test_it_can_be_printed(run: Run) -> None:
     [
         (("--time", "soon"), "5min"),
         (("--memory", "20"), 'did you mean "20GiB"?'),
-        (("-o", "nowhere/jobs.yaml"), "expected a directory that exists"),
+        (("-o", "nowhere/jobs.yaml"), "expected a directory that has space"),
         (("-o", "."), "found something there"),
     ],
 )
@@ -86,7 +87,7 @@ def test_it_holds_one_job_and_nothing_else(tmp_path: Path) -> None:
     found = read_jobs(jobs_file(tmp_path, first_jobs_file(TARGET), ""))
     (job,) = found.jobs
     assert found.problems == ()
-    assert (job.name, job.workload, job.plan) == ("train", TARGET, tmp_path / "plans" / "train.yaml")
+    assert (job.name, job.workload, job.plan) == ("train", f"{tmp_path}/{TARGET}", tmp_path / "plans" / "train.yaml")
     assert job.model_dump(exclude_unset=True).keys() == {"name", "workload", "plan"}
     assert found.history == str(tmp_path / ".autofit" / "study.journal")
 
@@ -147,4 +148,5 @@ def test_any_target_and_value_survive(tmp_path_factory: pytest.TempPathFactory, 
     values = {"device": f"d{device}"}
     found = read_jobs(jobs_file(folder, first_jobs_file(f"/{target}", given=values), ""))
     assert found.problems == ()
-    assert (found.jobs[0].workload, found.jobs[0].device) == (f"/{target}", values["device"])
+    expected = f"{os.path.abspath(f'/m{words}')}:f"
+    assert (found.jobs[0].workload, found.jobs[0].device) == (expected, values["device"])

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from autofit.core.environment import Environment
 from autofit.core.plan import Plan
-from autofit.nightly.records import Figures, HistorySegment, NightRecord
-from autofit.nightly.verdict import Judged, Tonight, judge
+from autofit.nightly.records import Figures, HistorySegment, NightRecord, Verdict
+from autofit.nightly.verdict import Tonight, judge
 from tests.nightly.history_samples import HERE, PLAN, record
 
 MIB = 2**20
@@ -17,6 +17,13 @@ CALM = (100.0, 100.4, 99.7, 100.2, 99.8, 100.1, 99.9, 100.3, 99.6, 100.0)
 
 def figures(rate_per_s: float, peak_bytes: int = 100 * MIB, plan: Plan = PLAN) -> Figures:
     return Figures(plan=plan, rates_per_s=(rate_per_s,), peak_bytes=peak_bytes, judged_by="reserved")
+
+
+class Judged(NamedTuple):
+    """A verdict, and the second measurement if one was made."""
+
+    verdict: Verdict
+    confirmation: Figures | None
 
 
 @dataclass
@@ -49,13 +56,13 @@ class Judgements:
             more: further fields of `Tonight`.
         """
         segment = HistorySegment.of(environment, PLAN)
-        tonight = Tonight("gpt", segment, environment, figures(rate_per_s, peak_bytes), **more)  # type: ignore[arg-type]
+        tonight = Tonight(segment, environment, figures(rate_per_s, peak_bytes), **more)  # type: ignore[arg-type]
 
         def confirm() -> Figures:
             self.asked += 1
             return figures(rate_per_s if again is None else again, peak_bytes)
 
-        found = judge(self.records, tonight, confirm)
+        found = Judged(*judge(self.records, tonight, confirm))
         changes: dict[str, Any] = {
             "environment": environment, "segment": segment, "accepted": tonight.accepted,
             "confirmation": found.confirmation, "verdict": found.verdict,

@@ -90,7 +90,7 @@ class MachineRoom:
     @property
     def history(self) -> History:
         """The history, opened anew, as each process does."""
-        return History.open(self.file.history, self.file.aside)
+        return History(self.file.history, self.file.mark)
 
     def today(self) -> datetime:
         """Returns the present time of the simulation."""

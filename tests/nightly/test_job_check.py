@@ -11,9 +11,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
-from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial
 
 from autofit import locks, planfile
 from autofit.core.budget import Clock
@@ -22,9 +19,8 @@ from autofit.core.errors import (
     StudyError,
 )
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.nightly import job_check, outputs, retune, trend
+from autofit.nightly import job_check, outputs, retune
 from autofit.nightly.job_check import opened
 from autofit.nightly.jobs import FOLDER, Job
 from autofit.nightly.records import VerdictKind, to_text
@@ -208,112 +204,6 @@ def test_one_job_gets_its_share_of_the_time_to_tune(room: MachineRoom) -> None:
     assert budgets[0] <= 50
 
 
-# While the storage of the history is away
-
-
-class Server:
-    """A database that can go away and return."""
-
-    def __init__(self, folder: Path) -> None:
-        self._here, self._gone = folder / "server", folder / "gone"
-        self._here.mkdir()
-        self.url = f"sqlite:///{self._here / 'study.db'}"
-
-    def go_away(self) -> None:
-        self._here.rename(self._gone)
-
-    def come_back(self) -> None:
-        self._gone.rename(self._here)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path)
-
-
-@pytest.fixture
-def shared(tmp_path: Path, server: Server) -> MachineRoom:
-    """Jobs whose history is in a database."""
-    return MachineRoom(tmp_path, location=server.url)
-
-
-@pytest.mark.parametrize("run", [1, 2, 5])
-def test_a_search_goes_on_in_a_local_study_if_the_database_goes_away(
-    shared: MachineRoom, server: Server, run: int
-) -> None:
-    shared.add("b")
-    shared.night()
-    job, left = shared.add("a", accepted=None), [run]
-
-    def lose(name: str, plan: Plan, purpose: Purpose) -> None:
-        left[0] -= name == "a"
-        if left[0] == 0:
-            server.go_away()
-
-    shared.before_run = lose
-    result = shared.night(only=("a",))
-    assert job.plan.exists()
-    assert "began again in a local study" in " ".join(result.records[0].notes)
-    assert shared.file.local_study.exists()
-    server.come_back()
-    left[0] = 10_000
-    shared.night()
-    assert [record.verdict.kind for record in shared.records("a")] == [VerdictKind.CANNOT_COMPARE] * 2
-
-
-def test_a_database_that_refuses_to_be_written_costs_no_search(
-    shared: MachineRoom, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = shared.add("a", accepted=None)
-
-    def refused(storage: RDBStorage, study: int, template: FrozenTrial | None = None) -> int:
-        raise StorageInternalError("cannot execute INSERT in a read-only transaction")
-
-    monkeypatch.setattr(RDBStorage, "create_new_trial", refused)
-    result = shared.night()
-    assert result.exit_code == 0
-    assert job.plan.exists()
-    assert any("read-only transaction" in note for note in result.records[0].notes)
-
-
-def test_a_change_is_tuned_for_in_the_same_night_if_the_database_went_away_after_it_began(
-    shared: MachineRoom, server: Server
-) -> None:
-    shared.add("a")
-    shared.night()
-    shared.versions = {"torch": "2.14.0"}
-
-    def lose(name: str, plan: Plan, purpose: Purpose) -> None:
-        shared.before_run = lambda name, plan, purpose: None
-        server.go_away()
-
-    shared.before_run = lose
-    (record,) = shared.night().records
-    assert "torch" in record.tuned
-
-
-def test_while_the_history_is_away_a_job_is_tuned_in_a_local_study_and_the_exit_code_says_so(
-    shared: MachineRoom, server: Server
-) -> None:
-    job = shared.add("a", accepted=None)
-    server.go_away()
-    result = shared.night()
-    assert result.exit_code == StudyError.exit_code
-    assert "expected a storage that answers" in result.notes[0]
-    assert result.records[0].tuned
-    assert job.plan.exists()
-    assert shared.file.local_study.exists()
-
-
-def test_without_the_history_no_job_is_said_to_be_in_its_first_night(shared: MachineRoom, server: Server) -> None:
-    shared.add("a")
-    shared.night()
-    server.go_away()
-    (record,) = shared.night().records
-    assert record.verdict.kind is VerdictKind.CANNOT_COMPARE
-    assert record.verdict.reason == "the earlier nights are not known, because the history is not available"
-
-
 def test_a_plan_that_does_not_end_a_block_any_more_is_a_regression_in_every_output(room: MachineRoom) -> None:
     job = room.add("a", time="2min")
     room.night()
@@ -331,7 +221,7 @@ def test_a_plan_that_does_not_end_a_block_any_more_is_a_regression_in_every_outp
     assert (record.verdict.kind, record.accepted, result.exit_code) == (VerdictKind.REGRESSION, None, 4)
     assert "slower than" in record.verdict.reason
     history = {"a": room.records("a")}
-    for rendered in (outputs.to_text, outputs.to_markdown, trend.to_html):
+    for rendered in (outputs.to_text, outputs.to_markdown, outputs.to_html):
         assert "slower than" in rendered(result, history)
 
 

@@ -59,7 +59,7 @@ def test_a_job_may_take_its_workload_from_the_defaults_and_replaces_whole_values
         "  - {name: a, plan: a.yaml}\n  - {name: b, plan: b.yaml, args: {depth: 2}}\n"
     )
     a, b = read_jobs(jobs_file(tmp_path, text)).jobs
-    assert (a.workload, a.args, b.args) == ("train.py", {"depth": 4, "width": 8}, {"depth": 2})
+    assert (a.workload, a.args, b.args) == (str(tmp_path / "train.py"), {"depth": 4, "width": 8}, {"depth": 2})
 
 
 BAD = {
@@ -99,7 +99,7 @@ BAD = {
     ],
     "{name: bad, plan: b.yaml}": ["job bad: found no `workload`; expected that key"],
     "{name: bad, workload: a.py, plan: ''}": ["`plan`: found ''; expected a non-empty text"],
-    "just a text": ["line 3: job 1: found 'just a text'; expected a mapping with `name` and `plan`"],
+    "just a text": ["line 3: job 1: found 'just a text'; expected a mapping with `workload`, `name`, `plan`"],
     "[a, b]": ["job 1: found a list; expected a mapping"],
     "": ["job 1: found nothing; expected a mapping"],
 }
@@ -164,14 +164,14 @@ def test_the_name_of_a_bad_job_is_taken_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "line 1: found nothing; expected a mapping that begins with `schema: autofit.jobs/1`"),
+        ("", "line 1: found nothing; expected a mapping with `schema`, `jobs`"),
         ("- a\n", "found a list; expected a mapping"),
         ("jobs: []\n", "line 1: found no `schema`; expected `schema: autofit.jobs/1`"),
-        ("# x\nschema: autofit.plan/1\njobs: []\n", "line 2: found the schema 'autofit.plan/1'; expected `schema"),
-        ("schema: autofit.jobs/2\n", "line 1: found the schema autofit.jobs/2 of a newer autofit; expected autofit"),
-        ("autofit.jobs/1\n", "found no jobs; expected `jobs`, a list of at least one job"),
-        ("autofit.jobs/1\njobs: []\n", "line 2: found no jobs"),
-        ("autofit.jobs/1\njobs: {gpt: {}}\n", "line 2: found a mapping as `jobs`; expected `jobs`, a list"),
+        ("# x\nschema: autofit.plan/1\n", "line 2: `schema`: found 'autofit.plan/1'; expected `autofit.jobs/1`"),
+        ("schema: autofit.jobs/2\n", "expected `autofit.jobs/1`; a newer schema needs a newer autofit"),
+        ("autofit.jobs/1\n", "found no `jobs`; expected that key"),
+        ("autofit.jobs/1\njobs: []\n", "line 2: `jobs`: found an empty list; expected at least one job"),
+        ("autofit.jobs/1\njobs: {gpt: {}}\n", "line 2: `jobs`: found a mapping; expected a list"),
         ("autofit.jobs/1\ntiem: 2h\njobs: [1]\n", "line 2: found the unknown key 'tiem'; expected a known key; did"),
         ("autofit.jobs/1\ntime: 0\njobs: [1]\n", "line 2: `time`: found 0; expected a time such as"),
         ("autofit.jobs/1\ndefaults: {tme: 3}\njobs: [1]\n", "found the unknown key 'tme'; expected a known key; did"),
@@ -365,7 +365,6 @@ def test_a_file_is_found_from_the_folder_of_the_jobs_file_and_a_module_on_the_im
     workload: str, name: str
 ) -> None:
     assert job(workload=workload).target.name == name
-    assert job(workload=workload).workload == workload
 
 
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +409,7 @@ def test_a_history_is_not_shown_with_its_secrets() -> None:
 def test_what_belongs_to_a_file_is_beside_it() -> None:
     found = JobsFile(path=Path("/work/night/jobs.yaml"), history="x.db")
     assert found.folder == Path("/work/night")
-    assert found.aside == Path("/work/night/.autofit/jobs.yaml.aside.journal")
+    assert found.mark == Path("/work/night/.autofit/jobs.yaml.night")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from autofit.nightly.levels import (
     LEAST_NIGHTS,
     Level,
     NightReading,
-    PastNight,
     Track,
     clipped,
     decide,
@@ -19,6 +18,7 @@ from autofit.nightly.levels import (
     throughput_band,
     throughput_suspicions,
 )
+from autofit.nightly.records import Verdict
 
 
 def nights(count: int, noise: float, seed: int = 0, level: float = 100.0) -> list[float]:
@@ -61,10 +61,10 @@ def test_one_slow_night_is_a_suspicion_of_one_night_and_three_are_a_run() -> Non
     calm = nights(60, 0.02)
     band = throughput_band(calm)
     assert throughput_suspicions(calm, band, 100.0) == []
-    assert [each.cause for each in throughput_suspicions(calm, band, 80.0)] == ["night"]
+    assert [each.nights for each in throughput_suspicions(calm, band, 80.0)] == [1]
     slower = [*calm, 95.5, 95.0]
     found = throughput_suspicions(slower, throughput_band(slower), 95.2)
-    assert [(each.cause, each.nights) for each in found] == [("run", 3)]
+    assert [each.nights for each in found] == [3]
     assert found[0].confirmed(94.0)
     assert not found[0].confirmed(100.0)
 
@@ -72,17 +72,19 @@ def test_one_slow_night_is_a_suspicion_of_one_night_and_three_are_a_run() -> Non
 def test_only_one_night_suspects_that_it_is_faster() -> None:
     calm = nights(60, 0.01)
     found = throughput_suspicions(calm, throughput_band(calm), 110.0)
-    assert [(each.cause, each.side) for each in found] == [("night", 1)]
+    assert [(each.nights, each.side) for each in found] == [(1, 1)]
 
 
-def past(number: int, rate: float = 100.0, peak: float = 10.0, **changes: object) -> PastNight:
-    return PastNight(str(number), NightReading(rate, peak), peak)._replace(**changes)  # type: ignore[arg-type]
+def add(to: Level, number: int, rate: float = 100.0, peak: float = 10.0, **claim: object) -> None:
+    """Adds a night whose two readings are equal."""
+    reading, given = NightReading(rate, peak), {"expected_per_s": 100.0, "expected_bytes": 10} | claim
+    to.add(str(number), reading, reading, Verdict.model_validate({"kind": "steady", "reason": "", **given}))
 
 
 def level(count: int, rate: float = 100.0) -> Level:
     found = Level()
     for number in range(count):
-        found.add(past(number, rate))
+        add(found, number, rate)
     return found
 
 
@@ -93,8 +95,7 @@ def test_a_level_needs_five_nights() -> None:
 def test_the_nights_of_a_regression_are_not_in_the_reference_until_it_ends_or_is_accepted() -> None:
     found = level(20)
     for number in range(20, 24):
-        expected = NightReading(100.0, 10.0)
-        found.add(past(number, 90.0, rate_side=-1, evidence_nights=3, expected=expected, since="18"))
+        add(found, number, 90.0, moved=("slower",), evidence_nights=3, since="18")
     track = found.rate
     assert (len(track.reference), track.side, track.since) == (18, -1, "18")  # two nights before it were evidence
     assert track.changed == [100.0, 100.0, 90.0, 90.0, 90.0, 90.0]
@@ -105,8 +106,8 @@ def test_the_nights_of_a_regression_are_not_in_the_reference_until_it_ends_or_is
 
 def test_a_night_back_at_the_level_ends_a_regression() -> None:
     found = level(20)
-    found.add(past(20, 90.0, rate_side=-1, expected=NightReading(100.0, 10.0)))
-    found.add(past(21, 100.0))
+    add(found, 20, 90.0, moved=("slower",))
+    add(found, 21, 100.0)
     assert (found.rate.side, found.rate.changed, len(found.rate.reference)) == (0, [], 21)
 
 
@@ -114,7 +115,7 @@ def test_a_faster_level_is_the_reference_after_five_nights() -> None:
     found = level(20)
     for number in range(20, 20 + LEAST_NIGHTS):
         assert found.rate.side == (1 if number > 20 else 0)
-        found.add(past(number, 110.0, rate_side=1, expected=NightReading(100.0, 10.0)))
+        add(found, number, 110.0, moved=("faster",))
     assert found.rate.side == 0
     assert found.rate.reference[-LEAST_NIGHTS:] == [110.0] * LEAST_NIGHTS
 
@@ -122,14 +123,14 @@ def test_a_faster_level_is_the_reference_after_five_nights() -> None:
 def test_memory_that_became_lower_is_the_reference_after_five_nights() -> None:
     found = level(20)
     for number in range(20, 25):
-        found.add(past(number, peak=8.0))
+        add(found, number, peak=8.0)
     assert found.memory.reference == [8.0] * LEAST_NIGHTS
     assert found.highest == [8.0, 8.0, 8.0]
 
 
 def test_an_open_regression_of_memory_can_be_accepted() -> None:
     found = level(20)
-    found.add(past(20, peak=12.0, memory_side=1, expected=NightReading(100.0, 10.0)))
+    add(found, 20, peak=12.0, moved=("more memory",))
     assert (found.memory.side, found.highest) == (1, [10.0, 10.0, 10.0])
     found.accept()
     assert (found.memory.side, found.memory.reference[-1]) == (0, 12.0)
@@ -141,7 +142,7 @@ def test_a_reading_closer_to_the_old_level_suspects_that_the_change_is_over() ->
     band = throughput_band(track.reference)
     assert track.back(band, 91.0) == []
     (found,) = track.back(band, 99.0)
-    assert (found.cause, found.side) == ("back", 1)
+    assert found.side == 1
     assert found.confirmed(99.0)
     assert not found.confirmed(90.0)
 
@@ -176,7 +177,7 @@ def test_what_is_claimed(
 
 def test_an_open_change_stays_or_ends_with_both_readings() -> None:
     open_one = level(20)
-    open_one.add(PastNight("20", NightReading(90.0, 10.0), 10.0, rate_side=-1, expected=NightReading(100.0, 10.0)))
+    add(open_one, 20, 90.0, moved=("slower",))
     still = decide(open_one, NightReading(90.5, 10.0), lambda: pytest.fail("not needed"))
     assert (still.rate.side, still.rate.since) == (-1, "20")
     ended = decide(open_one, NightReading(100.0, 10.0), lambda: NightReading(99.0, 10.0))

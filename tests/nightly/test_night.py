@@ -15,11 +15,13 @@ from autofit.core.errors import (
     Busy,
     DeviceMissing,
     DevicePoisoned,
+    StudyError,
     UsageError,
     UserCodeError,
 )
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
 from autofit.nightly.night import WORST_FIRST, FailOn, code_of, notify, worst
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
 from autofit.nightly.schedule import scheduled
@@ -349,3 +351,25 @@ def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
     began = time.monotonic()
     assert "did not end within 1 s and was killed" in notify(["sleep", "60"], "text", tmp_path, patience_s=1.0)
     assert time.monotonic() - began < 20
+
+
+def test_while_the_history_cannot_be_written_the_night_goes_on_and_says_so(room: MachineRoom) -> None:
+    (room.folder / "server").mkdir()
+    room.location = f"sqlite:///{room.folder}/server/study.db"
+    room.add("a")
+    room.add("b")
+    room.night()
+    runs = [12]
+
+    def lose(job: str, plan: Plan, purpose: Purpose) -> None:
+        runs[0] -= 1
+        if runs[0] == 0:
+            (room.folder / "server").rename(room.folder / "gone")
+
+    room.before_run = lose
+    result = room.night()
+    (room.folder / "gone").rename(room.folder / "server")
+    assert [record.job for record in result.records] == ["a", "b"]
+    assert result.exit_code == StudyError.exit_code
+    assert "not in the history: the records of b. the study at sqlite:///" in result.notes[0]
+    assert [len(room.records(name)) for name in "ab"] == [2, 1]

@@ -14,8 +14,7 @@ from autofit import planfile
 from autofit.core.errors import UsageError
 from autofit.nightly.history import History
 from autofit.nightly.jobs import JobsFile, read_jobs
-from autofit.nightly.night import NightOptions
-from autofit.nightly.on_ray import run_on_ray
+from autofit.nightly.night import NightOptions, run_on_ray
 from tests.cli.processes import TARGETS
 from tests.nightly.history_samples import jobs_file
 
@@ -77,4 +76,4 @@ def test_each_job_is_a_task_and_a_job_whose_machine_is_killed_is_checked_on_the_
     assert (result.exit_code, result.unchecked) == (5, {})
     for name in "ab":
         assert planfile.load(tmp_path / f"{name}.yaml").environment.device_type == "cpu"
-        assert len(History.open(jobs.history, jobs.aside).of_job(name)) == 1
+        assert len(History(jobs.history, jobs.mark).of_job(name)) == 1

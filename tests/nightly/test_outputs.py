@@ -10,7 +10,6 @@ from autofit.core.answer import Ratio
 from autofit.core.plan import Plan
 from autofit.nightly import outputs
 from autofit.nightly.outputs import (
-    MARK,
     MOST_LETTERS,
     SCHEMA,
     by_urgency,
@@ -30,6 +29,7 @@ from autofit.nightly.outputs import (
 )
 from autofit.nightly.records import NightRecord, NightResult
 from autofit.reports.canvas import Canvas
+from autofit.reports.markdown import MARK
 from autofit.terminal import cells
 from tests.nightly import samples
 

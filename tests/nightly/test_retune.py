@@ -15,6 +15,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
 from autofit.nightly.retune import accept, compared, due_for, new_path, previous_path, replace_plan, retune
+from autofit.search.event import Event
 from autofit.search.request import Request
 from tests.fakes import FakeBench, always, briefing_of, during
 from tests.nightly.benches import calm, faster, recommended, runner_of
@@ -40,25 +41,23 @@ def night(
 
 
 @pytest.mark.parametrize(
-    ("kind", "environment", "runs", "reason"),
+    ("kind", "environment", "reason"),
     [
-        (VerdictKind.STEADY, SAME, True, ""),
-        (VerdictKind.CANNOT_COMPARE, SAME, True, ""),
-        (VerdictKind.REGRESSION, SAME, True, "the accepted plan is slower or needs more memory than in earlier nights"),
-        (VerdictKind.FASTER, SAME, True, "the accepted plan is faster than in earlier nights"),
-        (VerdictKind.DOES_NOT_FIT, SAME, False, "the accepted plan does not run"),
-        (VerdictKind.ERROR, SAME, False, "the accepted plan does not run"),
-        (VerdictKind.STEADY, OTHER, True, "the environment changed since the plan was tuned: fake: 2, was 1"),
+        (VerdictKind.STEADY, SAME, ""),
+        (VerdictKind.CANNOT_COMPARE, SAME, ""),
+        (VerdictKind.REGRESSION, SAME, "the accepted plan is slower or needs more memory than in earlier nights"),
+        (VerdictKind.FASTER, SAME, "the accepted plan is faster than in earlier nights"),
+        (VerdictKind.DOES_NOT_FIT, SAME, "the accepted plan does not run"),
+        (VerdictKind.ERROR, SAME, "the accepted plan does not run"),
+        (VerdictKind.STEADY, OTHER, "the environment changed since the plan was tuned: fake: 2, was 1"),
         (
-            VerdictKind.DOES_NOT_FIT, OTHER, False,
+            VerdictKind.DOES_NOT_FIT, OTHER,
             "the accepted plan does not run; the environment changed since the plan was tuned: fake: 2, was 1",
         ),
     ],
 )  # fmt: skip
-def test_a_job_is_tuned_again_for_a_reason(
-    kind: VerdictKind, environment: Environment, runs: bool, reason: str
-) -> None:
-    assert due_for([], ACCEPTED, environment, verdict(kind), runs=runs)[0] == reason
+def test_a_job_is_tuned_again_for_a_reason(kind: VerdictKind, environment: Environment, reason: str) -> None:
+    assert due_for([], ACCEPTED, environment, verdict(kind))[0] == reason
 
 
 def test_an_environment_in_which_the_job_was_tuned_already_is_no_reason() -> None:
@@ -86,6 +85,10 @@ def test_many_changes_are_counted() -> None:
     assert due_for([], ACCEPTED, many, verdict(VerdictKind.STEADY))[0].endswith("and 4 more")
 
 
+def ignore(event: Event) -> None:
+    """Listens to nothing."""
+
+
 def begin(bench: FakeBench) -> Clock:
     return Clock(now=bench.time, limit_s=600.0)
 
@@ -94,7 +97,7 @@ def test_a_search_on_the_bench_of_the_night_finds_a_better_plan_and_proves_that_
     bench, events = calm(), list[str]()
     runner = runner_of(bench)
     found = retune(
-        runner, Request(study=":memory:"), bench.space.baseline, [lambda e: events.append(e.kind)], lambda: begin(bench)
+        runner, Request(study=":memory:"), bench.space.baseline, lambda e: events.append(e.kind), lambda: begin(bench)
     )
     assert found.better
     assert bench.regret(found.answer.plan) < 0.05
@@ -107,7 +110,7 @@ def test_a_search_on_the_bench_of_the_night_finds_a_better_plan_and_proves_that_
 
 def test_a_search_without_an_accepted_plan_is_not_compared() -> None:
     bench = calm()
-    found = retune(runner_of(bench), Request(study=":memory:"), None, [], lambda: begin(bench))
+    found = retune(runner_of(bench), Request(study=":memory:"), None, ignore, lambda: begin(bench))
     assert (found.better, found.gain) == (True, None)
 
 
@@ -116,7 +119,7 @@ def test_an_error_of_the_search_is_raised() -> None:
     for plan in bench.space.plans():
         bench.faults[plan.key] = always(Status.USER_ERROR, "boom")
     with pytest.raises(UserCodeError):
-        retune(runner_of(bench), Request(study=":memory:"), None, [], lambda: begin(bench))
+        retune(runner_of(bench), Request(study=":memory:"), None, ignore, lambda: begin(bench))
 
 
 def slightly_faster(ratio: float) -> tuple[FakeBench, Plan]:
@@ -141,10 +144,10 @@ def test_only_what_is_faster_beyond_the_tie_margin_is_better(ratio: float, bette
 @pytest.mark.parametrize(("runs", "verb"), [(True, "found"), (False, "proved")])
 def test_the_accepted_plan_is_not_proposed_also_if_it_lacks_a_knob(runs: bool, verb: str) -> None:
     first, bench = calm(), calm()
-    answer = retune(runner_of(first), Request(study=":memory:"), None, [], lambda: begin(first)).answer.plan
+    answer = retune(runner_of(first), Request(study=":memory:"), None, ignore, lambda: begin(first)).answer.plan
     assert answer.values["memory_format"] == "contiguous"  # its default
     plan = Plan(values={k: v for k, v in answer.values.items() if k != "memory_format"})
-    found = retune(runner_of(bench), Request(study=":memory:"), plan, [], lambda: begin(bench), runs=runs)
+    found = retune(runner_of(bench), Request(study=":memory:"), plan, ignore, lambda: begin(bench), runs=runs)
     assert found.answer.plan == answer
     assert (found.better, found.note) == (False, f"the search {verb} the accepted plan again")
 
@@ -152,7 +155,7 @@ def test_the_accepted_plan_is_not_proposed_also_if_it_lacks_a_knob(runs: bool, v
 def test_any_other_answer_is_better_than_a_plan_that_does_not_run() -> None:
     bench = calm()
     found = retune(
-        runner_of(bench), Request(study=":memory:"), bench.space.baseline, [], lambda: begin(bench), runs=False
+        runner_of(bench), Request(study=":memory:"), bench.space.baseline, ignore, lambda: begin(bench), runs=False
     )
     assert (found.better, found.gain) == (True, None)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from autofit.nightly.outputs import MARK
+from autofit.nightly.outputs import MOST_NIGHTS, to_html
 from autofit.nightly.records import NightRecord, NightResult
-from autofit.nightly.trend import MOST_NIGHTS, to_html
+from autofit.reports.markdown import MARK
 from tests.nightly import samples
 from tests.reports.page_checks import Reader, check_well_formed_and_small
 
@@ -89,5 +89,5 @@ def test_the_same_night_makes_the_same_page_with_or_without_it_in_the_history() 
 
 
 def test_a_page_is_made_without_torch_and_optuna() -> None:
-    code = "import sys, autofit.nightly.trend; sys.exit(bool({'torch', 'optuna'} & set(sys.modules)))"
+    code = "import sys, autofit.nightly.outputs; sys.exit(bool({'torch', 'optuna'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -103,10 +103,10 @@ def test_a_peak_above_the_budget_does_not_fit() -> None:
 def test_a_plan_that_did_not_run_has_a_verdict_too(fits: bool, kind: VerdictKind) -> None:
     past = [record(0)]
     newer = HERE.model_copy(update={"versions": {"torch": "2.14.0"}})
-    verdict = failed(past, None, newer, "out of memory in backward.", fits=fits)
+    verdict = failed(past, HistorySegment.of(newer, PLAN), newer, "out of memory in backward.", fits=fits)
     assert (verdict.kind, verdict.reason) == (kind, "out of memory in backward")
     assert verdict.changed == ("torch: 2.14.0, was 2.13.0",)
-    assert failed([], None, None, "no such file", fits=True).changed == ()
+    assert failed([], HistorySegment.of(HERE, PLAN), HERE, "no such file", fits=True).changed == ()
 
 
 def test_a_year_is_judged_in_less_than_ten_milliseconds_a_night() -> None:
@@ -124,8 +124,8 @@ def test_other_units_and_memory_readings_are_not_compared() -> None:
     assert history.night(100.0, unit="tokens").verdict.changed == ("unit: tokens, was samples",)
     other = figures(100.0).model_copy(update={"judged_by": "allocated"})
     past = after(10).records
-    found = judge(past, Tonight("gpt", HistorySegment.of(HERE, PLAN), HERE, other), lambda: None)
-    assert found.verdict.changed == ("memory reading: allocated, was reserved",)
+    found, _ = judge(past, Tonight(HistorySegment.of(HERE, PLAN), HERE, other), lambda: None)
+    assert found.changed == ("memory reading: allocated, was reserved",)
 
 
 def test_from_the_first_night_a_collapse_is_seen_against_the_search_that_found_the_plan() -> None:
@@ -171,9 +171,9 @@ def said(first: NightReading, second: NightReading | None = None) -> str:
     history = Judgements()
     for _ in range(20):
         history.night(100.0)
-    tonight = Tonight("gpt", HistorySegment.of(HERE, PLAN), HERE, figures(first.rate_per_s, round(first.peak_bytes)))
+    tonight = Tonight(HistorySegment.of(HERE, PLAN), HERE, figures(first.rate_per_s, round(first.peak_bytes)))
     again = None if second is None else figures(second.rate_per_s, round(second.peak_bytes))
-    return judge(history.records, tonight, lambda: again).verdict.reason
+    return judge(history.records, tonight, lambda: again)[0].reason
 
 
 def test_a_quiet_night_is_inside_both_bands() -> None:
@@ -212,7 +212,7 @@ NEWER = HERE.model_copy(update={"versions": {"torch": "2.14.0"}})
 
 
 def tonight() -> Tonight:
-    return Tonight("gpt", HistorySegment.of(HERE, PLAN), HERE, figures(100.0))
+    return Tonight(HistorySegment.of(HERE, PLAN), HERE, figures(100.0))
 
 
 def test_records_of_other_segments_units_and_readings_are_left_out() -> None:

@@ -11,7 +11,7 @@ import autofit.trackers
 from autofit.core.errors import UsageError
 from autofit.search.event import Event
 from autofit.trackers.base import Ending
-from autofit.trackers.following import PATIENCE_S, Background, FailSoft, following, no_documents, warn_user
+from autofit.trackers.following import PATIENCE_S, Background, fail_soft, following, no_documents, warn_user
 from tests.fakes.trackers import KeptTracker
 from tests.recorded import recorded_search
 
@@ -26,10 +26,9 @@ def test_a_listener_that_fails_is_not_called_again_and_is_named_once() -> None:
         seen.append(event)
         raise ValueError("no such page")
 
-    listener = FailSoft(listen, said.append)
+    listener = fail_soft(listen, said.append)
     for _ in range(3):
         listener(EVENT)
-    listener.close()
     assert seen == [EVENT]
     assert len(said) == 1
     assert "listen failed and gets no further events: ValueError: no such page" in said[0]
@@ -40,7 +39,7 @@ def test_an_interrupt_passes_through() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        FailSoft(listen, pytest.fail)(EVENT)
+        fail_soft(listen, pytest.fail)(EVENT)
 
 
 def test_a_callable_object_is_named_by_its_class() -> None:
@@ -49,7 +48,7 @@ def test_a_callable_object_is_named_by_its_class() -> None:
             raise OSError("full")
 
     said: list[str] = []
-    FailSoft(Page(), said.append)(EVENT)
+    fail_soft(Page(), said.append)(EVENT)
     assert "Page failed" in said[0]
 
 

@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from autofit.nightly.levels import Decision, Level, NightReading, PastNight, decide
+from autofit.nightly.levels import Decision, Level, NightReading, decide
+from autofit.nightly.records import Verdict, VerdictKind
+from autofit.nightly.verdict import Moved
 from scripts.bench.nightly.noise import Noise
 
 RATE_PER_S, PEAK_BYTES = 100.0, 10.0 * 2**30
 LEAST_BEFORE, MOST_BEFORE = 30, 120
 """Number of nights before a planted change; drawn for each year."""
+
+NO_CLAIM = Verdict(kind=VerdictKind.STEADY, reason="")
 
 Change = Callable[[int], float]
 """Factor on a measure in each night since a change was planted, which is night 1."""
@@ -61,11 +65,11 @@ class Nights:
         level = Level()
         for number, (first, second) in enumerate(self.readings(chance, before)):
             if level.missing_nights:
-                level.add(PastNight(str(number), first, first.peak_bytes))
+                level.add(str(number), first, first, NO_CLAIM)
                 yield None
                 continue
             decision = decide(level, first, lambda second=second: second)  # type: ignore[misc]
-            level.add(_past(str(number), first, decision))
+            level.add(str(number), first, decision.second or first, _verdict(decision))
             yield decision
 
     def found_after(self, chance: random.Random, most: int, before: int | None = None) -> int | None:
@@ -84,16 +88,17 @@ def regressed(decision: Decision | None) -> bool:
     return decision is not None and (decision.rate.side < 0 or decision.memory.side > 0)
 
 
-def _past(night: str, first: NightReading, decision: Decision) -> PastNight:
-    """Returns a decided night as the history holds it."""
-    rate, second = decision.rate, decision.second or first
-    return PastNight(
-        night,
-        second,
-        max(first.peak_bytes, second.peak_bytes),
-        rate_side=rate.side,
-        memory_side=decision.memory.side,
-        since=rate.since,
-        evidence_nights=rate.suspicion.nights if rate.begins and rate.suspicion is not None else 1,
-        expected=NightReading(rate.band.expected, decision.memory.band.expected),
+def _verdict(decision: Decision) -> Verdict:
+    """Returns what is claimed of a night as the history holds it."""
+    rate, memory = decision.rate, decision.memory
+    moved: list[Moved] = ["slower" if rate.side < 0 else "faster"] if rate.side else []
+    moved += ["more memory"] if memory.side else []
+    return NO_CLAIM.model_copy(
+        update={
+            "moved": moved,
+            "since": rate.since,
+            "evidence_nights": rate.suspicion.nights if rate.begins and rate.suspicion is not None else 1,
+            "expected_per_s": rate.band.expected,
+            "expected_bytes": memory.band.expected,
+        }
     )
