@@ -12,8 +12,7 @@ import os
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.integrations.given_plan import GivenPlan
-from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
+from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
 
 __all__ = ["accelerator_arguments", "loader_arguments"]
 
