@@ -11,18 +11,28 @@ from autofit.chips import StandIn, stand_in_for
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable, UsageError, UserCodeError
-from autofit.core.plan import MICRO_BATCH_SIZE
+from autofit.core.plan import MICRO_BATCH_SIZE, same_value
+from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
-from autofit.estimation.advice import shortfall as shortfall_of
-from autofit.estimation.advice import unchecked, untraceable_advice, with_accelerator_hint
 from autofit.estimation.choices import traded
-from autofit.estimation.estimation import Estimation
+from autofit.estimation.estimation import Estimation, plural
 from autofit.estimation.largest_batches import LargestBatches
-from autofit.estimation.records import CHECKPOINTED, EstimatedPlan, Row, TradedKnob
+from autofit.estimation.records import EstimatedPlan, Row, TradedKnob
 from autofit.estimation.what_if import AtLength, peak_laws
 from autofit.estimators import Tracer
-from autofit.memory.breakdown import Part
+from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
+from autofit.memory.trace import Kind
 from autofit.probing.remote.bench import RemoteBench, Target
+
+WANTS_ACCELERATOR = (
+    "not compiled with CUDA",
+    "No CUDA GPUs are available",
+    "no NVIDIA driver",
+    "No HIP GPUs",
+    "on a CUDA device but torch.cuda.is_available()",
+    "Cannot access accelerator device",
+)
+"""Parts of torch's error messages for code that needs an accelerator when there is none."""
 
 
 def described(device: str | None, memory: object) -> StandIn:
@@ -107,7 +117,7 @@ def estimate(
     except Untraceable as error:
         raise Untraceable(error.reason, error.where, untraceable_advice(fixed_parts(), target)) from error
     rows = largest.rows()
-    shortfall = ""
+    missing = ""
     if not any(_fits(row) for row in rows):
         least = largest.least()
         if least.fits:
@@ -117,7 +127,7 @@ def estimate(
                 f"{_peak(least)}",
             )
         else:
-            shortfall = shortfall_of(least, parts, account.outside_bytes, largest.limit_bytes)
+            missing = shortfall(least, parts, account.outside_bytes, largest.limit_bytes)
     return Estimation(
         target=target,
         environment=briefing.environment,
@@ -127,7 +137,7 @@ def estimate(
         breakdown=parts,
         traded=_traded(briefing),
         rows=rows,
-        shortfall=shortfall,
+        shortfall=missing,
         sequence_length=briefing.sequence_length,
         laws=peak_laws(briefing, tracer, largest.worthwhile(rows), at_length) if with_laws else (),
         caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.space)])),
@@ -140,7 +150,7 @@ def estimate(
 def _traded(briefing: Briefing) -> TradedKnob:
     knob = traded(briefing.space.knobs)
     if knob is None or knob.trades_memory is None:
-        return CHECKPOINTED  # of which nothing will be shown
+        return TradedKnob()
     trade = knob.trades_memory
     return TradedKnob(knob=knob.name, technique=trade.technique, counted=trade.counted)
 
@@ -151,3 +161,63 @@ def _fits(row: Row) -> bool:
 
 def _peak(estimated: EstimatedPlan) -> str:
     return f"its peak is {format_bytes(estimated.peak.value_bytes)}"
+
+
+def untraceable_advice(parts: Sequence[Part], target: str) -> str:
+    """Returns what is known about a workload that cannot be traced, and what to do."""
+    todo = f"Run autofit tune {target} on the device".replace("  ", " ") + " to measure it."
+    if not parts:
+        return todo
+    listed_parts = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts)
+    total = format_bytes(sum(part.size_bytes for part in parts))
+    return f"At any batch size, it keeps {listed_parts} = {total}; the memory of activations is unknown. {todo}"
+
+
+def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
+    """Returns how much memory is missing, and what would help."""
+    floor = parts.fixed_bytes + outside_bytes
+    if floor > limit_bytes:
+        listed = ", ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
+        context = f", {OUTSIDE} {format_bytes(outside_bytes)}" if outside_bytes else ""
+        state = next((part.size_bytes for part in parts.standing if part.name == Kind.OPTIMIZER_STATE), 0)
+        less = f"an optimizer with less state (SGD without momentum: {format_bytes(state)} less), " if state else ""
+        return (
+            f"at any batch size, {listed}{context} add up to {format_bytes(floor)}: "
+            f"{format_bytes(floor - limit_bytes)} more than the budget of {format_bytes(limit_bytes)}. No knob changes "
+            f"that, including checkpointing and precision. What would help: {less}fewer trainable parameters, or more "
+            "memory."
+        )
+    peak = least.peak.value_bytes
+    return (
+        f"the smallest plan, {least.plan}, needs {format_bytes(peak)}: {format_bytes(peak - limit_bytes)} more "
+        f"than the budget of {format_bytes(limit_bytes)}. What would help: shorter or smaller samples, an optimizer "
+        "with less state, or more memory."
+    )
+
+
+def unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
+    """Returns the caveat that the choices of these rows were not checked; [] if they keep the arithmetic.
+
+    Args:
+        rows: what fits, by choice.
+        space: the knobs, the strategies that own them, and the baseline.
+    """
+    inexact = {knob for each in space.strategies if each.effect != "exact" for knob in each.knobs}
+    baseline = space.baseline.values
+    names = [row.name for row in rows if row.knob in inexact and not same_value(row.value, baseline.get(row.knob))]
+    if not names:
+        return []
+    return [
+        f"whether {', '.join(names)} keeps this model's gradient was not checked; autofit tune checks it on the device"
+    ]
+
+
+def with_accelerator_hint(error: UserCodeError) -> UserCodeError:
+    """Returns the error of a factory that needs an accelerator, with advice; any other error unchanged."""
+    if not any(sign in f"{error}{error.traceback_text}" for sign in WANTS_ACCELERATOR):
+        return error
+    return UserCodeError(
+        f"{str(error).rstrip('.')}. An estimate uses no accelerator: create the model and the data on the CPU, without "
+        ".cuda() or .to(...). autofit moves them to the device.",
+        error.traceback_text,
+    )

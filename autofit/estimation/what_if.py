@@ -2,43 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from autofit.core.briefing import Briefing
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.estimation.choices import choices, traded
+from autofit.estimation.records import PeakLaw
 from autofit.estimators import Traced, Tracer
 
 AtLength = Callable[[int], Tracer]
 """Returns what traces plans at a sequence length."""
 MOST_SIZES = 3
 """Maximum number of micro batch sizes that are traced for each choice. A trace takes a second or two."""
-
-
-class PeakLaw(BaseModel):
-    """The peak of one choice at several micro batches. Between two of them, every part is close to a straight line.
-
-    So it is between the first and the last value of the knob that trades memory.
-
-    Attributes:
-        knob: knob of the choice; "" if no knob changes the memory per sample.
-        value: its value.
-        traded: value of the knob that trades memory for time, such as the number of checkpointed blocks; 0 without one.
-        length: sequence length of the batches; None for the loader's.
-        sizes: micro batch sizes, ascending.
-        parts: bytes at the peak by kind of tensor, one for each size. They sum to the peak.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    knob: str = ""
-    value: bool | int | str = ""
-    traded: int = 0
-    length: int | None = None
-    sizes: tuple[int, ...]
-    parts: dict[str, tuple[int, ...]]
 
 
 def peak_laws(

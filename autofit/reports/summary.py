@@ -7,7 +7,6 @@ one summary are on one scale, a gain has its interval, and an estimate without b
 from collections.abc import Iterator, Sequence
 
 from autofit.core.answer import Answer
-from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, format_duration, short_number
@@ -16,7 +15,7 @@ from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
-from autofit.reports.sentences import batch_change, contradicting_rate, kept_because, unknown_gain
+from autofit.reports.sentences import batch_change, contradicting_rate, ending, kept_because, unknown_gain
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
@@ -134,13 +133,9 @@ def _before(r: Answer) -> list[str]:
     """Returns throughput and peak of the baseline, or how its run ended."""
     outcome = r.baseline.outcome
     if not outcome.measured or outcome.measurement is None:
-        return [_ended(outcome), ""]
+        return [ending(outcome), ""]
     rate = rate_per_s(r, outcome.measurement, r.baseline.rate_per_s, None)
     return [short_number(rate), _peak(outcome.measurement.memory.judged_bytes)]
-
-
-def _ended(outcome: Outcome) -> str:
-    return "not run" if outcome.status is Status.SKIPPED else outcome.status.value
 
 
 def _peak(peak_bytes: int) -> str:
