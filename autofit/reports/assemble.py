@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autofit.core.answer import Answer, Candidate, Ratio
+from autofit.core.answer import Answer, Ratio
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
@@ -15,7 +15,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
-from autofit.reports.alternatives import reasons_of
+from autofit.reports.alternatives import rate_per_s, reasons_of, recommended
 from autofit.reports.applying import apply_code
 from autofit.reports.report import BATCH_ONLY, AnswerTime, LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 from autofit.reports.sentences import cause, chosen, contradicting_rate, failed_headline, headline
@@ -68,7 +68,7 @@ def assembled(source: Source) -> Report:
     objective = r.objective if r is not None else evidence.objective if evidence is not None else Objective()
     baseline = r.baseline.plan if r is not None else evidence.baseline if evidence is not None else None
     known = known_plans(r, source.trials)
-    known = with_rates(known, r, objective) if r is not None else with_probed_rates(known, baseline, objective)
+    known = with_rates(known, r) if r is not None else with_probed_rates(known, baseline, objective)
     estimates = dict(evidence.estimates) if evidence is not None else {}
     if r is not None and r.estimate is not None:
         estimates.setdefault(r.plan.key, r.estimate)
@@ -322,7 +322,7 @@ def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, Kno
             peak = _peak(each.outcome.measurement)
             found.setdefault(each.plan.key, KnownPlan(each.plan, each.outcome, peak_bytes=peak))
         duration_s = found[r.plan.key].outcome.duration_s if r.plan.key in found else 0.0
-        proven = Outcome(status=Status.MEASURED, measurement=r.proof, duration_s=duration_s)
+        proven = recommended(r).outcome.model_copy(update={"duration_s": duration_s})
         found[r.plan.key] = KnownPlan(r.plan, proven, peak_bytes=_peak(r.proof))
     return found
 
@@ -333,38 +333,24 @@ def _keeps_probe(before: KnownPlan, trial: Trial) -> bool:
     return before.outcome.measured and trial.purpose is not Purpose.PROBE and failed is Status.TIMED_OUT
 
 
-def with_rates(known: Mapping[str, KnownPlan], answer: Answer, objective: Objective) -> dict[str, KnownPlan]:
+def with_rates(known: Mapping[str, KnownPlan], r: Answer) -> dict[str, KnownPlan]:
     """Returns what is known of each plan with the throughputs of an answer."""
-    r = answer
-    proven = Candidate(
-        plan=r.plan,
-        outcome=Outcome(status=Status.MEASURED, measurement=r.proof),
-        gain=r.gain,
-        rate_per_s=r.rate_per_s,
-        on_front=True,
-    )
-    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, proven)}
-    unit_s = _baseline_rate(r, objective)
+    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, recommended(r))}
     raced = any(each.gain is not None and each.gain.pairs for each in candidates.values())
     found = dict(known)
     for key, each in known.items():
         candidate, measurement = candidates.get(key), each.outcome.measurement
-        lost = not each.outcome.measured and (candidate is None or candidate.plan != r.baseline.plan)
-        if candidate is not None:
-            rate = _rate(candidate, r, unit_s, objective)
-            found[key] = replace(
-                each,
-                gain=None if lost else candidate.gain,
-                rate_per_s=None if lost else rate,
-                note=candidate.note or each.note,
-                on_front=candidate.on_front and not lost,
-            )
-        elif not lost and measurement is not None:
-            rate = None if raced else objective.score(measurement)
-            gain = None if rate is None or not unit_s else _probed(measurement, r.baseline.outcome, objective)
-            found[key] = replace(
-                each, rate_per_s=rate, gain=gain, note=each.note or ("" if rate is not None else _OTHER_SCALE)
-            )
+        note = each.note if candidate is None else candidate.note or each.note
+        if not each.outcome.measured and (candidate is None or candidate.plan != r.baseline.plan):
+            found[key] = replace(each, note=note)
+        elif candidate is not None:
+            rate, on_front = rate_per_s(r, candidate), candidate.on_front
+            found[key] = replace(each, gain=candidate.gain, rate_per_s=rate, note=note, on_front=on_front)
+        elif raced:
+            found[key] = replace(each, note=note or _OTHER_SCALE)
+        elif measurement is not None:
+            rate, gain = r.objective.score(measurement), _probed(measurement, r.baseline.outcome, r.objective)
+            found[key] = replace(each, rate_per_s=rate, gain=gain)
     return found
 
 
@@ -392,7 +378,7 @@ def with_probed_rates(
 
 def rows_of(
     known: Iterable[KnownPlan],
-    recommended: Plan | None,
+    chosen_plan: Plan | None,
     baseline: Plan | None,
     estimates: Mapping[str, Estimate],
 ) -> tuple[PlanRow, ...]:
@@ -406,7 +392,7 @@ def rows_of(
             values=dict(each.plan.values),
             micro_batch_size=_count(each.plan, MICRO_BATCH_SIZE),
             accumulation_steps=_count(each.plan, ACCUMULATION_STEPS),
-            role=_role(each.plan, recommended, baseline),
+            role=_role(each.plan, chosen_plan, baseline),
             is_baseline=each.plan == baseline,
             status=each.outcome.status.value,
             reason=each.note or each.outcome.reason,
@@ -439,8 +425,8 @@ def _order(known: KnownPlan) -> tuple[bool, float, bool, int, str, str]:
     return rate is None, -(rate or 0.0), peak is None, peak or 0, known.outcome.status.value, known.plan.key
 
 
-def _role(plan: Plan, recommended: Plan | None, baseline: Plan | None) -> Role:
-    if plan == recommended:
+def _role(plan: Plan, chosen_plan: Plan | None, baseline: Plan | None) -> Role:
+    if plan == chosen_plan:
         return "recommended"
     return "baseline" if plan == baseline else ""
 
@@ -452,21 +438,6 @@ def _count(plan: Plan, name: str) -> int:
 def _peak(measurement: Measurement | None) -> int | None:
     """Returns the measured peak; None if the device has no reading."""
     return None if measurement is None else measurement.memory.judged_bytes or None
-
-
-def _baseline_rate(r: Answer, objective: Objective) -> float | None:
-    measurement = r.baseline.outcome.measurement if r.baseline.outcome.measured else None
-    return None if measurement is None else objective.score(measurement)
-
-
-def _rate(candidate: Candidate, r: Answer, unit_s: float | None, objective: Objective) -> float | None:
-    """Returns the throughput of a candidate; of a record without throughputs, its gain times that of the baseline."""
-    if r.rate_per_s is not None or candidate.rate_per_s is not None:
-        return candidate.rate_per_s
-    if candidate.gain is not None and unit_s is not None:
-        return candidate.gain.value * unit_s
-    measurement = candidate.outcome.measurement
-    return None if measurement is None or not candidate.outcome.measured else objective.score(measurement)
 
 
 def _probed(measurement: Measurement, baseline: Outcome, objective: Objective) -> Ratio | None:

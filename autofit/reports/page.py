@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from autofit.core.answer import Answer, Candidate
-from autofit.core.outcome import Outcome, Status
 from autofit.core.strategy_record import Effect
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports import sections
-from autofit.reports.alternatives import rate_per_s
+from autofit.reports.alternatives import rate_text, recommended
 from autofit.reports.frame import Frame, Section, filled, page
 from autofit.reports.markup import LABEL, REASON, Markup, shortened
 from autofit.reports.report import PlanRow, Report
@@ -217,9 +216,7 @@ def card(answer: Answer) -> str:
     A notebook shows it in place of a text, in its own colours and fonts, light or dark.
     """
     r, baseline = answer, answer.baseline.plan
-    proven = Outcome(status=Status.MEASURED, measurement=r.proof)
-    chosen = Candidate(plan=r.plan, outcome=proven, gain=r.gain, rate_per_s=r.rate_per_s)
-    rows = [_card_row(r, "recommended", chosen)]
+    rows = [_card_row(r, "recommended", recommended(r))]
     rows += [] if r.plan == baseline else [_card_row(r, "baseline", r.baseline)]
     rows += [_card_row(r, "alternative", one) for one in r.alternatives if one.plan != baseline][:_OTHERS]
     gain = f"{r.gain} of the baseline's throughput" if r.gain is not None else unknown_gain(r)
@@ -232,7 +229,7 @@ def _card_row(r: Answer, name: str, one: Candidate) -> tuple[str, ...]:
     over = "" if one.gain is None or one.plan == r.baseline.plan else format_ratio(one.gain.value)
     rate, peak = ending(one.outcome), "–"
     if measurement is not None:
-        rate = short_number(rate_per_s(r, measurement, one.rate_per_s, one.gain))
+        rate = rate_text(r, one) or "–"
         peak = format_bytes(measurement.memory.judged_bytes) if measurement.memory.judged_bytes else peak
     # The space does not break, since the card has no style sheet.
     return name, shortened(describe_plan(one.plan, r.baseline.plan), LABEL), over, rate, peak.replace(" ", "\u00a0")

@@ -11,7 +11,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.core.wording import describe_plan
-from autofit.reports.alternatives import others, rate_per_s
+from autofit.reports.alternatives import others, rate_text, recommended
 from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
@@ -109,7 +109,7 @@ def _brings(r: Answer, width: int) -> list[str]:
     """Returns throughput and peak of the plan beside those of the baseline."""
     unit, budget = r.objective.unit, f"budget {format_bytes(r.budget.memory_bytes)}"
     names, notes = [f"{unit}/s", "peak memory"], ["" if r.gain is None else str(r.gain), budget]
-    after = [short_number(rate_per_s(r, r.proof, r.rate_per_s, r.gain)), _peak(r.proof.memory.judged_bytes)]
+    after = [rate_text(r, recommended(r)), _peak(r.proof.memory.judged_bytes)]
     before = _before(r)
     if r.plan == r.baseline.plan:
         return table(
@@ -134,8 +134,7 @@ def _before(r: Answer) -> list[str]:
     outcome = r.baseline.outcome
     if not outcome.measured or outcome.measurement is None:
         return [ending(outcome), ""]
-    rate = rate_per_s(r, outcome.measurement, r.baseline.rate_per_s, None)
-    return [short_number(rate), _peak(outcome.measurement.memory.judged_bytes)]
+    return [rate_text(r, r.baseline), _peak(outcome.measurement.memory.judged_bytes)]
 
 
 def _peak(peak_bytes: int) -> str:
@@ -236,7 +235,7 @@ def evaluation_sentences(r: Answer) -> tuple[str, ...]:
     if found is None:
         return ()
     plan, unit = describe_plan(found.plan, found.baseline.plan), found.objective.unit
-    speed = short_number(rate_per_s(found, found.proof, found.rate_per_s, found.gain))
+    speed = rate_text(found, recommended(found))
     if found.plan == found.baseline.plan:
         text = f"Keep the batch of eval_loader: {plan}, {speed} {unit}/s"
     else:
