@@ -80,11 +80,7 @@ def fabric_arguments(plan: GivenPlan) -> dict[str, Any]:
 
 
 class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
-    """Checks the loader of a training against its plan."""
-
-    def plan_in_effect(self) -> Fit | None:
-        """Returns the plan that the training is under, if there is one."""
-        raise NotImplementedError
+    """Checks the loader of a training against its plan, `fit`; None if it has none."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Checks that the loader that was made has the plan's batch.
@@ -92,9 +88,8 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
         Raises:
             UsageError: it has another.
         """
-        fit = self.plan_in_effect()
-        if fit is not None:
-            check_loader(trainer.train_dataloader, fit.plan.micro_batch_size)
+        if self.fit is not None:
+            check_loader(trainer.train_dataloader, self.fit.plan.micro_batch_size)
 
 
 class ApplyPlan(_UnderPlan):
@@ -102,6 +97,9 @@ class ApplyPlan(_UnderPlan):
 
     The `train_dataloader` of a module or data module must take its batch size from the attribute `batch_arg`. A loader
     that is passed to `fit` is rebuilt at the plan's batch.
+
+    Attributes:
+        fit: the plan with its proof.
 
     Args:
         plan: what `autofit.tune` or `autofit.load` returned, or the path of a plan file.
@@ -112,12 +110,8 @@ class ApplyPlan(_UnderPlan):
     def __init__(self, plan: GivenPlan, batch_arg: str = "batch_size", workers_arg: str | None = None) -> None:
         super().__init__()
         self._settings = PlanSettings.of(plan, "lightning")
+        self.fit: Fit = self._settings.fit
         self._batch_arg, self._workers_arg = batch_arg, workers_arg
-
-    @property
-    def fit(self) -> Fit:
-        """The plan with its proof."""
-        return self._settings.fit
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Applies the plan before the loaders, the optimizer and its schedule are made.
@@ -133,11 +127,6 @@ class ApplyPlan(_UnderPlan):
         set_clipping(trainer, self._settings.values.get(CLIPPING))
         self._settings.warn()
         set_batch(trainer, pl_module, self.fit, self._batch_arg, self._workers_arg)
-
-    def plan_in_effect(self) -> Fit:
-        """Returns the plan that was given."""
-        return self.fit
-
 
 class AutofitCallback(_UnderPlan):
     """Tunes when `fit` starts, and trains under the plan that it found.
@@ -210,10 +199,6 @@ class AutofitCallback(_UnderPlan):
         set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)
         if fit.plan.global_batch_size != before and trainer.lr_scheduler_configs:
             trainer.strategy.setup_optimizers(trainer)  # schedules may depend on the number of steps
-
-    def plan_in_effect(self) -> Fit | None:
-        """Returns the plan that was found."""
-        return self.fit
 
     def _tuning(self, trainer: Any, module: Any, before: int) -> dict[str, Any]:
         """Returns the arguments of `autofit.tune`; `before` is the global batch of the training, or 0."""

@@ -84,61 +84,51 @@ def assembled(source: Source) -> Report:
         "memory": tuple(_memory(evidence, r)),
         "environment": source.environment,
         "budget_bytes": source.memory_bytes,
-        "counts": _counts(source),
+        "counts": Counter(trial.outcome.status.value for trial in source.trials),
         "study": source.study,
         "plan_file": source.plan_file,
         "missing": tuple(_missing(source, baseline)),
     }
-    return _printable(Report(**fields, **_of_evidence(evidence, baseline), **_of_answer(source)))
+    if evidence is not None:
+        omissions = ((label_of(each.plan, baseline), each.basis.value, each.reason) for each in evidence.omissions)
+        left_out = tuple(LeftOut(label=label, basis=basis, reason=why) for label, basis, why in omissions)
+        fields |= {"gates": evidence.gates, "stopped": evidence.stopped, "left_out": left_out}
+    return _printable(Report(**{**fields, **_of_answer(source)}))
 
 
 def _of_answer(source: Source) -> dict[str, Any]:
     """Returns the fields that say what was found and what was asked."""
     r, evidence = source.answer, source.evidence
-    asked = r or evidence
-    fields = {
-        "title": (asked.title if asked is not None else "") or f"workload {source.environment.workload}",
-        "command": asked.command if asked is not None else "",
-        "caveats": _first_on_batch(asked.caveats) if asked is not None else (),
-        "refused": asked.refused if asked is not None else (),
-        "budget_note": asked.budget.memory_note if asked is not None else "",
-        "feasible": r is not None,
-        "created": r.created if r is not None else evidence.began if evidence is not None else "",
-    }
+    asked, fields = r or evidence, dict[str, Any]()
+    if asked is not None:
+        fields = {
+            "command": asked.command,
+            "caveats": sorted(asked.caveats, key=lambda text: not text.startswith(BATCH_CHANGED)),
+            "refused": asked.refused,
+            "budget_note": asked.budget.memory_note,
+        }
+    fields["title"] = (asked.title if asked is not None else "") or f"workload {source.environment.workload}"
     if r is None:
-        failure = evidence.failure if evidence is not None else ""
-        named = {
+        return fields | {
+            "feasible": False,
             "headline": failed_headline(evidence, source.trials),
             "cause": cause(evidence, source.trials),
-            "failure": failure,
+            "failure": "" if evidence is None else evidence.failure,
+            "created": "" if evidence is None else evidence.began,
         }
-        return {**fields, **named}
-    code = apply_code(r, source.plan_file)
-    found = {
+    return fields | {
+        "feasible": True,
         "headline": headline(r),
         "chosen": chosen(r),
         "proof_rate_per_s": contradicting_rate(r),
-        "apply_code": code,
+        "apply_code": apply_code(r, source.plan_file),
+        "evaluation": evaluation_sentences(r),
+        "global_batch_size": r.plan.global_batch_size,
+        "duration_s": r.duration_s,
+        "strategies": r.strategies,
+        "created": r.created,
+        **({"counts": r.counts} if r.counts else {}),
     }
-    fields["evaluation"] = evaluation_sentences(r)
-    fields |= {"global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "strategies": r.strategies}
-    return {**fields, **found, "apply_code": code}
-
-
-def _first_on_batch(caveats: Sequence[str]) -> tuple[str, ...]:
-    """Returns caveats with the one on a changed global batch first."""
-    return tuple(sorted(caveats, key=lambda text: not text.startswith(BATCH_CHANGED)))
-
-
-def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict[str, Any]:
-    """Returns the fields that come from the evidence alone."""
-    if evidence is None:
-        return {}
-    omissions = (
-        LeftOut(label=label_of(each.plan, baseline), basis=each.basis.value, reason=each.reason)
-        for each in evidence.omissions
-    )
-    return {"gates": evidence.gates, "left_out": tuple(omissions), "stopped": evidence.stopped}
 
 
 def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
@@ -146,12 +136,6 @@ def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
     measured = (each.outcome.measurement for each in known)
     counted = any(each is not None and each.tokens_per_step is not None for each in measured)
     return "tokens" if objective.unit == "tokens" and counted else "samples"
-
-
-def _counts(source: Source) -> dict[str, int]:
-    if source.answer is not None and source.answer.counts:
-        return source.answer.counts
-    return dict(Counter(trial.outcome.status.value for trial in source.trials))
 
 
 def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...]:
@@ -164,16 +148,13 @@ def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...
         groups[row.combination].append(row)
     found = list[SpeedCurve]()
     for combination, members in groups.items():
-        measured = sorted((row for row in members if row.rate_per_s is not None), key=_size)
+        rated = (row for row in members if row.rate_per_s is not None)
+        measured = sorted(rated, key=lambda row: (row.micro_batch_size, row.accumulation_steps))
         if len(measured) > 1 or (measured and any(row.role == "recommended" for row in members)):
             refused = {row.micro_batch_size for row in members if _is_too_large(row, memory_bytes)}
             ranks = tuple(row.rank for row in measured)
             found.append(SpeedCurve(combination=combination, ranks=ranks, refused_sizes=tuple(sorted(refused))))
     return tuple(found) if any(len(curve.ranks) > 1 for curve in found) else ()
-
-
-def _size(row: PlanRow) -> tuple[int, int]:
-    return row.micro_batch_size, row.accumulation_steps
 
 
 def _is_too_large(row: PlanRow, memory_bytes: int) -> bool:
@@ -308,7 +289,8 @@ def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, Kno
         before, outcome = found.get(trial.plan.key), trial.outcome
         if before is not None and outcome.status in _NO_RESULT:
             continue
-        if before is not None and _keeps_probe(before, trial):
+        late = trial.purpose is not Purpose.PROBE and outcome.status is Status.TIMED_OUT
+        if before is not None and before.outcome.measured and late:  # its probe says more than this later run
             how = PROOF_CUT_OFF if trial.purpose is Purpose.PROOF else BLOCK_CUT_OFF
             reason = f"{how}: {outcome.status.value}, {outcome.reason}"
             found[trial.plan.key] = replace(before, note=reason)
@@ -325,12 +307,6 @@ def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, Kno
         proven = recommended(r).outcome.model_copy(update={"duration_s": duration_s})
         found[r.plan.key] = KnownPlan(r.plan, proven, peak_bytes=_peak(r.proof))
     return found
-
-
-def _keeps_probe(before: KnownPlan, trial: Trial) -> bool:
-    """Returns whether the probe of a plan says more than this later run of it, which failed for want of time."""
-    failed = trial.outcome.status
-    return before.outcome.measured and trial.purpose is not Purpose.PROBE and failed is Status.TIMED_OUT
 
 
 def with_rates(known: Mapping[str, KnownPlan], r: Answer) -> dict[str, KnownPlan]:
@@ -390,8 +366,8 @@ def rows_of(
             label=label_of(each.plan, baseline),
             combination=combination_of(each.plan, baseline),
             values=dict(each.plan.values),
-            micro_batch_size=_count(each.plan, MICRO_BATCH_SIZE),
-            accumulation_steps=_count(each.plan, ACCUMULATION_STEPS),
+            micro_batch_size=int(each.plan.values.get(MICRO_BATCH_SIZE, 1)),
+            accumulation_steps=int(each.plan.values.get(ACCUMULATION_STEPS, 1)),
             role=_role(each.plan, chosen_plan, baseline),
             is_baseline=each.plan == baseline,
             status=each.outcome.status.value,
@@ -429,10 +405,6 @@ def _role(plan: Plan, chosen_plan: Plan | None, baseline: Plan | None) -> Role:
     if plan == chosen_plan:
         return "recommended"
     return "baseline" if plan == baseline else ""
-
-
-def _count(plan: Plan, name: str) -> int:
-    return int(plan.values.get(name, 1))
 
 
 def _peak(measurement: Measurement | None) -> int | None:
