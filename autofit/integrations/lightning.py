@@ -30,6 +30,7 @@ from autofit.workloads.workload import Workload
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]
 
 Callback: Any = import_package("lightning.pytorch", "lightning").Callback
+_UTILITIES: Any = import_package("lightning.pytorch.utilities", "lightning")
 
 PRECISION = "precision"
 """The strategy, its knob and the argument of the Trainer have one name."""
@@ -127,6 +128,7 @@ class ApplyPlan(_UnderPlan):
         set_clipping(trainer, self._settings.values.get(CLIPPING))
         self._settings.warn()
         set_batch(trainer, pl_module, self.fit, self._batch_arg, self._workers_arg)
+
 
 class AutofitCallback(_UnderPlan):
     """Tunes when `fit` starts, and trains under the plan that it found.
@@ -294,8 +296,7 @@ def check_measurable(trainer: Any, module: Any) -> None:
     Raises:
         UsageError: the module replaces a part of the step, or it has several optimizers.
     """
-    overridden = import_package("lightning.pytorch.utilities.model_helpers", "lightning").is_overridden
-    found = [hook for hook in _UNMEASURED if overridden(hook, module)]
+    found = [hook for hook in _UNMEASURED if _UTILITIES.model_helpers.is_overridden(hook, module)]
     if found:
         raise UsageError(
             f"found {type(module).__name__}.{found[0]}, which replaces a part of the optimizer step; expected the "
@@ -315,8 +316,7 @@ def train_loader(trainer: Any) -> Any:
         UsageError: there are several.
     """
     loader = trainer.fit_loop._data_source.dataloader()
-    combined = import_package("lightning.pytorch.utilities", "lightning").CombinedLoader
-    several = isinstance(loader, combined | Mapping)
+    several = isinstance(loader, _UTILITIES.CombinedLoader | Mapping)
     if several or (isinstance(loader, list | tuple) and all(hasattr(each, "dataset") for each in loader)):
         raise UsageError(
             f"found several train loaders ({type(loader).__name__}); expected one, whose batch is that of the plan. "
@@ -343,10 +343,12 @@ def set_batch(trainer: Any, module: Any, fit: Fit, batch_arg: str, workers_arg: 
     trainer.accumulate_grad_batches = fit.plan.accumulation_steps
     source = trainer.fit_loop._data_source
     if source.is_module():
-        _set_attribute(module, batch_arg, fit.plan.micro_batch_size)
-        loading = fit.proof.loading
+        loading, values = fit.proof.loading, {batch_arg: fit.plan.micro_batch_size}
         if workers_arg is not None and loading is not None and not loading.kept:
-            _set_attribute(module, workers_arg, loading.workers)
+            values[workers_arg] = loading.workers
+        for name, value in values.items():
+            check_attribute(module, name)
+            _UTILITIES.parsing.lightning_setattr(module, name, value)
     else:
         source.instance = _rebuilt(module, train_loader(trainer), fit)
     trainer.fit_loop._combined_loader = None  # one that `estimated_stepping_batches` made has the batch of before
@@ -358,8 +360,7 @@ def check_attribute(module: Any, name: str) -> None:
     Raises:
         UsageError: none has it.
     """
-    parsing = import_package("lightning.pytorch.utilities.parsing", "lightning")
-    if not parsing.lightning_hasattr(module, name):
+    if not _UTILITIES.parsing.lightning_hasattr(module, name):
         raise UsageError(
             f"found no attribute {name!r} on the module, its hparams or the data module; expected one from which "
             "train_dataloader takes its value. Name it: batch_arg=, workers_arg=."
@@ -382,11 +383,11 @@ def check_loader(loader: Any, size: int) -> None:
 
 def step_of(trainer: Any, module: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
     """Returns the module's `training_step` as a step function, with the hooks for batches that it overrides."""
-    helpers = import_package("lightning.pytorch.utilities.model_helpers", "lightning")
-    numbered = import_package("lightning.pytorch.utilities.signature_utils", "lightning").is_param_in_hook_signature
-    arguments = (0,) if numbered(module.training_step, "batch_idx", min_args=2) else ()
+    is_numbered = _UTILITIES.signature_utils.is_param_in_hook_signature
+    arguments = (0,) if is_numbered(module.training_step, "batch_idx", min_args=2) else ()
     holders = [holder for holder in (module, trainer.datamodule) if holder is not None]
-    hooked = any(helpers.is_overridden(hook, holder) for hook in _TRANSFERS for holder in holders)
+    is_overridden = _UTILITIES.model_helpers.is_overridden
+    hooked = any(is_overridden(hook, holder) for hook in _TRANSFERS for holder in holders)
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         if getattr(model, "_trainer", trainer) is None:
@@ -414,11 +415,6 @@ def without_logging(module: nn.Module) -> Iterator[None]:
     finally:
         for each, name in missing:
             delattr(each, name)
-
-
-def _set_attribute(module: Any, name: str, value: int) -> None:
-    check_attribute(module, name)
-    import_package("lightning.pytorch.utilities.parsing", "lightning").lightning_setattr(module, name, value)
 
 
 def _rebuilt(module: nn.Module, loader: Any, fit: Fit) -> Any:

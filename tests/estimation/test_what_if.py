@@ -6,9 +6,8 @@ import pytest
 
 from autofit.core.errors import Untraceable
 from autofit.core.plan import Plan
-from autofit.estimation.estimate import estimate
+from autofit.estimation.estimate import MOST_SIZES, estimate, peak_laws, spaced
 from autofit.estimation.estimation import Estimation
-from autofit.estimation.what_if import MOST_SIZES, peak_laws, spaced
 from autofit.memory.trace import Trace
 from tests.estimation.traces import BLOCKS, CHECKPOINTED, MIB, PRECISION, WEIGHTS, briefing, peak_of, trace_of
 
