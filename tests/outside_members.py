@@ -13,9 +13,8 @@ from autofit.core.trial import Trial
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
 from autofit.estimators.base import Estimator
-from autofit.exporters.base import Exporter
+from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import Settings
-from autofit.exporters.target_version import TargetVersion
 from autofit.searchers.base import Problem, Searcher
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.trackers.base import Conclusion, Ending, Tracker, Value

@@ -7,9 +7,8 @@ import yaml
 
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
-from autofit.exporters.base import Exporter
+from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import Settings, code_lines, loader_comment, max_grad_norm
-from autofit.exporters.target_version import TargetVersion
 
 _FIXED: Settings = {
     "compute_environment": "LOCAL_MACHINE",

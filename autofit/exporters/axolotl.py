@@ -5,9 +5,8 @@ from typing import ClassVar
 
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
-from autofit.exporters.base import Exporter
+from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import Settings, adamw_fields, checkpointing_fields, dataloader_fields, optimizer_name
-from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
 
 _NONE: Settings = {"gradient_checkpointing": False}

@@ -6,9 +6,8 @@ from typing import ClassVar
 
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
-from autofit.exporters.base import Exporter
+from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm, optimizer_name
-from autofit.exporters.target_version import TargetVersion
 
 _LIBRARIES: Mapping[KnobValue, str] = {
     "torchao-8bit": "torchao.optim.AdamW8bit(...)",

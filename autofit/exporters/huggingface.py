@@ -6,7 +6,7 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.exporters.base import Exporter
+from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
@@ -21,7 +21,6 @@ from autofit.exporters.plan_facts import (
     is_inference,
     padding_line,
 )
-from autofit.exporters.target_version import TargetVersion
 from autofit.strict_yaml import dump
 
 COMPILE, UPDATE, STATES, GROUPED = "compile", "optimizer_implementation", "optimizer_states", "length_grouping"

@@ -9,7 +9,7 @@ import jinja2
 from autofit.core.answer import Answer
 from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
-from autofit.exporters.base import Exporter
+from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
@@ -19,7 +19,6 @@ from autofit.exporters.plan_facts import (
     optimizer_name,
     worker_arguments,
 )
-from autofit.exporters.target_version import TargetVersion
 from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES, Weighing
 
 _LEAST = {MICRO_BATCH_SIZE: 0, ACCUMULATION_STEPS: 1, CHECKPOINTED_BLOCKS: 0}

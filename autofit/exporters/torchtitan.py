@@ -6,9 +6,8 @@ from typing import ClassVar
 
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.exporters.base import Exporter
+from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings, checkpointing_fields, weighing_of
-from autofit.exporters.target_version import TargetVersion
 
 SUBCOMMANDS_SINCE = "0.3"
 """First version in which a kind of activation checkpointing is chosen by a subcommand, and in which the optimizer does

@@ -13,8 +13,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import StrategyRecord
-from autofit.exporters.base import Exporter
-from autofit.exporters.target_version import TargetVersion
+from autofit.exporters.base import Exporter, TargetVersion
 
 NEWEST = TargetVersion("999.0")
 OWN = Plan(
