@@ -37,13 +37,6 @@ class TargetVersion:
 
         A version beyond the known ones gets the keys of the nearest of them, and a warning. Nothing is imported.
 
-        Args:
-            asked: the version that the user asked for; None if there is none.
-            target: name of the exporter.
-            package: distribution of the target; "" if its keys depend on no version.
-            oldest: oldest known version.
-            newest: newest known version.
-
         Raises:
             UsageError: `asked` is not a version, or the keys depend on no version.
         """

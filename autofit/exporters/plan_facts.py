@@ -57,13 +57,7 @@ def checkpoints_every_block(answer: Answer) -> bool:
 
 
 def checkpointing_fields(answer: Answer, none: Settings, every: Settings) -> dict[str, Settings]:
-    """Returns the settings of a target that checkpoints every block or none, by knob; {} if the plan does neither.
-
-    Args:
-        answer: the plan with its proof.
-        none: settings for no block.
-        every: settings for every block. The order of blocks then says nothing.
-    """
+    """Returns the settings for no or every block, by knob, of a target that can do only these; {} for other plans."""
     blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
     if type(blocks) is int and blocks == 0:
         settings = none
@@ -185,13 +179,7 @@ def loader_line(answer: Answer) -> str | None:
 
 
 def compile_line(answer: Answer, place: str, name: str = "model") -> str | None:
-    """Returns the call of torch.compile for a plan that compiles the whole model; None for every other value.
-
-    Args:
-        answer: the plan with its proof.
-        place: where to write it, for the user.
-        name: the name of the model there.
-    """
+    """Returns the call of torch.compile, and the place for it, if the plan compiles the whole model; else None."""
     mode = _MODES.get(answer.plan.values.get("compile", ""))
     return None if mode is None else f"{name} = torch.compile({name}{mode}), {place}"
 

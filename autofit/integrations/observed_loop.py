@@ -111,10 +111,7 @@ class ObservedWorkload:
     max_grad_norm: float | None
 
     def tune(self, arguments: Mapping[str, Any]) -> Fit:
-        """Tunes it. The samples per optimizer step are kept unless arguments say otherwise.
-
-        Args:
-            arguments: those of `autofit.tune` that the user gave.
+        """Tunes it. The samples per optimizer step are kept unless the arguments of `autofit.tune` say otherwise.
 
         Raises:
             AutofitError: see `autofit.tune`.
@@ -194,11 +191,7 @@ class ObservedLoop:
         return os.getpid() == self._process
 
     def workload(self, optimizer: torch.optim.Optimizer, closure: bool) -> ObservedWorkload:
-        """Returns what the loop trains.
-
-        Args:
-            optimizer: what steps.
-            closure: whether its step has a closure.
+        """Returns what the loop trains; `closure` is whether the optimizer's step has one.
 
         Raises:
             UsageError: it could not be established; the message says why.

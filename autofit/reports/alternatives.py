@@ -30,10 +30,7 @@ _FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
 def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
     """Returns the table of the other plans that were measured; [] if there are none.
 
-    Args:
-        r: the answer.
-        width: cells of a line.
-        plan_file: see `autofit.reports.summary.summarize`.
+    `plan_file` is as in `autofit.reports.summary.summarize`.
     """
     shown = _shown(r, _worth(r))
     if not shown:

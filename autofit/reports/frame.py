@@ -49,14 +49,9 @@ class Frame:
 
 
 def page(frame: Frame, answer: Markup, sections: Sequence[Section]) -> str:
-    """Returns a page, complete and the same for the same arguments.
+    """Returns a page, complete and the same for the same arguments; `answer` stands first, without a heading.
 
     The content security policy admits only the page's own style and script, by their digests.
-
-    Args:
-        frame: what the page says around its sections.
-        answer: what stands first, without a heading; the link for keyboard users skips to it.
-        sections: the other sections.
     """
     style = "".join((asset("page.css"), style_sheet(), *map(asset, frame.styles)))
     # All scripts are in one function, so that they share their names and leave none behind.

@@ -83,10 +83,7 @@ def in_words(r: Answer) -> str:
 def value_in_words(name: str, value: bool | int | str, strategies: Iterable[StrategyRecord] = ()) -> str:
     """Returns the value of a knob in words, such as "bf16 precision", "2 checkpointed blocks" or "compiled blocks".
 
-    Args:
-        name: name of the knob.
-        value: its value.
-        strategies: what strategies say of their values.
+    What the strategies say of their values comes first.
     """
     said = next((each.words[key] for each in strategies if (key := f"{name}={value}") in each.words), "")
     knob, text = name.replace("_", " "), str(value).replace("_", " ")

@@ -231,7 +231,5 @@ def evaluation_code(r: Answer, width: int) -> list[str]:
     """Returns the code that applies the plan for evaluation; [] if there is none, or nothing to apply."""
     if r.evaluation is None or r.evaluation.plan == r.evaluation.baseline.plan:
         return []
-    first = ["with fit.evaluation.prepare(model, eval_loader) as step:"]
-    if len(first[0]) + len(_INDENT) > width:
-        first = ["with fit.evaluation.prepare(", "    model, eval_loader", ") as step:"]
-    return [*first, "    for batch in step.loader:", "        output = step(batch)"]
+    loop = ["    for batch in step.loader:", "        output = step(batch)"]
+    return fitted(["with fit.evaluation.prepare(model, eval_loader) as step:", *loop], width - len(_INDENT))

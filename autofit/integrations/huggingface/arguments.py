@@ -15,7 +15,6 @@ from autofit.core.answer import Answer
 from autofit.core.block_order import read_order
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.exporters.base import Export
 from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, Settings
 from autofit.integrations.plan_settings import GivenPlan, fit_of
 from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
@@ -48,6 +47,7 @@ def pack(model: nn.Module) -> None:
 
 SWITCH = "gradient_checkpointing"
 """Attribute by which a block is checkpointed."""
+_BLOCK = "GradientCheckpointingLayer"
 
 
 def checkpoint_some(model: nn.Module, plan: Plan) -> None:
@@ -56,7 +56,9 @@ def checkpoint_some(model: nn.Module, plan: Plan) -> None:
     Raises:
         UsageError: the model does not have the blocks of the plan.
     """
-    blocks, order = _blocks(model), read_order(plan.values.get(CHECKPOINT_ORDER, ""))
+    # The class of the blocks exists in transformers 4.53 and later.
+    blocks = [each for each in model.modules() if any(c.__name__ == _BLOCK for c in type(each).__mro__)]
+    order = read_order(plan.values.get(CHECKPOINT_ORDER, ""))
     count = plan.values[CHECKPOINTED_BLOCKS]
     if type(count) is not int or order is None or count > len(blocks) or (order and len(order) != len(blocks)):
         ordered = f" in the order {plan.values[CHECKPOINT_ORDER]}" if order else ""
@@ -64,27 +66,13 @@ def checkpoint_some(model: nn.Module, plan: Plan) -> None:
             f"found a model with {len(blocks)} blocks that can be checkpointed one by one, and the plan has "
             f"{CHECKPOINTED_BLOCKS}={count}{ordered}. Pass the model that was tuned."
         )
-    _enable(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it
+        method: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        method({"use_reentrant": False})
     chosen = set((order or tuple(range(len(blocks))))[:count])
     for place, block in enumerate(blocks):
         setattr(block, SWITCH, place in chosen)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Returns the blocks, in module order. The class of which they are exists in transformers 4.53 and later."""
-    return [
-        module
-        for module in model.modules()
-        if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
-    ]
-
-
-def _enable(model: Any) -> None:
-    """Calls the model's method. The newer name is preferred."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it
-        method = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        method({"use_reentrant": False})
 
 
 Arguments = TypeVar("Arguments")
@@ -121,10 +109,12 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     if getattr(args, "tf32", None) is True and settings.get("tf32") is False:
         del settings["tf32"]  # it was on when the plan was measured
     changed: Arguments = replace(args, **settings)  # type: ignore[type-var]  # a data class
-    left = _left(export, found)
+    unmapped = {knob: f"{found.plan.values[knob]} has no equivalent in the Trainer" for knob in export.unmapped}
+    left = {**export.by_hand, **unmapped}
     if model is not None and CHECKPOINTED_BLOCKS in left:
         checkpoint_some(model, found.plan)
-        changed = _left_to_the_model(changed)
+        name = "activation_checkpointing" if hasattr(changed, "activation_checkpointing") else "gradient_checkpointing"
+        changed = replace(changed, **{name: False})  # type: ignore[type-var]  # it would switch every block on
         left = {knob: line for knob, line in left.items() if knob not in (CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER)}
     if model is not None and found.plan.values.get(PACKING) is True:
         pack(model)
@@ -192,18 +182,6 @@ def _divided(args: Any, found: Answer) -> Mapping[str, int]:
             f'tune with pinned={{"{ACCUMULATION_STEPS}": {devices}}}.'
         )
     return {ACCUMULATION: steps // devices}
-
-
-def _left(export: Export, found: Answer) -> dict[str, str]:
-    """Returns the knobs without a field, with what to do for each."""
-    unmapped = {knob: f"{found.plan.values[knob]} has no equivalent in the Trainer" for knob in export.unmapped}
-    return {**export.by_hand, **unmapped}
-
-
-def _left_to_the_model(args: Arguments) -> Arguments:
-    """Returns the arguments without checkpointing, which would switch every block of the model on."""
-    name = "activation_checkpointing" if hasattr(args, "activation_checkpointing") else "gradient_checkpointing"
-    return replace(args, **{name: False})  # type: ignore[type-var]  # a data class
 
 
 def _warn(left: Mapping[str, str], args: Any, found: Answer) -> None:

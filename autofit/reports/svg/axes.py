@@ -100,14 +100,7 @@ def power_ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 
 def size_ticks(sizes: Collection[int], x: AxisScale, font: float, most: int) -> list[tuple[float, str]]:
-    """Returns a tick at each size if their labels fit beside each other; else as `power_ticks`.
-
-    Args:
-        sizes: values on the scale; one may occur several times.
-        x: the scale.
-        font: size of the labels.
-        most: see `power_ticks`.
-    """
+    """Returns a tick at each size if their labels fit beside each other in this size of letters; else `power_ticks`."""
     ticks = [(float(size), f"{size:,}") for size in sorted(set(sizes))]
     ends = [(x(size) - half, x(size) + half) for size, label in ticks for half in [text_width(label, font) / 2]]
     fits = all(left - right >= font / 2 for (_, right), (left, _) in pairwise(ends))
@@ -138,12 +131,7 @@ Ticks = Sequence[tuple[float, str]]
 def point(drawing: Drawing, x: float, y: float, row: PlanRow, kind: str = "") -> None:
     """Draws the point of a plan: a diamond if it is recommended, a square for the baseline, otherwise a circle.
 
-    Args:
-        drawing: to draw on.
-        x: of the centre.
-        y: of the centre.
-        row: the plan; the page shows it when its point is pointed at.
-        kind: class of a circle; "af-x" draws a cross.
+    `kind` is the class of a circle; "af-x" draws a cross. The page shows the plan when its point is pointed at.
     """
     if kind != "af-x" and (row.role == "recommended" or row.is_baseline):
         kind = "af-rec" if row.role == "recommended" else "af-base"
@@ -223,13 +211,7 @@ def margin(ticks: Ticks) -> float:
 
 
 def key(drawing: Drawing, shapes: Sequence[tuple[str, str]], top: float) -> float:
-    """Draws a key of shapes and what they stand for, over as many lines as needed; returns where it ends.
-
-    Args:
-        drawing: to draw on.
-        shapes: class and text of each entry.
-        top: where it begins.
-    """
+    """Draws a key of shapes, as class and text, over as many lines as needed from `top` on; returns where it ends."""
     x, y = 0.0, top + 8
     for kind, given in shapes:
         text = fitted(given, FONT, drawing.format.width - 22)
