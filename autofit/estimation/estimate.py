@@ -121,13 +121,13 @@ def estimate(
         raise Untraceable(error.reason, error.where, untraceable_advice(fixed_parts(), target)) from error
     rows = largest.rows()
     missing = ""
-    if not any(_fits(row) for row in rows):
+    if not any(row.largest is not None or any(need.blocks is not None for need in row.needs) for row in rows):
         least = largest.least()
         if least.fits:
             notes = (
                 *notes,
                 f"the micro batch of the baseline does not fit with any of these choices, but {least.plan} fits: "
-                f"{_peak(least)}",
+                f"its peak is {format_bytes(least.peak.value_bytes)}",
             )
         else:
             missing = shortfall(least, parts, account.outside_bytes, largest.limit_bytes)
@@ -156,14 +156,6 @@ def _traded(briefing: Briefing) -> TradedKnob:
         return TradedKnob()
     trade = knob.trades_memory
     return TradedKnob(knob=knob.name, technique=trade.technique, counted=trade.counted)
-
-
-def _fits(row: Row) -> bool:
-    return row.largest is not None or any(need.blocks is not None for need in row.needs)
-
-
-def _peak(estimated: EstimatedPlan) -> str:
-    return f"its peak is {format_bytes(estimated.peak.value_bytes)}"
 
 
 def untraceable_advice(parts: Sequence[Part], target: str) -> str:

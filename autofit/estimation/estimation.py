@@ -112,7 +112,9 @@ def _baseline(e: Estimation, canvas: Canvas) -> list[str]:
     peak, parts = e.own.peak, e.breakdown
     verdict = "fits" if e.own.fits else f"does not fit, by {format_bytes(peak.value_bytes - e.budget.memory_bytes)}"
     bound = "" if peak.upper_bytes is None else f" (at most {format_bytes(peak.upper_bytes)})"
-    text = f"The baseline, {_described(e)}, peaks at {format_bytes(peak.value_bytes)}{bound}: "
+    choice = next((f", {row.name}" for row in e.rows if row.name and _is_baseline(row, e)), "")
+    plan, size = describe_plan(e.own.plan, e.own.plan), format_bytes(peak.value_bytes)
+    text = f"The baseline, {plan}{choice}, peaks at {size}{bound}: "
     lines = ["", *_wrapped(text + verdict.replace(" ", _GLUE) + ".", canvas)]
     lines[-1] = lines[-1].replace(verdict.replace(" ", _GLUE), canvas.paint(verdict, "good" if e.own.fits else "bad"))
     readings = f"Live tensors peak at {format_bytes(parts.allocated_bytes)}, in {parts.moment}"
@@ -120,11 +122,6 @@ def _baseline(e: Estimation, canvas: Canvas) -> list[str]:
         readings += f"; the allocator's segments at {format_bytes(parts.reserved_bytes)}; with {OUTSIDE}, the total is "
         readings += f"{format_bytes(peak.value_bytes)}"
     return [*lines, *_wrapped(readings + ".", canvas)]
-
-
-def _described(e: Estimation) -> str:
-    baseline = next((row.name for row in e.rows if _is_baseline(row, e)), "")
-    return describe_plan(e.own.plan, e.own.plan) + (f", {baseline}" if baseline else "")
 
 
 def _is_baseline(row: Row, e: Estimation) -> bool:
@@ -145,7 +142,7 @@ def _modules(parts: Sequence[Part], canvas: Canvas) -> list[str]:
 
 def _bars(parts: Sequence[Part], total_bytes: int, canvas: Canvas) -> list[str]:
     """Returns a line for each part: its name, a bar relative to the largest, its size and its share."""
-    names = [_named(part) for part in parts]
+    names = [plural(printable(part.name)) + (f" x{part.count}" if part.count > 1 else "") for part in parts]
     room = canvas.width - _INDENT - 19
     name_cells = min(max([_LEAST_NAME, *map(len, names)]), _MOST_NAME, room - 8)
     most = max((part.size_bytes for part in parts), default=1) or 1
@@ -155,10 +152,6 @@ def _bars(parts: Sequence[Part], total_bytes: int, canvas: Canvas) -> list[str]:
         f"{format_bytes(part.size_bytes):>10} {part.size_bytes / max(total_bytes, 1):>4.0%}"
         for name, part in zip(names, parts, strict=True)
     ]
-
-
-def _named(part: Part) -> str:
-    return plural(printable(part.name)) + (f" x{part.count}" if part.count > 1 else "")
 
 
 def plural(kind: str) -> str:

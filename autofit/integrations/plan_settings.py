@@ -72,8 +72,11 @@ class PlanSettings:
         """Warns of what differs from the plan, and of knobs that neither the settings nor the batch express."""
         for note in self.notes:
             warnings.warn(f"{note}.", stacklevel=stacklevel)
-        lines = [f"{knob}={self.fit.plan.values[knob]}" + _hint(line) for knob, line in self.left.items()]
-        lines = [line for knob, line in zip(self.left, lines, strict=True) if knob not in BATCH]
+        lines = [
+            f"{knob}={self.fit.plan.values[knob]}{f' (write: {line})' if line else ''}"
+            for knob, line in self.left.items()
+            if knob not in BATCH
+        ]
         if lines:
             warnings.warn(
                 f"the plan also has what these arguments cannot express: {'; '.join(lines)}. Its measured speed and "
@@ -110,7 +113,3 @@ def import_package(name: str, package: str) -> Any:
             f"{name} cannot be imported ({error}); expected {package} to be installed. "
             f"Install it: {install_command(package)}"
         ) from error
-
-
-def _hint(line: str) -> str:
-    return f" (write: {line})" if line else ""

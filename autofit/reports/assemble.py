@@ -93,7 +93,9 @@ def assembled(source: Source) -> Report:
         omissions = ((label_of(each.plan, baseline), each.basis.value, each.reason) for each in evidence.omissions)
         left_out = tuple(LeftOut(label=label, basis=basis, reason=why) for label, basis, why in omissions)
         fields |= {"gates": evidence.gates, "stopped": evidence.stopped, "left_out": left_out}
-    return _printable(Report(**{**fields, **_of_answer(source)}))
+    report = Report(**{**fields, **_of_answer(source)})
+    # Texts can be printed, are on one line and cut; code keeps its lines.
+    return Report.model_validate(_cleaned(report.model_dump(by_alias=True)))
 
 
 def _of_answer(source: Source) -> dict[str, Any]:
@@ -177,7 +179,8 @@ def _race(evidence: SearchEvidence | None, r: Answer | None, rows: Sequence[Plan
         if log is None or log.plan == plan:
             continue
         ours, theirs = _common(log, logs[plan.key])
-        ratio, shift = row.gain if role == "baseline" else _claimed(ours, theirs), 0.0
+        claimed = pair(ours, theirs).ratio().widened(CLAIM_RATIO) if len(ours) >= MIN_ROUNDS else None
+        ratio, shift = row.gain if role == "baseline" else claimed, 0.0
         if role == "baseline" and (through := _through(log, logs, r)) is not None:
             ours, theirs, shift = through
         if ratio is not None and ratio.pairs:
@@ -207,10 +210,6 @@ def _raced_by_gain(rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:
     )
     found = tuple(racers)
     return ("baseline", found) if found else ("", ())
-
-
-def _claimed(ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
-    return pair(ours, theirs).ratio().widened(CLAIM_RATIO) if len(ours) >= MIN_ROUNDS else None
 
 
 def _common(one: RaceLog, other: RaceLog) -> tuple[Sequence[float], Sequence[float]]:
@@ -262,24 +261,17 @@ def _missing(source: Source, baseline: Plan | None) -> Iterator[str]:
         yield f"memory of {which} by kind and over a step: it could not be traced, or there was no time"
 
 
-def _printable(report: Report) -> Report:
-    """Returns the report with texts that can be printed, on one line and cut; code keeps its lines."""
-    return Report.model_validate(_cleaned(report.model_dump(by_alias=True)))
-
-
 def _cleaned(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
-        return _code(value) if name in _LONG else cut(one_line(value), MOST_LETTERS)
+        if name not in _LONG:
+            return cut(one_line(value), MOST_LETTERS)
+        text = printable(value)
+        return text if len(text) <= MOST_CODE_LETTERS else f"{text[:MOST_CODE_LETTERS]} ..."
     if isinstance(value, dict):
         return {_cleaned(key): _cleaned(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return value if value and isinstance(value[0], int | float) else tuple(_cleaned(each) for each in value)
     return value
-
-
-def _code(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= MOST_CODE_LETTERS else f"{text[:MOST_CODE_LETTERS]} ..."
 
 
 def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, KnownPlan]:

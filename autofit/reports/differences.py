@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autofit.core.answer import Answer
-from autofit.core.objective import Objective
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports.canvas import Canvas
 from autofit.reports.frame import Frame, filled, page
@@ -118,16 +117,14 @@ def _results(before: Answer, after: Answer) -> Iterator[Difference]:
     if before.objective.unit == after.objective.unit:
         yield compared(f"{after.objective.unit}/s", lambda r: r.rate_per_s, short_number)
     else:
-        shown = [_NONE if r.rate_per_s is None else _rate(r.rate_per_s, r.objective) for r in (before, after)]
+        shown = [
+            f"{short_number(r.rate_per_s)} {r.objective.unit}/s" if r.rate_per_s else _NONE for r in (before, after)
+        ]
         yield Difference("result", "throughput", *shown)
     yield Difference("result", "over the baseline", *(str(r.gain) if r.gain else _NONE for r in (before, after)))
     yield compared("peak memory", lambda r: r.proof.memory.judged_bytes or None, format_bytes)
     yield compared("budget", lambda r: r.budget.memory_bytes, format_bytes)
     yield compared("samples per optimizer step", lambda r: r.plan.global_batch_size, lambda count: f"{count:,}")
-
-
-def _rate(rate_per_s: float, objective: Objective) -> str:
-    return f"{short_number(rate_per_s)} {objective.unit}/s"
 
 
 def _of_values(part: str, before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[Difference]:

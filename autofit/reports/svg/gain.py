@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import wrap
 
-from autofit.core.answer import Ratio
 from autofit.core.objective import TIE_RATIO
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.units import format_ratio, short_number
@@ -111,7 +110,8 @@ def _named(row: PlanRow, made: frozenset[str], report: Report) -> str:
 def _why_draw(report: Report, form: Format) -> Drawing:
     """Returns a waterfall: a bar for each change from the throughput before it to the one after it."""
     steps, baseline = changes(report), report.baseline
-    drawing = Drawing(form, _why_about(steps))
+    about = "; ".join(f"{step.name.removeprefix('+ ')} {step.effect}" for step in steps)
+    drawing = Drawing(form, f"What each change brings, one after the other: {about}.")
     assert baseline is not None, "a report without a baseline has no such chart"
     before = baseline.rate_per_s or 0.0
     bars = [("baseline", 0.0, before, "af-bar-base", f"{short_number(before)} {report.unit}/s")]
@@ -134,11 +134,6 @@ def _why_draw(report: Report, form: Format) -> Drawing:
         y += _BAR + _GAP
     drawing.height = y
     return drawing
-
-
-def _why_about(steps: Iterable[Change]) -> str:
-    found = "; ".join(f"{step.name.removeprefix('+ ')} {step.effect}" for step in steps)
-    return f"What each change brings, one after the other: {found}."
 
 
 def _why_table(report: Report) -> DataTable:
@@ -171,8 +166,9 @@ _NAME_LETTERS = 34
 def _race_draw(report: Report, form: Format) -> Drawing:
     """Returns the chart of a report with a race."""
     drawing = Drawing(form, _race_about(report))
-    low, high = _span(report)
-    x = AxisScale(low, high, _NAME + 8, form.width - _FIGURES - 12)
+    ends = [1.0, *(end for racer in report.race for end in (racer.ratio.low, racer.ratio.high, *racer.ratios))]
+    room = max(0.06 * (max(ends) - min(ends)), 0.01)
+    x = AxisScale(min(ends) - room, max(ends) + room, _NAME + 8, form.width - _FIGURES - 12)
     bottom = _TOP + 8 + _ROW * len(report.race)
     _ground(drawing, report, x, bottom)
     for at, racer in enumerate(report.race):
@@ -210,13 +206,6 @@ def _reference(report: Report) -> str:
     return "recommended plan" if report.race_reference == "recommended" else "baseline"
 
 
-def _span(report: Report) -> tuple[float, float]:
-    ends = [end for racer in report.race for end in (racer.ratio.low, racer.ratio.high, *racer.ratios)]
-    low, high = min([1.0, *ends]), max([1.0, *ends])
-    room = max(0.06 * (high - low), 0.01)
-    return low - room, high + room
-
-
 def _ground(drawing: Drawing, report: Report, x: AxisScale, bottom: float) -> None:
     """Draws the axis, the line of the baseline, and the range in which a plan ties with the fastest one."""
     fastest = max(1.0, *(racer.ratio.value for racer in report.race))
@@ -240,12 +229,11 @@ def _name_of(row: PlanRow) -> str:
 
 
 def _race_about(report: Report) -> str:
-    texts = [f"{_name_of(report.row(racer.rank))}: {_words(racer.ratio)}." for racer in report.race]
-    return f"Throughput of {len(report.race)} finalists over the {_reference(report)}. {' '.join(texts)}"
-
-
-def _words(ratio: Ratio) -> str:
-    return f"{format_ratio(ratio.value, sign='')}, interval {interval_text(ratio)}"
+    texts = [f"Throughput of {len(report.race)} finalists over the {_reference(report)}."]
+    for racer in report.race:
+        value, interval = format_ratio(racer.ratio.value, sign=""), interval_text(racer.ratio)
+        texts.append(f"{_name_of(report.row(racer.rank))}: {value}, interval {interval}.")
+    return " ".join(texts)
 
 
 def _race_table(report: Report) -> DataTable:
