@@ -121,9 +121,9 @@ class Fit:
         """Returns one chart of the report, which a notebook shows and which can be saved as SVG.
 
         Args:
-            kind: "front" (throughput against peak memory), "curves" (speed by micro batch size), "breakdown" (what the
-                memory holds), "timeline" (memory during one optimizer step), "answers" (when each answer came), "race"
-                or "estimates".
+            kind: "why" (what each change brings), "front" (throughput against peak memory), "curves" (speed by micro
+                batch size), "breakdown" (what the memory holds), "timeline" (memory during one optimizer step) or
+                "race".
 
         Raises:
             UsageError: no chart has this name, or the search kept no values for it.

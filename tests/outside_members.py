@@ -13,8 +13,8 @@ from autofit.core.trial import Trial
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
 from autofit.estimators.base import Estimator
-from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.target_version import TargetVersion
+from autofit.exporters.base import Exporter, TargetVersion
+from autofit.exporters.plan_facts import Settings
 from autofit.searchers.base import Problem, Searcher
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.trackers.base import Conclusion, Ending, Tracker, Value
@@ -61,10 +61,10 @@ class Words(Exporter):
 
     name, filename = "words", "plan.txt"
 
-    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
-        return {knob: {knob: value} for knob, value in plan.values.items()}
+    def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
+        return {knob: {knob: value} for knob, value in answer.plan.values.items()}
 
-    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer) -> str:
         return "".join(f"{key} is {value}\n" for key, value in settings.items())
 
 

@@ -9,9 +9,8 @@ from autofit.cli import values
 from autofit.core.errors import NothingFits
 from autofit.core.printable import ascii_json
 from autofit.estimation.estimate import described, estimate_target
-from autofit.estimation.estimation import Estimation
+from autofit.estimation.estimation import Estimation, draw
 from autofit.estimation.page import render
-from autofit.estimation.text import draw
 from autofit.probing.remote.bench import Target
 from autofit.reports import writing
 from autofit.reports.canvas import Canvas

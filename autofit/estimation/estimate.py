@@ -3,26 +3,39 @@
 Never loads torch: the command line runs it in a process that does not load the user's code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
 from autofit.chips import StandIn, stand_in_for
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
-from autofit.core.errors import Untraceable, UsageError, UserCodeError
-from autofit.core.plan import MICRO_BATCH_SIZE
+from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeError
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan, same_value
+from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.units import format_bytes
-from autofit.estimation.advice import shortfall as shortfall_of
-from autofit.estimation.advice import unchecked, untraceable_advice, with_accelerator_hint
-from autofit.estimation.choices import traded
-from autofit.estimation.estimation import Estimation
+from autofit.estimation.choices import choices, traded
+from autofit.estimation.estimation import Estimation, plural
 from autofit.estimation.largest_batches import LargestBatches
-from autofit.estimation.records import CHECKPOINTED, EstimatedPlan, Row, TradedKnob
-from autofit.estimation.what_if import AtLength, peak_laws
-from autofit.estimators import Tracer
-from autofit.memory.breakdown import Part
+from autofit.estimation.records import EstimatedPlan, PeakLaw, Row, TradedKnob
+from autofit.estimators import Traced, Tracer
+from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
+from autofit.memory.trace import Kind
 from autofit.probing.remote.bench import RemoteBench, Target
+
+AtLength = Callable[[int], Tracer]
+"""Returns what traces plans at a sequence length."""
+MOST_SIZES = 3
+"""Maximum number of micro batch sizes that are traced for each choice. A trace takes a second or two."""
+WANTS_ACCELERATOR = (
+    "not compiled with CUDA",
+    "No CUDA GPUs are available",
+    "no NVIDIA driver",
+    "No HIP GPUs",
+    "on a CUDA device but torch.cuda.is_available()",
+    "Cannot access accelerator device",
+)
+"""Parts of torch's error messages for code that needs an accelerator when there is none."""
 
 
 def described(device: str | None, memory: object) -> StandIn:
@@ -107,17 +120,17 @@ def estimate(
     except Untraceable as error:
         raise Untraceable(error.reason, error.where, untraceable_advice(fixed_parts(), target)) from error
     rows = largest.rows()
-    shortfall = ""
-    if not any(_fits(row) for row in rows):
+    missing = ""
+    if not any(row.largest is not None or any(need.blocks is not None for need in row.needs) for row in rows):
         least = largest.least()
         if least.fits:
             notes = (
                 *notes,
                 f"the micro batch of the baseline does not fit with any of these choices, but {least.plan} fits: "
-                f"{_peak(least)}",
+                f"its peak is {format_bytes(least.peak.value_bytes)}",
             )
         else:
-            shortfall = shortfall_of(least, parts, account.outside_bytes, largest.limit_bytes)
+            missing = shortfall(least, parts, account.outside_bytes, largest.limit_bytes)
     return Estimation(
         target=target,
         environment=briefing.environment,
@@ -127,7 +140,7 @@ def estimate(
         breakdown=parts,
         traded=_traded(briefing),
         rows=rows,
-        shortfall=shortfall,
+        shortfall=missing,
         sequence_length=briefing.sequence_length,
         laws=peak_laws(briefing, tracer, largest.worthwhile(rows), at_length) if with_laws else (),
         caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.space)])),
@@ -140,14 +153,135 @@ def estimate(
 def _traded(briefing: Briefing) -> TradedKnob:
     knob = traded(briefing.space.knobs)
     if knob is None or knob.trades_memory is None:
-        return CHECKPOINTED  # of which nothing will be shown
+        return TradedKnob()
     trade = knob.trades_memory
     return TradedKnob(knob=knob.name, technique=trade.technique, counted=trade.counted)
 
 
-def _fits(row: Row) -> bool:
-    return row.largest is not None or any(need.blocks is not None for need in row.needs)
+def untraceable_advice(parts: Sequence[Part], target: str) -> str:
+    """Returns what is known about a workload that cannot be traced, and what to do."""
+    todo = f"Run autofit tune {target} on the device".replace("  ", " ") + " to measure it."
+    if not parts:
+        return todo
+    listed_parts = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts)
+    total = format_bytes(sum(part.size_bytes for part in parts))
+    return f"At any batch size, it keeps {listed_parts} = {total}; the memory of activations is unknown. {todo}"
 
 
-def _peak(estimated: EstimatedPlan) -> str:
-    return f"its peak is {format_bytes(estimated.peak.value_bytes)}"
+def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
+    """Returns how much memory is missing, and what would help."""
+    floor = parts.fixed_bytes + outside_bytes
+    if floor > limit_bytes:
+        listed = ", ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
+        context = f", {OUTSIDE} {format_bytes(outside_bytes)}" if outside_bytes else ""
+        state = next((part.size_bytes for part in parts.standing if part.name == Kind.OPTIMIZER_STATE), 0)
+        less = f"an optimizer with less state (SGD without momentum: {format_bytes(state)} less), " if state else ""
+        return (
+            f"at any batch size, {listed}{context} add up to {format_bytes(floor)}: "
+            f"{format_bytes(floor - limit_bytes)} more than the budget of {format_bytes(limit_bytes)}. No knob changes "
+            f"that, including checkpointing and precision. What would help: {less}fewer trainable parameters, or more "
+            "memory."
+        )
+    peak = least.peak.value_bytes
+    return (
+        f"the smallest plan, {least.plan}, needs {format_bytes(peak)}: {format_bytes(peak - limit_bytes)} more "
+        f"than the budget of {format_bytes(limit_bytes)}. What would help: shorter or smaller samples, an optimizer "
+        "with less state, or more memory."
+    )
+
+
+def unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
+    """Returns the caveat that the choices of these rows were not checked; [] if they keep the arithmetic.
+
+    Args:
+        rows: what fits, by choice.
+        space: the knobs, the strategies that own them, and the baseline.
+    """
+    inexact = {knob for each in space.strategies if each.effect != "exact" for knob in each.knobs}
+    baseline = space.baseline.values
+    names = [row.name for row in rows if row.knob in inexact and not same_value(row.value, baseline.get(row.knob))]
+    if not names:
+        return []
+    return [
+        f"whether {', '.join(names)} keeps this model's gradient was not checked; autofit tune checks it on the device"
+    ]
+
+
+def with_accelerator_hint(error: UserCodeError) -> UserCodeError:
+    """Returns the error of a factory that needs an accelerator, with advice; any other error unchanged."""
+    if not any(sign in f"{error}{error.traceback_text}" for sign in WANTS_ACCELERATOR):
+        return error
+    return UserCodeError(
+        f"{str(error).rstrip('.')}. An estimate uses no accelerator: create the model and the data on the CPU, without "
+        ".cuda() or .to(...). autofit moves them to the device.",
+        error.traceback_text,
+    )
+
+
+def peak_laws(
+    briefing: Briefing, tracer: Tracer, sizes: Sequence[int], at_length: AtLength | None = None
+) -> tuple[PeakLaw, ...]:
+    """Returns the peaks of each choice with memory of its own, for the first and the last value of the traded knob.
+
+    Args:
+        briefing: what is known about the workload.
+        tracer: traces its plans.
+        sizes: possible micro batch sizes, ascending.
+        at_length: returns what traces its plans at another sequence length. Half and twice the loader's are traced, at
+            the first and the last size; a length at which the step of the baseline fails is left out.
+    """
+    assert briefing.account is not None, "a bench that traces has an account"
+    account, limit_bytes, length = briefing.account, briefing.budget.memory_bytes, briefing.sequence_length
+    laws = [*_laws(briefing, Traced(tracer, account, limit_bytes), spaced(sizes, MOST_SIZES))]
+    if at_length is not None and length is not None and length > 1:
+        for other in (length // 2, 2 * length):
+            traced = Traced(at_length(other), account, limit_bytes)
+            if _parts(briefing, traced, briefing.space.baseline, sizes[:1]):
+                found = _laws(briefing, traced, spaced(sizes, MOST_SIZES - 1))
+                laws += [law.model_copy(update={"length": other}) for law in found]
+    return tuple(laws)
+
+
+def spaced(values: Sequence[int], most: int) -> tuple[int, ...]:
+    """Returns the first and the last of ascending values, and at most `most` in all, by ratio as evenly as possible."""
+    if len(values) <= most:
+        return tuple(values)
+    growth = (values[-1] / max(values[0], 1)) ** (1 / (most - 1))
+
+    def nearest(wanted: float) -> int:
+        return min(values, key=lambda value: abs(value - wanted))
+
+    return tuple(sorted({nearest(values[0] * growth**place) for place in range(most)}))
+
+
+def _laws(briefing: Briefing, traced: Traced, sizes: Sequence[int]) -> Iterator[PeakLaw]:
+    knob = traded(briefing.space.knobs)
+    counts = (0,) if knob is None else (int(knob.values[0]), int(knob.values[-1]))
+    for choice in choices(briefing.space.knobs):
+        if choice.same_memory and not choice.is_baseline:
+            continue
+        for count in counts:
+            combination = choice.of(briefing.space.baseline)
+            combination = combination if knob is None else combination.replace(**{knob.name: count})
+            if parts := _parts(briefing, traced, combination, sizes):
+                yield PeakLaw(knob=choice.knob, value=choice.value, traded=count, sizes=tuple(sizes), parts=parts)
+
+
+def _parts(briefing: Briefing, traced: Traced, combination: Plan, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Returns the parts of the peak at each size; {} if the combination conflicts or cannot be traced."""
+    space = SearchSpace(briefing.space)
+    if space.conflict(combination):
+        return {}
+    try:
+        plans = [space.at(combination, size) for size in sizes]
+    except SpaceError:
+        return {}
+    found = list[dict[str, int]]()
+    for plan in plans:
+        traced.show(plan)
+        profile = traced.profile(plan)
+        if profile is None:
+            return {}
+        found.append({part.name: part.size_bytes for part in profile.breakdown.kinds})
+    names = {name: None for each in found for name in each}
+    return {name: tuple(each.get(name, 0) for each in found) for name in names}

@@ -1,11 +1,242 @@
-"""Estimation: what `autofit.estimate` returns."""
+"""Estimation: what `autofit.estimate` returns, and its text with bars."""
 
-from autofit.estimation.records import EstimationRecord
-from autofit.estimation.text import draw
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autofit.core.account import Account
+from autofit.core.budget import Budget
+from autofit.core.environment import Environment
+from autofit.core.plan import same_value
+from autofit.core.printable import printable
+from autofit.core.space import Refusal
+from autofit.core.units import format_bytes, short_number
+from autofit.core.wording import describe_plan
+from autofit.estimation.records import PRECISION, EstimatedPlan, Need, PeakLaw, Row, TradedKnob
+from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
+from autofit.memory.trace import Kind
+from autofit.reports.canvas import Canvas
 
 
-class Estimation(EstimationRecord):
-    """The memory that a workload's training will need on a device where it has not run. `print` shows it as text."""
+class Estimation(BaseModel):
+    """The memory that a workload's training will need on a device where it has not run. `print` shows it as text.
+
+    Attributes:
+        schema_name: the record's schema and version.
+        target: the factory that was estimated, or "" for objects that were passed in.
+        environment: the device, the versions that the traces depend on, the workload's signature.
+        budget: the limit on memory, with its arithmetic.
+        account: how the device accounts for memory. A caveat names the origin of its figure for memory outside the
+            allocator.
+        own: the baseline.
+        breakdown: the parts of the baseline's peak.
+        traded: the knob that `needs` are about; its texts are "" without one.
+        rows: what fits, by choice.
+        shortfall: why nothing fits, by how much, and what would help; "" if something fits.
+        laws: peaks of each choice at several micro batches, for the what-if page; () if they were not asked for.
+        sequence_length: T of the loader's batches, [B, T, ...]; None if their tensors have not one in common.
+        caveats: notes to read before relying on the estimate.
+        refused: values and strategies that would change memory and are left out, with the reason.
+        duration_s: duration of the estimate in seconds.
+        created: UTC time in ISO 8601.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_name: Literal["autofit.estimate/1"] = Field(default="autofit.estimate/1", alias="schema")
+    target: str = ""
+    environment: Environment
+    budget: Budget
+    account: Account
+    own: EstimatedPlan
+    breakdown: Breakdown
+    traded: TradedKnob = TradedKnob()
+    rows: tuple[Row, ...]
+    shortfall: str = ""
+    laws: tuple[PeakLaw, ...] = ()
+    sequence_length: int | None = None
+    caveats: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    duration_s: float = 0.0
+    created: str = ""
 
     def __str__(self) -> str:
         return draw(self)
+
+
+_SHOWN, _REFUSED = 8, 3
+_LEAST_SHARE = 0.01
+_LEAST_NAME, _MOST_NAME = 16, 44
+_INDENT = 2
+_GLUE = "\N{NO-BREAK SPACE}"
+_PLURALS: dict[str, str] = {
+    Kind.PARAMETER: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.GRADIENT: "gradients",
+    Kind.ACTIVATION: "activations",
+    Kind.TEMPORARY: "temporaries",
+    Kind.WORKSPACE: "workspaces of libraries",
+}
+
+
+def draw(estimation: Estimation, canvas: Canvas | None = None) -> str:
+    """Returns the estimation for a person to read, ending without a newline."""
+    canvas = canvas or Canvas()
+    e, parts = estimation, estimation.breakdown
+    sections = [
+        _head(e, canvas),
+        _baseline(e, canvas),
+        _bars(parts.kinds, sum(part.size_bytes for part in parts.kinds), canvas),
+        _modules(parts.modules, canvas),
+        ["", *_fixed(e, canvas)],
+        ["", *_table(e, canvas)],
+        _notes(e, canvas),
+    ]
+    return "\n".join(line.rstrip() for section in sections for line in section)
+
+
+def _head(e: Estimation, canvas: Canvas) -> list[str]:
+    target = f"{printable(e.target)} on " if e.target else "On "
+    lines = _wrapped(f"{target}{printable(e.environment.device_name)}: estimated, nothing was run", canvas)
+    budget = f"budget  {e.budget.memory_note or format_bytes(e.budget.memory_bytes)}"
+    if e.account.outside_bytes:
+        inside = format_bytes(e.budget.memory_bytes - e.account.outside_bytes)
+        budget += f", less {format_bytes(e.account.outside_bytes)} for {OUTSIDE} leaves {inside} to the allocator"
+    options = f"; its options: {printable(e.account.settings)}" if e.account.settings else ""
+    return [*lines, *_wrapped(budget + options, canvas, " " * 8)]
+
+
+def _baseline(e: Estimation, canvas: Canvas) -> list[str]:
+    peak, parts = e.own.peak, e.breakdown
+    verdict = "fits" if e.own.fits else f"does not fit, by {format_bytes(peak.value_bytes - e.budget.memory_bytes)}"
+    bound = "" if peak.upper_bytes is None else f" (at most {format_bytes(peak.upper_bytes)})"
+    choice = next((f", {row.name}" for row in e.rows if row.name and _is_baseline(row, e)), "")
+    plan, size = describe_plan(e.own.plan, e.own.plan), format_bytes(peak.value_bytes)
+    text = f"The baseline, {plan}{choice}, peaks at {size}{bound}: "
+    lines = ["", *_wrapped(text + verdict.replace(" ", _GLUE) + ".", canvas)]
+    lines[-1] = lines[-1].replace(verdict.replace(" ", _GLUE), canvas.paint(verdict, "good" if e.own.fits else "bad"))
+    readings = f"Live tensors peak at {format_bytes(parts.allocated_bytes)}, in {parts.moment}"
+    if parts.reserved_bytes is not None:
+        readings += f"; the allocator's segments at {format_bytes(parts.reserved_bytes)}; with {OUTSIDE}, the total is "
+        readings += f"{format_bytes(peak.value_bytes)}"
+    return [*lines, *_wrapped(readings + ".", canvas)]
+
+
+def _is_baseline(row: Row, e: Estimation) -> bool:
+    return same_value(row.value, e.own.plan.values.get(row.knob, ""))
+
+
+def _modules(parts: Sequence[Part], canvas: Canvas) -> list[str]:
+    """Returns the bars of the largest modules; none if the peak is outside all modules' passes."""
+    total = sum(part.size_bytes for part in parts)
+    shown = [part for part in parts[:_SHOWN] if part.size_bytes >= _LEAST_SHARE * total]
+    rest = parts[len(shown) :]
+    if len(parts) < 2:
+        return []
+    if rest:
+        shown.append(Part(name="others", size_bytes=sum(part.size_bytes for part in rest), count=len(rest)))
+    return ["", "Activations and temporaries by module:", *_bars(shown, total, canvas)]
+
+
+def _bars(parts: Sequence[Part], total_bytes: int, canvas: Canvas) -> list[str]:
+    """Returns a line for each part: its name, a bar relative to the largest, its size and its share."""
+    names = [plural(printable(part.name)) + (f" x{part.count}" if part.count > 1 else "") for part in parts]
+    room = canvas.width - _INDENT - 19
+    name_cells = min(max([_LEAST_NAME, *map(len, names)]), _MOST_NAME, room - 8)
+    most = max((part.size_bytes for part in parts), default=1) or 1
+    return [
+        f"{'':{_INDENT}}{_shortened(name, name_cells):{name_cells}} "
+        f"{canvas.bar(part.size_bytes / most, room - name_cells - 2)} "
+        f"{format_bytes(part.size_bytes):>10} {part.size_bytes / max(total_bytes, 1):>4.0%}"
+        for name, part in zip(names, parts, strict=True)
+    ]
+
+
+def plural(kind: str) -> str:
+    """Returns the plural of a kind of tensor; any other name unchanged."""
+    return _PLURALS.get(kind, kind)
+
+
+def _shortened(name: str, cells: int) -> str:
+    """Returns a name shortened to `cells`. The beginning is cut, because the end says more."""
+    return name if len(name) <= cells else f"..{name[len(name) - cells + 2 :]}"
+
+
+def _fixed(e: Estimation, canvas: Canvas) -> list[str]:
+    listed = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in e.breakdown.standing)
+    return _wrapped(f"At any batch size: {listed} = {format_bytes(e.breakdown.fixed_bytes)}", canvas)
+
+
+def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
+    """Yields the table of what fits, one line per choice."""
+    wanted = [need.micro_batch_size for need in next((row.needs for row in e.rows if row.needs), ())]
+    title = PRECISION if all(row.knob in ("", PRECISION) for row in e.rows) else "choice"
+    heads = [title, "largest", "sure", "peak", "at best", *(f"for {size}" for size in wanted)]
+    cells = [heads, *(_cells(row, len(wanted), _is_baseline(row, e), e.traded) for row in e.rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+    yield from _wrapped(_question(wanted, e.traded), canvas)
+    for number, line in enumerate(cells):
+        text = "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        yield f"{'':{_INDENT}}{canvas.paint(text, 'faint') if number == 0 else text}"
+    for cap in dict.fromkeys(row.capped for row in e.rows if row.capped):
+        yield f"{'':{_INDENT}}* {cap}"
+    if any(row.largest is not None and row.largest.samples_per_s is not None for row in e.rows):
+        ceilings = (
+            "at best: samples/s at the device's peak rates; real steps are slower by a factor, so only compare lines"
+        )
+        yield from _wrapped(f"{'':{_INDENT}}{ceilings}", canvas, " " * _INDENT)
+    for row in e.rows:
+        if row.reason:
+            yield from _wrapped(f"  {printable(row.name) or 'baseline'}: {printable(row.reason)}", canvas, "    ")
+
+
+def _question(wanted: Sequence[int], traded: TradedKnob) -> str:
+    """Returns the heading of the table."""
+    text = "The largest micro batch that fits"
+    if not wanted:
+        return f"{text}:"
+    sizes = " and ".join(map(str, wanted))
+    technique, counted = printable(traded.technique), printable(traded.counted)
+    return f"{text} without {technique}, and the fewest {counted} for micro batches of {sizes}:"
+
+
+def _cells(row: Row, needs: int, is_baseline: bool, traded: TradedKnob) -> list[str]:
+    shown = printable(row.name)
+    name = f"{shown} (baseline)" if is_baseline and shown else shown or "baseline"
+    if row.reason:
+        return [name, "unknown", "", "", "", *[""] * needs]
+    rate = None if row.largest is None else row.largest.samples_per_s
+    best = "" if rate is None else f"{short_number(rate, 3)}/s"
+    if row.same_as:
+        return [name, f"as {printable(row.same_as)}", "", "", best, *[""] * needs]
+    if row.largest is None:
+        largest = ["none", "", "", ""]
+    else:
+        star = "*" if row.capped else ""
+        sure = "none" if row.surely is None else str(row.surely)
+        largest = [f"{row.largest.plan.micro_batch_size}{star}", sure, format_bytes(row.largest.peak.value_bytes), best]
+    return [name, *largest, *(_need(need, traded) for need in row.needs)]
+
+
+def _need(need: Need, traded: TradedKnob) -> str:
+    if need.blocks is None:
+        return f"not even {need.estimated.plan.values.get(traded.knob, 0)}" if need.estimated else "none"
+    return str(need.blocks)
+
+
+def _notes(e: Estimation, canvas: Canvas) -> list[str]:
+    left_out = [f"{refused.name} is left out: {refused.reason}" for refused in e.refused]
+    if len(left_out) > _REFUSED:
+        names = ", ".join(refused.name for refused in e.refused)
+        left_out = [f"left out: {names}. `refused` has the reasons: --json shows it"]
+    notes = [*e.caveats, *left_out]
+    lines = [line for note in notes for line in _wrapped(f"note  {printable(note)}", canvas, " " * 6)]
+    if e.shortfall:
+        lines += ["", *_wrapped(f"Nothing fits: {printable(e.shortfall)}", canvas)]
+    return ["", *lines] if lines else []
+
+
+def _wrapped(text: str, canvas: Canvas, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, canvas.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

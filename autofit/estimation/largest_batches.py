@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from autofit.core.account import Account
 from autofit.core.briefing import Briefing
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.knob import Knob
@@ -17,7 +18,7 @@ from autofit.core.work import StepWork
 from autofit.estimation.choices import Choice, choices, traded
 from autofit.estimation.records import EstimatedPlan, Need, Row
 from autofit.estimators import Traced, Tracer, samples_per_s
-from autofit.memory.breakdown import Breakdown, anatomy
+from autofit.memory.breakdown import Breakdown
 from autofit.memory.roofline import in_precision
 from autofit.memory.trace import Trace
 
@@ -79,12 +80,6 @@ def on_line(values: Mapping[int, int], number: int) -> float:
     return start + (values[high] - start) * (number - low) / (high - low)
 
 
-def nearest_below(candidates: Sequence[int], values: Mapping[int, int], limit: int) -> int | None:
-    """Returns the largest candidate that is below `limit` on the line through known values; None if there is none."""
-    place = _next(candidates, values, limit) if values else -1
-    return candidates[place] if place >= 0 else None
-
-
 def _next(candidates: Sequence[int], values: Mapping[int, int], limit: int) -> int:
     """Returns the index of the candidate where the line through two values meets the limit.
 
@@ -131,6 +126,11 @@ class LargestBatches:
         """The memory budget."""
         return self.briefing.budget.memory_bytes
 
+    @property
+    def _account(self) -> Account:
+        assert self.briefing.account is not None, "a bench that traces has an account"
+        return self.briefing.account
+
     def estimated(self, plan: Plan) -> EstimatedPlan:
         """Returns a plan with its estimated peak.
 
@@ -138,30 +138,32 @@ class LargestBatches:
             Untraceable, SpaceError: the plan cannot be traced.
         """
         if plan.key not in self._seen:
-            trace = self.tracer(plan)
-            self._work[plan.key] = trace.work
-            self._seen[plan.key] = self._judged(plan, self._traced(plan, trace))
+            self._see(plan, self.tracer(plan))
         return self._seen[plan.key]
 
     def estimate_baseline(self) -> tuple[EstimatedPlan, Breakdown, tuple[str, ...]]:
         """Returns the baseline with its peak, the parts of the peak, and notes on its trace."""
         trace = self.tracer(self.baseline)
-        self._work[self.baseline.key] = trace.work
-        traced = self._traced(self.baseline, trace)
-        use = traced.memory_use(self.baseline)
-        assert use is not None, "the baseline was traced"
-        self._seen[self.baseline.key] = self._judged(self.baseline, traced)
-        parts = anatomy(
-            trace,
-            use.peak.peak_event,
-            use.peak.name,
-            use.allocated_bytes,
-            use.reserved_bytes,
-            use.outside_bytes,
-            use.waiting_bytes,
+        profile = self._see(self.baseline, trace).profile(self.baseline)
+        assert profile is not None, "the baseline was traced"
+        self._floor_bytes = profile.breakdown.fixed_bytes + self._account.outside_bytes
+        return self._seen[self.baseline.key], profile.breakdown, trace.notes
+
+    def _see(self, plan: Plan, trace: Trace) -> Traced:
+        """Keeps the estimate of a plan by its trace; returns what knows the trace."""
+        traced = Traced(lambda _: trace, self._account, self.limit_bytes)
+        traced.refine(plan)
+        peak = traced.estimate(plan)
+        assert peak is not None, "it was traced"
+        self._work[plan.key] = trace.work
+        self._seen[plan.key] = EstimatedPlan(
+            plan=plan,
+            peak=peak,
+            fits=peak.value_bytes <= self.limit_bytes,
+            surely=peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes,
+            samples_per_s=self._rate(plan, trace.work),
         )
-        self._floor_bytes = parts.fixed_bytes + use.outside_bytes
-        return self._seen[self.baseline.key], parts, trace.notes
+        return traced
 
     def rows(self) -> tuple[Row, ...]:
         """Returns what fits with each choice. The search for each starts at the result of the one before."""
@@ -280,24 +282,16 @@ class LargestBatches:
         """Returns about the largest micro batch whose upper bound fits; None if no bound fits or none is known."""
         if largest.surely:
             return largest.plan.micro_batch_size
-        slack = (largest.peak.upper_bytes or largest.peak.value_bytes) - largest.peak.value_bytes
-        seen = {
-            one.plan.micro_batch_size: one.peak for one in self._seen.values() if one.plan.combination == combination
-        }
-        uppers = {size: peak.upper_bytes for size, peak in seen.items() if peak.upper_bytes is not None}
-        first = nearest_below(
-            self.sizes, {size: peak.value_bytes + slack for size, peak in seen.items()}, self.limit_bytes
-        )
+        seen = [one for one in self._seen.values() if one.plan.combination == combination]
+        uppers = {one.plan.micro_batch_size: upper for one in seen if (upper := one.peak.upper_bytes) is not None}
 
         def upper_of(size: int) -> int:
             upper = self.estimated(self._at(combination, size)).peak.upper_bytes
             assert upper is not None, "the estimate of a traced plan has an upper bound"
             return upper
 
-        start = largest.plan.micro_batch_size if first is None else first
-        return last_below(
-            self.sizes, upper_of, self.limit_bytes, start, {0: self._floor_bytes, **uppers}, SURE_TOLERANCE
-        )
+        start, known = largest.plan.micro_batch_size, {0: self._floor_bytes, **uppers}
+        return last_below(self.sizes, upper_of, self.limit_bytes, start, known, SURE_TOLERANCE)
 
     def _need(self, combination: Plan, size: int, largest: EstimatedPlan | None, before: Sequence[Need]) -> Need:
         """Returns the smallest value of the traded knob with which a micro batch fits.
@@ -351,21 +345,3 @@ class LargestBatches:
     @cached_property
     def _traded(self) -> Knob | None:
         return traded(self.briefing.space.knobs)
-
-    def _traced(self, plan: Plan, trace: Trace) -> Traced:
-        assert self.briefing.account is not None, "a bench that traces has an account"
-        traced = Traced(lambda _: trace, self.briefing.account, self.limit_bytes)
-        traced.refine(plan)
-        return traced
-
-    def _judged(self, plan: Plan, traced: Traced) -> EstimatedPlan:
-        peak = traced.estimate(plan)
-        assert peak is not None, "it was traced"
-        surely = peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes
-        return EstimatedPlan(
-            plan=plan,
-            peak=peak,
-            fits=peak.value_bytes <= self.limit_bytes,
-            surely=surely,
-            samples_per_s=self._rate(plan, self._work[plan.key]),
-        )

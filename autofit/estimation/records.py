@@ -1,25 +1,20 @@
-"""Records of `autofit estimate`: plans with estimated peaks, what fits with each choice, and the whole result."""
+"""Records of `autofit estimate`: plans with estimated peaks, and what fits with each choice."""
 
-from typing import Any, Literal
+from pydantic import BaseModel, ConfigDict
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
-
-from autofit.core.account import Account
-from autofit.core.budget import Budget
-from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.plan import KnobValue, Plan
-from autofit.core.space import Refusal
-from autofit.estimation.what_if import PeakLaw
-from autofit.memory.breakdown import Breakdown
 
 PRECISION = "precision"
-"""The knob of which the rows of autofit.estimate/1 were at first. Its values need no name beside them, and a row of it
-has the key "precision" in JSON; a row of another knob also has "knob" and "value"."""
+"""The knob whose values need no name beside them."""
 
 
-class TradedKnob(BaseModel):
-    """The knob of which the smallest value that suffices was looked for.
+class _EstimateRecord(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TradedKnob(_EstimateRecord):
+    """The knob of which the smallest value that suffices was looked for; all texts are "" if there is none.
 
     Attributes:
         knob: name of the knob.
@@ -27,18 +22,12 @@ class TradedKnob(BaseModel):
         counted: what its values count.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    knob: str
-    technique: str
-    counted: str
+    knob: str = ""
+    technique: str = ""
+    counted: str = ""
 
 
-CHECKPOINTED = TradedKnob(knob="checkpointed_blocks", technique="checkpointing", counted="blocks to checkpoint")
-"""The knob for which the needs of autofit.estimate/1 were at first. JSON that names none is of this one."""
-
-
-class EstimatedPlan(BaseModel):
+class EstimatedPlan(_EstimateRecord):
     """A plan with its estimated peak.
 
     Attributes:
@@ -50,8 +39,6 @@ class EstimatedPlan(BaseModel):
             within one estimate. None if it is unknown.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     plan: Plan
     peak: Estimate
     fits: bool
@@ -59,7 +46,7 @@ class EstimatedPlan(BaseModel):
     samples_per_s: float | None = None
 
 
-class Need(BaseModel):
+class Need(_EstimateRecord):
     """Value of the traded knob with which a micro batch fits, such as the number of checkpointed blocks.
 
     Attributes:
@@ -68,14 +55,12 @@ class Need(BaseModel):
         estimated: the plan with that value, or with the last one if none suffices.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     micro_batch_size: int
     blocks: int | None
     estimated: EstimatedPlan | None = None
 
 
-class Row(BaseModel):
+class Row(_EstimateRecord):
     """What fits with one value of one knob, with the baseline's values of the others.
 
     Attributes:
@@ -88,8 +73,6 @@ class Row(BaseModel):
         needs: for the baseline's micro batch and for a larger one; () if no knob trades memory.
         reason: why there is no estimate, or "".
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     knob: str = ""
     value: KnobValue = ""
@@ -105,71 +88,24 @@ class Row(BaseModel):
         """The choice in words; "" if there is none."""
         return str(self.value) if self.knob in ("", PRECISION) else f"{self.knob}={self.value}"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or PRECISION not in given:
-            return given
-        rest = {key: value for key, value in given.items() if key != PRECISION}
-        return {"knob": PRECISION, "value": given[PRECISION], **rest} if given[PRECISION] else rest
 
-    @model_serializer(mode="wrap")
-    def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found = handler(self)
-        if self.knob not in ("", PRECISION):
-            return {PRECISION: "", **found}
-        rest = {key: value for key, value in found.items() if key not in ("knob", "value")}
-        return {PRECISION: self.value, **rest}
+class PeakLaw(_EstimateRecord):
+    """The peak of one choice at several micro batches. Between two of them, every part is close to a straight line.
 
-
-class EstimationRecord(BaseModel):
-    """The memory that a workload's training will need on a device where it has not run.
+    So it is between the first and the last value of the knob that trades memory.
 
     Attributes:
-        schema_name: the record's schema and version.
-        target: the factory that was estimated, or "" for objects that were passed in.
-        environment: the device, the versions that the traces depend on, the workload's signature.
-        budget: the limit on memory, with its arithmetic.
-        account: how the device accounts for memory. A caveat names the origin of its figure for memory outside the
-            allocator.
-        own: the baseline.
-        breakdown: the parts of the baseline's peak.
-        traded: the knob that `needs` are about.
-        rows: what fits, by choice.
-        shortfall: why nothing fits, by how much, and what would help; "" if something fits.
-        laws: peaks of each choice at several micro batches, for the what-if page; () if they were not asked for.
-        sequence_length: T of the loader's batches, [B, T, ...]; None if their tensors have not one in common.
-        caveats: notes to read before relying on the estimate.
-        refused: values and strategies that would change memory and are left out, with the reason.
-        duration_s: duration of the estimate in seconds.
-        created: UTC time in ISO 8601.
+        knob: knob of the choice; "" if no knob changes the memory per sample.
+        value: its value.
+        traded: value of the knob that trades memory for time, such as the number of checkpointed blocks; 0 without one.
+        length: sequence length of the batches; None for the loader's.
+        sizes: micro batch sizes, ascending.
+        parts: bytes at the peak by kind of tensor, one for each size. They sum to the peak.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-    schema_name: Literal["autofit.estimate/1"] = Field(default="autofit.estimate/1", alias="schema")
-    target: str = ""
-    environment: Environment
-    budget: Budget
-    account: Account
-    own: EstimatedPlan
-    breakdown: Breakdown
-    traded: TradedKnob = CHECKPOINTED
-    rows: tuple[Row, ...]
-    shortfall: str = ""
-    laws: tuple[PeakLaw, ...] = ()
-    sequence_length: int | None = None
-    caveats: tuple[str, ...] = ()
-    refused: tuple[Refusal, ...] = ()
-    duration_s: float = 0.0
-    created: str = ""
-
-    @model_serializer(mode="wrap")
-    def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = handler(self)
-        unsaid = {
-            "traded": self.traded == CHECKPOINTED,
-            "laws": not self.laws,
-            "sequence_length": self.sequence_length is None,
-        }
-        return {key: value for key, value in found.items() if not unsaid.get(key)}
+    knob: str = ""
+    value: KnobValue = ""
+    traded: int = 0
+    length: int | None = None
+    sizes: tuple[int, ...]
+    parts: dict[str, tuple[int, ...]]

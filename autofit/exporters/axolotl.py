@@ -1,30 +1,13 @@
 """Exporter to Axolotl: maps a plan to keys of its configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from autofit.core.answer import Answer
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.plan_facts import (
-    checkpointing_fields,
-    dataloader_fields,
-    optimizer_name,
-    weighing_caveat,
-)
-from autofit.exporters.target_version import TargetVersion
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
+from autofit.exporters.base import Exporter, TargetVersion
+from autofit.exporters.plan_facts import Settings, adamw_fields, checkpointing_fields, dataloader_fields, optimizer_name
 from autofit.strict_yaml import dump
-
-_ADAMW: Mapping[tuple[str, KnobValue, bool], str] = {
-    ("optimizer_implementation", "fused", True): "adamw_torch_fused",
-    ("optimizer_implementation", "fused", False): "adamw_torch_fused",
-    ("optimizer_implementation", "foreach", False): "adamw_torch",
-    ("optimizer_implementation", "for-loop", True): "adamw_torch",
-    ("optimizer_states", "torchao-8bit", True): "adamw_torch_8bit",
-    ("optimizer_states", "torchao-8bit", False): "adamw_torch_8bit",
-}
-"""Name of AdamW by knob, value, and whether it runs on the host. `adamw_torch` is torch's default: a loop on the host,
-else foreach. `adamw_bnb_8bit` keeps the states of embeddings in 32 bits, so that it needs more memory than the plan."""
 
 _NONE: Settings = {"gradient_checkpointing": False}
 _EVERY: Settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
@@ -46,6 +29,7 @@ class Axolotl(Exporter):
     package: ClassVar[str] = "axolotl"
     oldest: ClassVar[str] = "0.17"
     newest: ClassVar[str] = "0.19"
+    weighs_alike: ClassVar[str] = "Axolotl"
     counts: ClassVar[Mapping[str, str]] = {
         MICRO_BATCH_SIZE: "micro_batch_size",
         ACCUMULATION_STEPS: "gradient_accumulation_steps",
@@ -66,30 +50,29 @@ class Axolotl(Exporter):
         "length_grouping": {False: {}, True: {"group_by_length": True}},
         "recomputed_operators": {"all": {}},
         "optimizer_implementation": {"default": {}},
-        "optimizer_states": {"default": {}},
+        # adamw_bnb_8bit keeps the states of embeddings in 32 bits, so that it needs more memory than the plan.
+        "optimizer_states": {"default": {}, "torchao-8bit": {"optimizer": "adamw_torch_8bit"}},
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # without it, the Trainer's default is the norm 1.0
 
-    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
+    def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
-        padding = _padding(plan.values.get("padding_multiple"))
+        padding = _padding(answer.plan.values.get("padding_multiple"))
         found = {
-            **super().fields(plan, answer, version),
-            **_optimizer(plan, answer),
+            **super().fields(answer, version),
+            **adamw_fields(answer, "optimizer"),
             **checkpointing_fields(answer, _NONE, _EVERY),
             **({} if padding is None else {"padding_multiple": padding}),
         }
-        return {knob: settings for knob, settings in found.items() if knob in plan.values}
-
-    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
-        """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(answer, "Axolotl")
+        if found.get("optimizer_states") and optimizer_name(answer) != "AdamW":
+            del found["optimizer_states"]
+        return {knob: settings for knob, settings in found.items() if knob in answer.plan.values}
 
     def loading(self, answer: Answer) -> Settings:
         """Returns the keys of the loader's worker processes, if they were chosen."""
         return dataloader_fields(answer)
 
-    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the YAML text."""
         batch = f"{self.comment}The batch is that of one device. Axolotl multiplies it by the number of devices.\n"
         use = f"{self.comment}Replace the keys of the same names in your Axolotl configuration; `batch_size` must not "
@@ -101,13 +84,3 @@ def _padding(value: KnobValue | None) -> Settings | None:
     if type(value) is not int or value < 1:
         return None
     return {"pad_to_multiple_of": value, "pad_to_sequence_len": None} if value > 1 else {}
-
-
-def _optimizer(plan: Plan, answer: Answer) -> dict[str, Settings]:
-    """Returns the name of the optimizer, if the plan chose how it updates and it is AdamW."""
-    on_host = answer.environment.is_host
-    knobs = ("optimizer_implementation", "optimizer_states")
-    names = {knob: _ADAMW.get((knob, plan.values.get(knob, ""), on_host)) for knob in knobs}
-    if optimizer_name(answer) != "AdamW":
-        return {}
-    return {knob: {"optimizer": name} for knob, name in names.items() if name is not None}

@@ -1,10 +1,12 @@
 """Exporter: writes a plan as code or settings for another framework, and lists the knobs it cannot express."""
 
-import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import ClassVar, Self, final
 
 from autofit.core.answer import Answer
 from autofit.core.environment import UPDATE
@@ -12,10 +14,75 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_plan
-from autofit.exporters.target_version import TargetVersion
+from autofit.exporters.plan_facts import Settings, has_fixed_batches, is_inference, max_grad_norm, weighing_of
 
-Settings = Mapping[str, object]
-"""Settings of the target, by key."""
+_RELEASE = re.compile(r"\d{1,6}(\.\d{1,6})*")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetVersion:
+    """For which version of a framework a plan is exported.
+
+    Attributes:
+        text: the version whose keys are written, such as "5.23.0"; "" if the keys depend on no version.
+        warnings: a note if another version was asked for, or is installed, whose keys are not known.
+    """
+
+    text: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, asked: str | None, target: str, package: str, oldest: str, newest: str) -> Self:
+        """Returns the version to export for: the one asked for, or else the installed one, or else the newest known.
+
+        A version beyond the known ones gets the keys of the nearest of them, and a warning. Nothing is imported.
+
+        Raises:
+            UsageError: `asked` is not a version, or the keys depend on no version.
+        """
+        if not package:
+            if asked is not None:
+                raise UsageError(
+                    f"found the version {one_line(asked)!r} for {target}, whose export depends on no version; expected "
+                    "none. Leave it out."
+                )
+            return cls()
+        if asked is not None and not _RELEASE.match(asked):
+            raise UsageError(
+                f"found the version {one_line(asked)!r} for {target}; expected one of {package}, such as {newest}."
+            )
+        found = asked or _installed(package) or newest
+        nearest = oldest if release(found) < release(oldest) else newest if release(found) > release(newest) else found
+        if nearest == found or release(found)[: len(release(newest))] == release(newest):
+            return cls(found)
+        what = f"{package} {one_line(found)}" + ("" if asked else ", which is installed,")
+        return cls(
+            nearest,
+            (f"{what} is not known: expected {oldest} to {newest}. The keys are those of {nearest}: check them",),
+        )
+
+    def __ge__(self, other: str) -> bool:
+        """Returns whether the version is at least another one, such as "5.23"."""
+        return release(self.text) >= release(other)
+
+    def __lt__(self, other: str) -> bool:
+        """Returns whether the version is below another one."""
+        return not self >= other
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Returns the numbers of a version: (5, 23, 0) for "5.23.0.dev1"."""
+    match = _RELEASE.match(version)
+    return tuple(int(number) for number in match[0].split(".")) if match else ()
+
+
+def _installed(package: str) -> str:
+    """Returns the version of an installed distribution; "" if it is not installed."""
+    try:
+        found = installed_version(package)
+    except PackageNotFoundError:
+        return ""
+    return found if _RELEASE.match(found) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +114,6 @@ _KEEP_LOADER = (
 )
 
 
-def has_fixed_batches(answer: Answer) -> bool:
-    """Returns whether the batches of the user's loader are those of the plan, because no others can be made."""
-    return any(refusal.name == MICRO_BATCH_SIZE for refusal in answer.refused)
-
-
-def max_grad_norm(answer: Answer) -> float | None:
-    """Returns the norm to which the measured training clips its gradients; None if it does not, or only infers."""
-    if answer.environment.settings.get("mode") == "inference":
-        return None
-    try:
-        norm = float(answer.environment.settings.get("max_grad_norm", ""))
-    except ValueError:
-        return None
-    return norm if norm > 0 and math.isfinite(norm) else None
-
-
 class Exporter(ABC):
     """Writes a plan as code or settings for another framework.
 
@@ -82,6 +133,9 @@ class Exporter(ABC):
         table: the target's settings by knob and value, where these depend on nothing else.
         lines: lines for the user's code by knob and value, where these depend on nothing else.
         clipping_key: the target's key for the L2 norm to which gradients are clipped; "" if it has none.
+        weighs_alike: the target, as the subject of a sentence, if it divides the loss of each micro batch by the
+            accumulation steps; "" if it weights micro batches as the plan does.
+        unless: when it does not do so, as the end of a sentence that begins with a comma; "" for never.
     """
 
     name: ClassVar[str]
@@ -95,34 +149,50 @@ class Exporter(ABC):
     table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {}
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {}
     clipping_key: ClassVar[str] = ""
+    weighs_alike: ClassVar[str] = ""
+    unless: ClassVar[str] = ""
 
-    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
-        """Returns the target's settings for each knob of `plan` that it can express, by name of the knob.
+    def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the target's settings for each knob of the plan that it can express, by name of the knob.
 
         The settings of `counts` and `table` are returned. Override it for settings that depend on more than the value
         of one knob. A knob whose value is the target's default has empty settings. Leave out a knob or value that the
         target cannot express. Never invent a key.
         """
         found: dict[str, Settings] = {}
-        for knob, value in plan.values.items():
+        for knob, value in answer.plan.values.items():
             if knob in self.counts and type(value) is int and value > 0:
                 found[knob] = {self.counts[knob]: value}
             elif (settings := self.table.get(knob, {}).get(value)) is not None:
                 found[knob] = settings
         return found
 
-    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns for each knob that the target expresses only in the user's code the line to write there.
 
-        The lines of `lines` are returned. `plan` has the same values as for `fields`. A knob of `fields` is ignored
-        here.
+        The lines of `lines` are returned. A knob of `fields` is ignored here.
         """
-        found = ((knob, self.lines.get(knob, {}).get(value)) for knob, value in plan.values.items())
+        found = ((knob, self.lines.get(knob, {}).get(value)) for knob, value in answer.plan.values.items())
         return {knob: line for knob, line in found if line}
 
-    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
-        """Returns how the target trains in another way than the plan, for this plan; each without a full stop."""
-        return ()
+    def caveats(self, answer: Answer) -> Sequence[str]:
+        """Returns how the target trains in another way than the plan, for this plan; each without a full stop.
+
+        What `weighs_alike` means for the gradient is returned.
+        """
+        weighing, who, unless = weighing_of(answer), self.weighs_alike, self.unless
+        if weighing is None or not who:
+            return ()
+        if weighing.summed:
+            steps = answer.plan.accumulation_steps
+            return (
+                f"the loss is a sum over samples, and {who} divides it by the {steps} accumulation steps{unless}: "
+                f"multiply the loss by {steps}",
+            )
+        return (
+            f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a "
+            f"step alike{unless}. If micro batches differ in it, the gradient differs from the plan's",
+        )
 
     def loading(self, answer: Answer) -> Settings:
         """Returns the target's settings of the loader's worker processes, if these were chosen. No knob has them."""
@@ -137,7 +207,7 @@ class Exporter(ABC):
         return {} if norm is None else {self.clipping_key: norm}
 
     @abstractmethod
-    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the text of the file for all settings of the export, without the leading comment."""
 
     @final
@@ -156,21 +226,17 @@ class Exporter(ABC):
         """
         self._check_step(answer)
         version = TargetVersion.of(target_version, self.name, self.package, self.oldest, self.newest)
-        plan, baseline = answer.plan, answer.baseline.plan
-        fields, changes = self.fields(plan, answer, version), plan.changes_from(baseline)
-        by_hand = {
-            knob: line
-            for knob, line in self.by_hand(plan, answer, version).items()
-            if knob in changes and knob not in fields
-        }
+        plan, fields = answer.plan, self.fields(answer, version)
+        changes = plan.changes_from(answer.baseline.plan)
+        lines = self.by_hand(answer, version).items()
+        by_hand = {knob: line for knob, line in lines if knob in changes and knob not in fields}
         unmapped = tuple(knob for knob in changes if knob not in fields and knob not in by_hand)
         self._check_batch(plan, unmapped)
         merged = {key: value for settings in fields.values() for key, value in settings.items()}
         merged |= {**self.loading(answer), **self.clipping(answer)}
         fixed = (_KEEP_LOADER.format(size=plan.micro_batch_size),) if has_fixed_batches(answer) else ()
-        warnings = (*version.warnings, *fixed, *self.caveats(answer, version))
-        text = self._header(answer, unmapped, by_hand, version.text, warnings)
-        text += self.render(merged, answer, version)
+        warnings = (*version.warnings, *fixed, *self.caveats(answer))
+        text = self._header(answer, unmapped, by_hand, version.text, warnings) + self.render(merged, answer)
         return Export(
             text=text.rstrip("\n") + "\n",
             filename=self.filename,
@@ -183,7 +249,7 @@ class Exporter(ABC):
 
     def _check_step(self, answer: Answer) -> None:
         """Refuses a plan for another step than that of the target."""
-        if answer.environment.settings.get("mode") == "inference" and not self.infers:
+        if is_inference(answer) and not self.infers:
             raise UsageError(
                 "the plan was not exported: found a plan for inference, whose batch does not fit in training; expected "
                 f"one for training, which is all that {self.name} does. Tune with mode='train'."
@@ -215,26 +281,18 @@ class Exporter(ABC):
     ) -> str:
         if not self.comment:
             return ""
-        r = answer
-        torch = r.environment.versions.get("torch", "unknown")
+        plan, place = answer.plan, answer.environment
+        torch, gain = place.versions.get("torch", "unknown"), f": {answer.gain}" if answer.gain else ""
+        absent = f"NOT in this file, because {self.name} cannot express it; the measured speed and memory depend on it:"
         lines = [
-            f"autofit plan: {describe_plan(r.plan, r.baseline.plan)}",
-            f"measured on {r.environment.device_name} with torch {torch}" + (f": {r.gain}" if r.gain else ""),
+            f"autofit plan: {describe_plan(plan, answer.baseline.plan)}",
+            f"measured on {place.device_name} with torch {torch}{gain}",
+            *([f"for {self.package} {version}"] if version else []),
+            *warnings,
+            *(["To do in your code:"] if by_hand else []),
+            *(f"  {knob}: {line}" for knob, line in by_hand.items()),
+            *([absent] if unmapped else []),
+            *(f"  {knob}={plan.values[knob]}" for knob in unmapped),
         ]
-        if version:
-            lines.append(f"for {self.package} {version}")
-        lines += warnings
-        if by_hand:
-            lines.append("To do in your code:")
-        lines += [f"  {knob}: {line}" for knob, line in by_hand.items()]
-        if unmapped:
-            lines.append(
-                f"NOT in this file, because {self.name} cannot express it; the measured speed and memory depend on it:"
-            )
-        lines += [f"  {knob}={r.plan.values[knob]}" for knob in unmapped]
-        return "".join(f"{self.comment}{_kept_indent(line)}\n" for line in lines)
-
-
-def _kept_indent(line: str) -> str:
-    """Returns text from a plan as one line, with its indent."""
-    return f"{'  ' if line.startswith('  ') else ''}{one_line(line)}"
+        # Text from a plan stays on one line, with its indent.
+        return "".join(f"{self.comment}{'  ' * line.startswith('  ')}{one_line(line)}\n" for line in lines)

@@ -1,20 +1,13 @@
 """Exporter to DeepSpeed: maps a plan to a configuration in JSON, and the rest to lines of the user's code."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from autofit.core.answer import Answer
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.exporters.base import Exporter, Settings, max_grad_norm
-from autofit.exporters.code_lines import code_lines, padding_line
-from autofit.exporters.plan_facts import optimizer_name, weighing_caveat
-from autofit.exporters.target_version import TargetVersion
-
-AUTOCAST_SINCE = "0.17.2"
-"""First version with the section `torch_autocast`, which leaves the weights in float32. `bf16` and `fp16` cast them."""
-SCALER_SINCE = "0.18"
-"""First version that scales the loss of `torch_autocast` in float16 without ZeRO."""
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
+from autofit.exporters.base import Exporter, TargetVersion
+from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm, optimizer_name
 
 _LIBRARIES: Mapping[KnobValue, str] = {
     "torchao-8bit": "torchao.optim.AdamW8bit(...)",
@@ -37,23 +30,21 @@ class DeepSpeed(Exporter):
     filename: ClassVar[str] = "ds_config.json"
     comment: ClassVar[str] = ""
     package: ClassVar[str] = "deepspeed"
-    oldest: ClassVar[str] = "0.15"
+    oldest: ClassVar[str] = "0.18"
     newest: ClassVar[str] = "0.19"
+    weighs_alike: ClassVar[str] = "DeepSpeed"
     counts: ClassVar[Mapping[str, str]] = {
         MICRO_BATCH_SIZE: "train_micro_batch_size_per_gpu",
         ACCUMULATION_STEPS: "gradient_accumulation_steps",
     }
     table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {
-        "precision": {
+        "precision": {  # the sections bf16 and fp16 cast the weights; this one leaves them in float32
             "fp32": {},
             "bf16": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
             "fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
         },
     }
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
-        "precision": {
-            "bf16": "with torch.autocast(engine.device.type, torch.bfloat16): around each forward pass",
-        },
         "compile": {
             "default": "engine.compile()",
             "blocks": "call .compile() on each repeated block of the model, before deepspeed.initialize",
@@ -69,36 +60,22 @@ class DeepSpeed(Exporter):
         },
     }
 
-    def fields(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
-        """Returns the sections for each knob."""
-        found = dict(super().fields(plan, answer, version))
-        if version < {"bf16": AUTOCAST_SINCE, "fp16": SCALER_SINCE}.get(str(plan.values.get("precision")), "0"):
-            found.pop("precision")
-        return found
-
-    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns lines for the code that makes the model, the optimizer and the engine."""
-        lines = {**code_lines(plan, answer), **super().by_hand(plan, answer, version)}
+        lines = {**code_lines(answer), **super().by_hand(answer, version)}
         lines.pop(MICRO_BATCH_SIZE, None)  # a section has it
-        more = {
-            "padding_multiple": padding_line(plan.values.get("padding_multiple")),
-            "optimizer_states": _states_line(plan, answer),
-        }
-        return {**lines, **{knob: line for knob, line in more.items() if line is not None}}
-
-    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
-        """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(answer, "DeepSpeed")
+        states = _states_line(answer)
+        return lines if states is None else {**lines, "optimizer_states": states}
 
     def clipping(self, answer: Answer) -> Settings:
         """Returns the key of clipping, which is written for a plan without it too."""
         return {"gradient_clipping": max_grad_norm(answer) or 0.0}
 
-    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the configuration."""
         return json.dumps({**settings, "zero_optimization": {"stage": 0}}, indent=2)
 
 
-def _states_line(plan: Plan, answer: Answer) -> str | None:
-    made = _LIBRARIES.get(plan.values.get("optimizer_states", ""))
+def _states_line(answer: Answer) -> str | None:
+    made = _LIBRARIES.get(answer.plan.values.get("optimizer_states", ""))
     return made and f"{made} in place of torch.optim.AdamW(...)" if optimizer_name(answer) == "AdamW" else None

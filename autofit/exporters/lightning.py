@@ -1,16 +1,14 @@
 """Exporter to Lightning: an overlay for LightningCLI, `fit --config base.yaml --config autofit_lightning.yaml`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import yaml
 
 from autofit.core.answer import Answer
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.exporters.base import Exporter, Settings
-from autofit.exporters.code_lines import code_lines, compile_line, worker_arguments
-from autofit.exporters.plan_facts import weighing_caveat
-from autofit.exporters.target_version import TargetVersion
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
+from autofit.exporters.base import Exporter, TargetVersion
+from autofit.exporters.plan_facts import Settings, code_lines, compile_line, loader_comment, worker_arguments
 
 
 class Lightning(Exporter):
@@ -35,32 +33,25 @@ class Lightning(Exporter):
         "compile": {"off": {}},
     }
     clipping_key: ClassVar[str] = "gradient_clip_val"
+    weighs_alike: ClassVar[str] = "Lightning"
 
-    def by_hand(self, plan: Plan, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
+    def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the data module, and lines of plain PyTorch."""
-        lines = code_lines(plan, answer)
+        lines = code_lines(answer)
         if MICRO_BATCH_SIZE in lines:
-            arguments = (f"batch_size={plan.micro_batch_size}", *worker_arguments(answer))
-            lines[MICRO_BATCH_SIZE] = (
-                f"{lines[MICRO_BATCH_SIZE]} in train_dataloader, or under data: the names of your data module for "
-                f"{', '.join(arguments)}"
+            arguments = (f"batch_size={answer.plan.micro_batch_size}", *worker_arguments(answer))
+            lines[MICRO_BATCH_SIZE] += (
+                f" in train_dataloader, or under data: the names of your data module for {', '.join(arguments)}"
             )
-        compiled = compile_line(plan, "in configure_model", "self.model")
-        if compiled is not None:
-            lines["compile"] = compiled
-        return lines
-
-    def caveats(self, answer: Answer, version: TargetVersion) -> Sequence[str]:
-        """Returns how its gradient differs from that of the plan."""
-        return weighing_caveat(answer, "Lightning")
+        compiled = compile_line(answer, "in configure_model", "self.model")
+        return lines if compiled is None else {**lines, "compile": compiled}
 
     def clipping(self, answer: Answer) -> Settings:
         """Returns the arguments of clipping. The algorithm is named, because the user's file may clip by value."""
         norm = super().clipping(answer)
         return {**norm, "gradient_clip_algorithm": "norm"} if norm else {}
 
-    def render(self, settings: Settings, answer: Answer, version: TargetVersion) -> str:
+    def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the overlay's text. A plan without accumulation also replaces that of the user's file."""
         text = yaml.safe_dump({"trainer": {"accumulate_grad_batches": 1, **settings}}, sort_keys=True)
-        workers = ", ".join(worker_arguments(answer))
-        return f"# The loader was measured with DataLoader(..., {workers}).\n{text}" if workers else text
+        return loader_comment(answer) + text

@@ -1,17 +1,48 @@
-"""What several exporters ask of a plan: facts that no single value of a knob says."""
+"""What exporters ask of a plan: facts that no single value of a knob says, and lines of plain PyTorch."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from autofit.core.answer import Answer
 from autofit.core.block_order import read_order, written_order
 from autofit.core.loading import Loading
-from autofit.exporters.base import Settings, max_grad_norm
+from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue
 from autofit.workloads.micro_batch_weights import Weighing
 
+Settings = Mapping[str, object]
+"""Settings of a target, by key."""
 CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order"
 
-_IGNORED = -100
-"""Label that trainers of language models ignore and do not count."""
+
+def has_fixed_batches(answer: Answer) -> bool:
+    """Returns whether the batches of the user's loader are those of the plan, because no others can be made."""
+    return any(refusal.name == MICRO_BATCH_SIZE for refusal in answer.refused)
+
+
+def is_inference(answer: Answer) -> bool:
+    """Returns whether the plan is for inference."""
+    return answer.environment.settings.get("mode") == "inference"
+
+
+def max_grad_norm(answer: Answer) -> float | None:
+    """Returns the norm to which the measured training clips its gradients; None if it does not, or only infers."""
+    try:
+        norm = float(answer.environment.settings.get("max_grad_norm", ""))
+    except ValueError:
+        return None
+    return norm if norm > 0 and math.isfinite(norm) and not is_inference(answer) else None
+
+
+def optimizer_name(answer: Answer) -> str:
+    """Returns the class of the measured optimizer; AdamW if it has no name that Python could have."""
+    name = answer.environment.settings.get("optimizer", "AdamW")
+    return name if name.isidentifier() else "AdamW"
+
+
+def weighing_of(answer: Answer) -> Weighing | None:
+    """Returns the quantity by which a plan weights micro batches; None if by samples, or if a step has only one."""
+    several = answer.plan.accumulation_steps > 1
+    return Weighing.of(answer.environment.settings) if several else None
 
 
 def checkpoints_every_block(answer: Answer) -> bool:
@@ -26,13 +57,7 @@ def checkpoints_every_block(answer: Answer) -> bool:
 
 
 def checkpointing_fields(answer: Answer, none: Settings, every: Settings) -> dict[str, Settings]:
-    """Returns the settings of a target that checkpoints every block or none, by knob; {} if the plan does neither.
-
-    Args:
-        answer: the plan with its proof.
-        none: settings for no block.
-        every: settings for every block. The order of blocks then says nothing.
-    """
+    """Returns the settings for no or every block, by knob, of a target that can do only these; {} for other plans."""
     blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
     if type(blocks) is int and blocks == 0:
         settings = none
@@ -50,9 +75,10 @@ def blocks_in_words(order: Sequence[int], count: int) -> str:
     return f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
 
 
-def optimizer_name(answer: Answer) -> str:
-    """Returns the class of the measured optimizer. It may be any text, if the plan file comes from a stranger."""
-    return answer.environment.settings.get("optimizer", "AdamW")
+def chosen_loading(answer: Answer) -> Loading | None:
+    """Returns how the loader is to be built, if its workers were chosen by measurement and differ from the user's."""
+    loading = answer.proof.loading
+    return None if loading is None or loading.kept or not loading.workers else loading
 
 
 def dataloader_fields(answer: Answer) -> dict[str, object]:
@@ -68,73 +94,118 @@ def dataloader_fields(answer: Answer) -> dict[str, object]:
     }
 
 
-def chosen_loading(answer: Answer) -> Loading | None:
-    """Returns how the loader is to be built, if its workers were chosen by measurement and differ from the user's."""
-    loading = answer.proof.loading
-    return None if loading is None or loading.kept or not loading.workers else loading
+def worker_arguments(answer: Answer) -> list[str]:
+    """Returns the arguments of the DataLoader's worker processes, if they were chosen."""
+    loading = chosen_loading(answer)
+    if loading is None:
+        return []
+    given = {
+        "num_workers": loading.workers,
+        "pin_memory": loading.pin_memory,
+        "persistent_workers": loading.persistent_workers or None,
+        "prefetch_factor": loading.prefetch_factor,
+    }
+    return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 
-def clipping_caveat(answer: Answer, who: str, call: str) -> tuple[str, ...]:
-    """Returns which line clips the gradients in a target that has no field for it.
+def loader_comment(answer: Answer) -> str:
+    """Returns the workers of the loader as a comment, for a file that has no keys for them; "" without any."""
+    workers = ", ".join(worker_arguments(answer))
+    return f"# The loader was measured with DataLoader(..., {workers}).\n" if workers else ""
 
-    Args:
-        answer: the plan with its proof.
-        who: the target, as the subject of a sentence.
-        call: the line to write before the update, with `{norm}` in place of the norm.
+
+_ADAMW: Mapping[tuple[KnobValue, bool], str] = {
+    ("fused", True): "adamw_torch_fused",
+    ("fused", False): "adamw_torch_fused",
+    ("foreach", False): "adamw_torch",
+    ("for-loop", True): "adamw_torch",
+}
+"""Name of AdamW by implementation, and whether it runs on the host. `adamw_torch` is torch's default: a loop on the
+host, else foreach. Other implementations have no name."""
+
+
+def adamw_fields(answer: Answer, key: str) -> dict[str, Settings]:
+    """Returns the field with the name that Hugging Face gives the measured AdamW; {} if it has none."""
+    implementation = answer.plan.values.get("optimizer_implementation", "")
+    name = _ADAMW.get((implementation, answer.environment.is_host))
+    return {} if name is None or optimizer_name(answer) != "AdamW" else {"optimizer_implementation": {key: name}}
+
+
+FLAGS: Mapping[KnobValue, str] = {
+    "for-loop": "foreach=False, fused=False",
+    "foreach": "foreach=True, fused=False",
+    "fused": "foreach=False, fused=True",
+}
+"""Arguments of torch's optimizers by implementation of their update."""
+_LAYOUTS: Mapping[KnobValue, str] = {
+    "channels_last": "model.to(memory_format=torch.channels_last), and the same for each batch of images",
+}
+_TF32 = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
+"""Not by `fp32_precision`, since Lightning reads the older setting on CUDA, which then raises an error."""
+_MODES: Mapping[KnobValue, str] = {
+    "default": "",
+    "max-autotune-no-cudagraphs": ', mode="max-autotune-no-cudagraphs"',
+    "reduce-overhead": ', mode="reduce-overhead"',
+}
+
+
+def code_lines(answer: Answer) -> dict[str, str]:
+    """Returns for each knob the line of plain PyTorch to write; knobs that one line cannot express are left out.
+
+    No text of the plan is in a line but numbers and the name of an optimizer, if it is an identifier.
     """
-    norm = max_grad_norm(answer)
-    if norm is None:
-        return ()
-    line = call.format(norm=norm)
-    return (f"the plan clips gradients to the L2 norm {norm}, which {who} does only in your code. Write {line}",)
+    values = answer.plan.values
+    flags = FLAGS.get(values.get("optimizer_implementation", ""))
+    lines = {
+        MICRO_BATCH_SIZE: loader_line(answer),
+        "precision": _TF32 if values.get("precision") == "tf32" else None,
+        "cudnn_benchmark": benchmark_line(answer),
+        "padding_multiple": padding_line(answer),
+        "memory_format": _LAYOUTS.get(values.get("memory_format", "")),
+        "optimizer_implementation": flags and f"torch.optim.{optimizer_name(answer)}(..., {flags})",
+        **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(answer)),
+    }
+    return {knob: line for knob, line in lines.items() if knob in values and line is not None}
 
 
-def weighing_caveat(answer: Answer, who: str, unless: str = "") -> tuple[str, ...]:
-    """Returns how the gradient differs in a trainer that divides each micro batch's loss by the accumulation steps.
-
-    Args:
-        answer: the plan with its proof.
-        who: the trainer, as the subject of a sentence.
-        unless: when it does not do so, as the end of a sentence that begins with a comma; "" for never.
-    """
-    weighing = _weighing(answer)
-    if weighing is None:
-        return ()
-    if weighing.summed:
-        steps = answer.plan.accumulation_steps
-        return (
-            f"the loss is a sum over samples, and {who} divides it by the {steps} accumulation steps{unless}: multiply "
-            f"the loss by {steps}",
-        )
-    return (
-        f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a step "
-        f"alike{unless}. If micro batches differ in it, the gradient differs from the plan's",
-    )
+def loader_line(answer: Answer) -> str | None:
+    """Returns the call of the DataLoader with the plan's batch and workers; None if the batch is not a number."""
+    size, workers = answer.plan.values.get(MICRO_BATCH_SIZE), worker_arguments(answer)
+    if has_fixed_batches(answer):
+        return f"your own loader{', with ' * bool(workers)}{', '.join(workers)}: its batches stay as they are"
+    if type(size) is not int:
+        return None
+    return f"DataLoader(dataset, {', '.join([f'batch_size={size}', *workers])})"
 
 
-def label_count_caveat(answer: Answer, who: str) -> tuple[str, ...]:
-    """Returns how the gradient differs in a trainer that weights each micro batch's mean loss by its number of labels.
-
-    Args:
-        answer: the plan with its proof.
-        who: the trainer, as the subject of a sentence.
-    """
-    weighing = _weighing(answer)
-    if weighing is None or weighing.ignored == _IGNORED:
-        return ()
-    labels = f"labels that are not {_IGNORED}"
-    if weighing.summed:
-        return (
-            f"the loss is a sum over samples, and {who} trains on a mean over the {labels}: the gradient is smaller by "
-            "their number",
-        )
-    return (
-        f"the loss is a mean over {weighing}, and the plan weights micro batches by it; {who} weights those of a step "
-        f"by their {labels}. If the two differ, the gradient differs from the plan's",
-    )
+def compile_line(answer: Answer, place: str, name: str = "model") -> str | None:
+    """Returns the call of torch.compile, and the place for it, if the plan compiles the whole model; else None."""
+    mode = _MODES.get(answer.plan.values.get("compile", ""))
+    return None if mode is None else f"{name} = torch.compile({name}{mode}), {place}"
 
 
-def _weighing(answer: Answer) -> Weighing | None:
-    """Returns the quantity by which a plan weights micro batches; None if by samples, or if a step has only one."""
-    several = answer.plan.accumulation_steps > 1
-    return Weighing.of(answer.environment.settings) if several else None
+def benchmark_line(answer: Answer) -> str | None:
+    """Returns how to have cuDNN time its kernels; None if the plan does not."""
+    on = answer.plan.values.get("cudnn_benchmark") is True
+    return "torch.backends.cudnn.benchmark = True, before the first step" if on else None
+
+
+def padding_line(answer: Answer) -> str | None:
+    """Returns the argument of the data collator for a padding multiple; None if there is none."""
+    value = answer.plan.values.get("padding_multiple")
+    return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
+
+
+def _blocks_line(answer: Answer) -> str | None:
+    """Returns how to checkpoint the plan's blocks, by the model's own switch if it has one and these are all."""
+    values = answer.plan.values
+    count, order = values.get(CHECKPOINTED_BLOCKS), read_order(values.get(CHECKPOINT_ORDER, ""))
+    line = "torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) in place of block(...)"
+    if type(count) is not int or count < 0 or order is None:
+        return None
+    if count == 0:
+        return "switch the model's activation checkpointing off"
+    if checkpoints_every_block(answer):
+        switch = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
+        return f"{switch} for a model of transformers; else {line}, for every block"
+    return f"{line}, for {blocks_in_words(order, count)}"

@@ -12,8 +12,7 @@ import os
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.integrations.given_plan import GivenPlan
-from autofit.integrations.plan_settings import PlanSettings, import_package, loader_arguments
+from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
 
 __all__ = ["accelerator_arguments", "loader_arguments"]
 
@@ -35,7 +34,12 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
     """
     found = PlanSettings.of(plan, "accelerate")
     steps = found.fit.plan.accumulation_steps
-    _check_environment(steps)
+    text = os.environ.get(STEPS)
+    if text is not None and text != str(steps):
+        raise UsageError(
+            f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
+            f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
+        )
     found.warn()
     values = dict(found.values)
     compiled: Any = values.pop("dynamo_config", None)
@@ -47,12 +51,3 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
         named = {key.removeprefix("dynamo_"): value for key, value in compiled.items()}
         arguments["dynamo_plugin"] = plugin(**named)
     return arguments
-
-
-def _check_environment(steps: int) -> None:
-    text = os.environ.get(STEPS)
-    if text is not None and text != str(steps):
-        raise UsageError(
-            f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
-            f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
-        )

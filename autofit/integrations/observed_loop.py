@@ -87,19 +87,6 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Clipping:
-    """A call that clips gradients, by their L2 norm if `norm` is known.
-
-    Attributes:
-        parameters: ids of the parameters with a gradient.
-        norm: the largest L2 norm; None if gradients are clipped in another way.
-    """
-
-    parameters: frozenset[int]
-    norm: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class ObservedWorkload:
     """What a loop trains.
 
@@ -124,10 +111,7 @@ class ObservedWorkload:
     max_grad_norm: float | None
 
     def tune(self, arguments: Mapping[str, Any]) -> Fit:
-        """Tunes it. The samples per optimizer step are kept unless arguments say otherwise.
-
-        Args:
-            arguments: those of `autofit.tune` that the user gave.
+        """Tunes it. The samples per optimizer step are kept unless the arguments of `autofit.tune` say otherwise.
 
         Raises:
             AutofitError: see `autofit.tune`.
@@ -169,7 +153,7 @@ class ObservedLoop:
     _batches: "deque[tuple[Any, Any]]" = field(default_factory=lambda: deque(maxlen=_KEPT))
     _calls: "deque[_Call]" = field(default_factory=lambda: deque(maxlen=2))
     _passes: list[_Pass] = field(default_factory=list)
-    _clippings: list[_Clipping] = field(default_factory=list)
+    _clippings: list[tuple[frozenset[int], float | None]] = field(default_factory=list)
     _count: int = 0
     _scaler: torch.amp.GradScaler | None = None
 
@@ -207,11 +191,7 @@ class ObservedLoop:
         return os.getpid() == self._process
 
     def workload(self, optimizer: torch.optim.Optimizer, closure: bool) -> ObservedWorkload:
-        """Returns what the loop trains.
-
-        Args:
-            optimizer: what steps.
-            closure: whether its step has a closure.
+        """Returns what the loop trains; `closure` is whether the optimizer's step has one.
 
         Raises:
             UsageError: it could not be established; the message says why.
@@ -269,11 +249,12 @@ class ObservedLoop:
             UsageError: they were clipped in a way that a plan's step does not know.
         """
         trained = frozenset(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
-        found = [each for each in self._clippings if each.norm != math.inf]  # which only measures the norm
+        found = [(clipped, norm) for clipped, norm in self._clippings if norm != math.inf]  # which only measures it
         if not found:
             return None
-        if len(found) == 1 and found[0].norm is not None and found[0].parameters == trained:
-            return found[0].norm
+        clipped, norm = found[0]
+        if len(found) == 1 and norm is not None and clipped == trained:
+            return norm
         raise UsageError(
             "found gradients clipped otherwise than to one L2 norm of all parameters, once for each optimizer step; "
             "expected clip_grad_norm_(model.parameters(), max_norm) before the step. Write the step as update_fn."
@@ -373,7 +354,7 @@ class ObservedLoop:
         if self._count and not self._closed and threading.get_ident() == self._thread:
             is_l2 = bound.arguments.get("norm_type") == 2
             ids = frozenset(id(parameter) for parameter in parameters if parameter.requires_grad)
-            self._clippings.append(_Clipping(ids, float(bound.arguments["max_norm"]) if is_l2 else None))
+            self._clippings.append((ids, float(bound.arguments["max_norm"]) if is_l2 else None))
         return method(*bound.args, **bound.kwargs)
 
     def _searching(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -440,15 +421,15 @@ def _of_outputs(call: Call, code: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _of_entries(first: _Pass, entries: Mapping[Any, Tensor]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields losses of which the model gets some entries of the batch, and the criterion another one."""
     given = [*(("", value) for value in first.model.args), *first.model.kwargs.items()]
-    taken = [(name, each) for name, value in given if (each := _taken(value, entries)) is not None]
+    taken = [(name, *each) for name, value in given if (each := _taken(value, entries)) is not None]
     if len(taken) < len(given):
         return
 
     def call(model: nn.Module, batch: Any) -> Any:
-        args = [each.of(batch) for name, each in taken if not name]
-        return model(*args, **{name: each.of(batch) for name, each in taken if name})
+        args = [pick(batch) for name, pick, _ in taken if not name]
+        return model(*args, **{name: pick(batch) for name, pick, _ in taken if name})
 
-    code = f"model({', '.join(f'{name}={each.text}' if name else each.text for name, each in taken)})"
+    code = f"model({', '.join(f'{name}={text}' if name else text for name, _, text in taken)})"
     functions: Sequence[tuple[Callable[..., Tensor], str]] = _FUNCTIONS
     if first.criterion is None:
         yield from _of_outputs(call, code)
@@ -457,7 +438,7 @@ def _of_entries(first: _Pass, entries: Mapping[Any, Tensor]) -> Iterator[tuple[s
         wanted = first.criterion.args[1]
         alike = isinstance(wanted, Tensor)
         entries = {key: each for key, each in entries.items() if alike and _same(each.flatten(), wanted.flatten())}
-    used = {each.text for _, each in taken}
+    used = {text for _, _, text in taken}
     for key in (key for key in entries if _entry(key) not in used):
         for function, form in functions:
             name = "criterion" if first.criterion is not None else f"F.{function.__name__}"
@@ -465,21 +446,13 @@ def _of_entries(first: _Pass, entries: Mapping[Any, Tensor]) -> Iterator[tuple[s
             yield f"step_fn=lambda model, batch: {loss}", {"step_fn": _with_targets(call, formed, key)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What an argument of the model's call is: an entry of the batch, or a constant; and that as Python code."""
-
-    of: Callable[[Any], Any]
-    text: str
-
-
-def _taken(value: Any, entries: Mapping[Any, Tensor]) -> _Taken | None:
-    """Returns where an argument comes from; None if that is not known."""
+def _taken(value: Any, entries: Mapping[Any, Tensor]) -> tuple[Callable[[Any], Any], str] | None:
+    """Returns how an argument of the model's call comes from a batch, and that as code; None if that is not known."""
     if value is None or isinstance(value, (bool, int, float, str)):
-        return _Taken(lambda batch: value, repr(value))
+        return lambda batch: value, repr(value)
     if not isinstance(value, Tensor):
         return None
-    return next((_Taken(itemgetter(key), _entry(key)) for key, each in entries.items() if _same(each, value)), None)
+    return next(((itemgetter(key), _entry(key)) for key, each in entries.items() if _same(each, value)), None)
 
 
 def _entries(batch: Any) -> dict[Any, Tensor]:

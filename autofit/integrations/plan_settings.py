@@ -1,20 +1,43 @@
-"""A plan as arguments of another library's trainer, and what is left to the user's code."""
+"""A plan in the forms in which a user has one, as arguments of another library's trainer, and what is left to do."""
 
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from autofit import planfile
+from autofit.core.answer import Answer
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
-from autofit.core.wording import install_command
-from autofit.exporters.base import Settings, has_fixed_batches
+from autofit.core.wording import a_type, install_command
+from autofit.exporters.plan_facts import Settings, has_fixed_batches
 from autofit.fit import Fit
-from autofit.integrations.given_plan import GivenPlan, fit_of
 from autofit.workloads.dataloaders import loader_changes
 
+GivenPlan: TypeAlias = str | Path | Answer | Fit
+"""A plan file, an answer, or what `autofit.tune` or `autofit.load` returned."""
 BATCH = frozenset({MICRO_BATCH_SIZE, ACCUMULATION_STEPS})
+
+
+def fit_of(plan: GivenPlan) -> Fit:
+    """Returns the plan as `autofit.load` does.
+
+    Raises:
+        PlanFileError: the file is missing, damaged, or of another schema.
+        UsageError: `plan` is something else.
+    """
+    if isinstance(plan, Fit):
+        return plan
+    if isinstance(plan, Answer):
+        return Fit(plan)
+    if isinstance(plan, str | Path):
+        return Fit(planfile.load(plan), plan_file=str(plan))
+    raise UsageError(
+        f"found {a_type(plan)} as plan; expected the path of a plan file, or what autofit.tune or "
+        "autofit.load returned. Pass one of these."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +72,11 @@ class PlanSettings:
         """Warns of what differs from the plan, and of knobs that neither the settings nor the batch express."""
         for note in self.notes:
             warnings.warn(f"{note}.", stacklevel=stacklevel)
-        lines = [f"{knob}={self.fit.plan.values[knob]}" + _hint(line) for knob, line in self.left.items()]
-        lines = [line for knob, line in zip(self.left, lines, strict=True) if knob not in BATCH]
+        lines = [
+            f"{knob}={self.fit.plan.values[knob]}{f' (write: {line})' if line else ''}"
+            for knob, line in self.left.items()
+            if knob not in BATCH
+        ]
         if lines:
             warnings.warn(
                 f"the plan also has what these arguments cannot express: {'; '.join(lines)}. Its measured speed and "
@@ -87,7 +113,3 @@ def import_package(name: str, package: str) -> Any:
             f"{name} cannot be imported ({error}); expected {package} to be installed. "
             f"Install it: {install_command(package)}"
         ) from error
-
-
-def _hint(line: str) -> str:
-    return f" (write: {line})" if line else ""

@@ -9,12 +9,9 @@ from autofit.search.evidence import LEARNING_RATE_RULE
 
 
 def with_kept_batch(fit: Fit, origin: str, given: Container[str]) -> Fit:
-    """Returns a fit with a caveat that its global batch was kept, unless the user chose it.
+    """Returns a fit with a caveat that its global batch was kept, unless the user gave an argument for it.
 
-    Args:
-        fit: the result of a search.
-        origin: where the global batch comes from, such as "of your loader".
-        given: names of the arguments that the user gave.
+    `origin` is where it comes from, such as "of your loader".
     """
     if "global_batch_size" in given or "max_global_batch_size" in given:
         return fit
@@ -29,12 +26,7 @@ def with_kept_batch(fit: Fit, origin: str, given: Container[str]) -> Fit:
 
 
 def for_trainer(fit: Fit, library: str) -> Fit:
-    """Returns a fit that shows how its plan is applied to the trainer of a library.
-
-    Args:
-        fit: the result of a search.
-        library: "transformers" or "lightning".
-    """
+    """Returns a fit that shows how its plan is applied to the trainer of "transformers" or "lightning"."""
     environment = fit.answer.environment
     changed = environment.model_copy(update={"settings": {**environment.settings, TRAINER: library}})
     return replace(fit, answer=fit.answer.model_copy(update={"environment": changed}))

@@ -6,8 +6,8 @@ The raced plans come first, then the others; both are sorted by throughput.
 import re
 from collections.abc import Sequence
 
-from autofit.core.answer import Answer, Candidate, Ratio
-from autofit.core.measurement import Measurement
+from autofit.core.answer import Answer, Candidate
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
@@ -30,10 +30,7 @@ _FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
 def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
     """Returns the table of the other plans that were measured; [] if there are none.
 
-    Args:
-        r: the answer.
-        width: cells of a line.
-        plan_file: see `autofit.reports.summary.summarize`.
+    `plan_file` is as in `autofit.reports.summary.summarize`.
     """
     shown = _shown(r, _worth(r))
     if not shown:
@@ -45,13 +42,12 @@ def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
         plans = [f"{plan}: {reason}" if reason else plan for plan, reason in zip(plans, reasons, strict=True)]
         reasons = [""] * len(shown)
     measured = [c.outcome.measurement for c in shown]
-    speeds = ["" if m is None else short_number(rate_per_s(r, m, c.rate_per_s, c.gain)) for c, m in _pairs(shown)]
     peaks = ["" if m is None else format_bytes(m.memory.judged_bytes) for m in measured]
     lines = table(
         [
             Column("What else was tried", plans),
             Column("vs baseline", ["" if c.gain is None else str(c.gain) for c in shown], right=True),
-            Column(f"{r.objective.unit}/s", speeds, right=True),
+            Column(f"{r.objective.unit}/s", [rate_text(r, c) for c in shown], right=True),
             Column("peak", peaks, right=True),
             Column("", reasons, most=min(_WHY_CELLS, width - _OTHER_CELLS)),
         ],
@@ -86,21 +82,29 @@ def why(candidate: Candidate, r: Answer) -> str:
     return "within the noise" if ratio.low <= 1 else ""
 
 
-def rate_per_s(r: Answer, measurement: Measurement, rate: float | None, gain: Ratio | None) -> float:
-    """Returns the throughput of a plan on the scale of the other plans of its answer.
+def recommended(r: Answer) -> Candidate:
+    """Returns the recommended plan with its proof, in the form of the other plans."""
+    proven = Outcome(status=Status.MEASURED, measurement=r.proof)
+    return Candidate(plan=r.plan, outcome=proven, gain=r.gain, rate_per_s=r.rate_per_s, on_front=True)
 
-    Args:
-        r: the answer.
-        measurement: of the plan.
-        rate: what the record has; None if unknown.
-        gain: throughput over the baseline, by which it is computed if the record has no rate.
+
+def rate_per_s(r: Answer, one: Candidate) -> float | None:
+    """Returns the throughput of a plan on the scale of the other plans of its answer; None if it is unknown.
+
+    In a record without throughputs, it is the gain times the throughput of the baseline, or else that of its own run.
     """
-    if rate is not None and r.rate_per_s is not None:
-        return rate
-    baseline = r.baseline.outcome.measurement
-    if gain is not None and baseline is not None:
-        return r.objective.score(baseline) * gain.value
-    return r.objective.score(measurement)
+    if r.rate_per_s is not None or one.rate_per_s is not None:
+        return one.rate_per_s
+    baseline, measurement = r.baseline.outcome, one.outcome.measurement
+    if one.gain is not None and baseline.measured and baseline.measurement is not None:
+        return one.gain.value * r.objective.score(baseline.measurement)
+    return r.objective.score(measurement) if one.outcome.measured and measurement is not None else None
+
+
+def rate_text(r: Answer, one: Candidate) -> str:
+    """Returns the throughput of a plan; "" if it is unknown."""
+    rate = rate_per_s(r, one)
+    return "" if rate is None else short_number(rate)
 
 
 def _worth(r: Answer) -> list[Candidate]:
@@ -112,7 +116,7 @@ def _shown(r: Answer, worth: Sequence[Candidate]) -> list[Candidate]:
     """Returns the plans to show: all that raced, then the fastest of the others and those of `worth`."""
 
     def fastest_first(found: Sequence[Candidate]) -> list[Candidate]:
-        return sorted(found, key=lambda c: -_rate(c, r))
+        return sorted(found, key=lambda c: -(rate_per_s(r, c) or 0.0))
 
     raced = fastest_first([c for c in r.alternatives if _raced(c)])
     light = [c for c in worth if not _raced(c)]
@@ -126,23 +130,12 @@ def _raced(candidate: Candidate) -> bool:
     return any(ratio is not None and ratio.pairs > 0 for ratio in (candidate.over_recommended, candidate.gain))
 
 
-def _rate(candidate: Candidate, r: Answer) -> float:
-    """Returns the throughput of a plan as it is shown; 0 for one without a measurement."""
-    measurement = candidate.outcome.measurement
-    return 0.0 if measurement is None else rate_per_s(r, measurement, candidate.rate_per_s, candidate.gain)
-
-
-def _pairs(shown: Sequence[Candidate]) -> list[tuple[Candidate, Measurement | None]]:
-    return [(c, c.outcome.measurement) for c in shown]
-
-
 def _is_worth_it(candidate: Candidate, r: Answer) -> bool:
     """Returns whether a plan gives up a smaller share of the recommended one's speed than of its memory."""
     measurement = candidate.outcome.measurement
-    if measurement is None:
+    theirs, ours = rate_per_s(r, candidate), rate_per_s(r, recommended(r))
+    if measurement is None or theirs is None or ours is None:
         return False
-    theirs = rate_per_s(r, measurement, candidate.rate_per_s, candidate.gain)
-    ours = rate_per_s(r, r.proof, r.rate_per_s, r.gain)
     peak, proven = measurement.memory.judged_bytes, r.proof.memory.judged_bytes
     return lighter(peak, proven) and peak < min(theirs / ours, 1.0) * proven
 

@@ -15,12 +15,7 @@ DEFAULT_FILE = "autofit.yaml"
 
 
 def apply_code(answer: Answer, plan_file: str = "") -> str:
-    """Returns Python code that loads a plan and applies it.
-
-    Args:
-        answer: the plan.
-        plan_file: where it is saved; "" if it was not saved yet.
-    """
+    """Returns Python code that loads a plan and applies it; `plan_file` is "" if it was not saved yet."""
     first = (
         ""
         if plan_file
@@ -33,9 +28,7 @@ def apply_code(answer: Answer, plan_file: str = "") -> str:
 def applying_lines(r: Answer, *, from_file: bool) -> list[str]:
     """Returns the code that applies a plan named `fit`: to the trainer that was tuned, or else in a loop.
 
-    Args:
-        r: the plan.
-        from_file: whether `fit` comes from a plan file, which has no functions.
+    `from_file` is whether `fit` comes from a plan file, which has no functions.
     """
     settings = r.environment.settings
     if settings.get(TRAINER) == "transformers":
@@ -93,10 +86,6 @@ def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -
     """Returns the Python call of `autofit.tune` that has these arguments, without those that have their defaults.
 
     A function is written by its name. What cannot be written is `...`.
-
-    Args:
-        function: what was called.
-        values: its arguments by name; others are left out.
     """
     named = []
     for name, parameter in inspect.signature(function).parameters.items():

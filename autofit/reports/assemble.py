@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autofit.core.answer import Answer, Candidate, Ratio
+from autofit.core.answer import Answer, Ratio
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
@@ -15,7 +15,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
-from autofit.reports.alternatives import reasons_of
+from autofit.reports.alternatives import rate_per_s, reasons_of, recommended
 from autofit.reports.applying import apply_code
 from autofit.reports.report import BATCH_ONLY, AnswerTime, LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 from autofit.reports.sentences import cause, chosen, contradicting_rate, failed_headline, headline
@@ -68,7 +68,7 @@ def assembled(source: Source) -> Report:
     objective = r.objective if r is not None else evidence.objective if evidence is not None else Objective()
     baseline = r.baseline.plan if r is not None else evidence.baseline if evidence is not None else None
     known = known_plans(r, source.trials)
-    known = with_rates(known, r, objective) if r is not None else with_probed_rates(known, baseline, objective)
+    known = with_rates(known, r) if r is not None else with_probed_rates(known, baseline, objective)
     estimates = dict(evidence.estimates) if evidence is not None else {}
     if r is not None and r.estimate is not None:
         estimates.setdefault(r.plan.key, r.estimate)
@@ -84,61 +84,53 @@ def assembled(source: Source) -> Report:
         "memory": tuple(_memory(evidence, r)),
         "environment": source.environment,
         "budget_bytes": source.memory_bytes,
-        "counts": _counts(source),
+        "counts": Counter(trial.outcome.status.value for trial in source.trials),
         "study": source.study,
         "plan_file": source.plan_file,
         "missing": tuple(_missing(source, baseline)),
     }
-    return _printable(Report(**fields, **_of_evidence(evidence, baseline), **_of_answer(source)))
+    if evidence is not None:
+        omissions = ((label_of(each.plan, baseline), each.basis.value, each.reason) for each in evidence.omissions)
+        left_out = tuple(LeftOut(label=label, basis=basis, reason=why) for label, basis, why in omissions)
+        fields |= {"gates": evidence.gates, "stopped": evidence.stopped, "left_out": left_out}
+    report = Report(**{**fields, **_of_answer(source)})
+    # Texts can be printed, are on one line and cut; code keeps its lines.
+    return Report.model_validate(_cleaned(report.model_dump(by_alias=True)))
 
 
 def _of_answer(source: Source) -> dict[str, Any]:
     """Returns the fields that say what was found and what was asked."""
     r, evidence = source.answer, source.evidence
-    asked = r or evidence
-    fields = {
-        "title": (asked.title if asked is not None else "") or f"workload {source.environment.workload}",
-        "command": asked.command if asked is not None else "",
-        "caveats": _first_on_batch(asked.caveats) if asked is not None else (),
-        "refused": asked.refused if asked is not None else (),
-        "budget_note": asked.budget.memory_note if asked is not None else "",
-        "feasible": r is not None,
-        "created": r.created if r is not None else evidence.began if evidence is not None else "",
-    }
+    asked, fields = r or evidence, dict[str, Any]()
+    if asked is not None:
+        fields = {
+            "command": asked.command,
+            "caveats": sorted(asked.caveats, key=lambda text: not text.startswith(BATCH_CHANGED)),
+            "refused": asked.refused,
+            "budget_note": asked.budget.memory_note,
+        }
+    fields["title"] = (asked.title if asked is not None else "") or f"workload {source.environment.workload}"
     if r is None:
-        failure = evidence.failure if evidence is not None else ""
-        named = {
+        return fields | {
+            "feasible": False,
             "headline": failed_headline(evidence, source.trials),
             "cause": cause(evidence, source.trials),
-            "failure": failure,
+            "failure": "" if evidence is None else evidence.failure,
+            "created": "" if evidence is None else evidence.began,
         }
-        return {**fields, **named}
-    code = apply_code(r, source.plan_file)
-    found = {
+    return fields | {
+        "feasible": True,
         "headline": headline(r),
         "chosen": chosen(r),
         "proof_rate_per_s": contradicting_rate(r),
-        "apply_code": code,
+        "apply_code": apply_code(r, source.plan_file),
+        "evaluation": evaluation_sentences(r),
+        "global_batch_size": r.plan.global_batch_size,
+        "duration_s": r.duration_s,
+        "strategies": r.strategies,
+        "created": r.created,
+        **({"counts": r.counts} if r.counts else {}),
     }
-    fields["evaluation"] = evaluation_sentences(r)
-    fields |= {"global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "strategies": r.strategies}
-    return {**fields, **found, "apply_code": code}
-
-
-def _first_on_batch(caveats: Sequence[str]) -> tuple[str, ...]:
-    """Returns caveats with the one on a changed global batch first."""
-    return tuple(sorted(caveats, key=lambda text: not text.startswith(BATCH_CHANGED)))
-
-
-def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict[str, Any]:
-    """Returns the fields that come from the evidence alone."""
-    if evidence is None:
-        return {}
-    omissions = (
-        LeftOut(label=label_of(each.plan, baseline), basis=each.basis.value, reason=each.reason)
-        for each in evidence.omissions
-    )
-    return {"gates": evidence.gates, "left_out": tuple(omissions), "stopped": evidence.stopped}
 
 
 def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
@@ -146,12 +138,6 @@ def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
     measured = (each.outcome.measurement for each in known)
     counted = any(each is not None and each.tokens_per_step is not None for each in measured)
     return "tokens" if objective.unit == "tokens" and counted else "samples"
-
-
-def _counts(source: Source) -> dict[str, int]:
-    if source.answer is not None and source.answer.counts:
-        return source.answer.counts
-    return dict(Counter(trial.outcome.status.value for trial in source.trials))
 
 
 def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...]:
@@ -164,16 +150,13 @@ def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...
         groups[row.combination].append(row)
     found = list[SpeedCurve]()
     for combination, members in groups.items():
-        measured = sorted((row for row in members if row.rate_per_s is not None), key=_size)
+        rated = (row for row in members if row.rate_per_s is not None)
+        measured = sorted(rated, key=lambda row: (row.micro_batch_size, row.accumulation_steps))
         if len(measured) > 1 or (measured and any(row.role == "recommended" for row in members)):
             refused = {row.micro_batch_size for row in members if _is_too_large(row, memory_bytes)}
             ranks = tuple(row.rank for row in measured)
             found.append(SpeedCurve(combination=combination, ranks=ranks, refused_sizes=tuple(sorted(refused))))
     return tuple(found) if any(len(curve.ranks) > 1 for curve in found) else ()
-
-
-def _size(row: PlanRow) -> tuple[int, int]:
-    return row.micro_batch_size, row.accumulation_steps
 
 
 def _is_too_large(row: PlanRow, memory_bytes: int) -> bool:
@@ -196,7 +179,8 @@ def _race(evidence: SearchEvidence | None, r: Answer | None, rows: Sequence[Plan
         if log is None or log.plan == plan:
             continue
         ours, theirs = _common(log, logs[plan.key])
-        ratio, shift = row.gain if role == "baseline" else _claimed(ours, theirs), 0.0
+        claimed = pair(ours, theirs).ratio().widened(CLAIM_RATIO) if len(ours) >= MIN_ROUNDS else None
+        ratio, shift = row.gain if role == "baseline" else claimed, 0.0
         if role == "baseline" and (through := _through(log, logs, r)) is not None:
             ours, theirs, shift = through
         if ratio is not None and ratio.pairs:
@@ -226,10 +210,6 @@ def _raced_by_gain(rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:
     )
     found = tuple(racers)
     return ("baseline", found) if found else ("", ())
-
-
-def _claimed(ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
-    return pair(ours, theirs).ratio().widened(CLAIM_RATIO) if len(ours) >= MIN_ROUNDS else None
 
 
 def _common(one: RaceLog, other: RaceLog) -> tuple[Sequence[float], Sequence[float]]:
@@ -281,24 +261,17 @@ def _missing(source: Source, baseline: Plan | None) -> Iterator[str]:
         yield f"memory of {which} by kind and over a step: it could not be traced, or there was no time"
 
 
-def _printable(report: Report) -> Report:
-    """Returns the report with texts that can be printed, on one line and cut; code keeps its lines."""
-    return Report.model_validate(_cleaned(report.model_dump(by_alias=True)))
-
-
 def _cleaned(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
-        return _code(value) if name in _LONG else cut(one_line(value), MOST_LETTERS)
+        if name not in _LONG:
+            return cut(one_line(value), MOST_LETTERS)
+        text = printable(value)
+        return text if len(text) <= MOST_CODE_LETTERS else f"{text[:MOST_CODE_LETTERS]} ..."
     if isinstance(value, dict):
         return {_cleaned(key): _cleaned(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return value if value and isinstance(value[0], int | float) else tuple(_cleaned(each) for each in value)
     return value
-
-
-def _code(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= MOST_CODE_LETTERS else f"{text[:MOST_CODE_LETTERS]} ..."
 
 
 def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, KnownPlan]:
@@ -308,7 +281,8 @@ def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, Kno
         before, outcome = found.get(trial.plan.key), trial.outcome
         if before is not None and outcome.status in _NO_RESULT:
             continue
-        if before is not None and _keeps_probe(before, trial):
+        late = trial.purpose is not Purpose.PROBE and outcome.status is Status.TIMED_OUT
+        if before is not None and before.outcome.measured and late:  # its probe says more than this later run
             how = PROOF_CUT_OFF if trial.purpose is Purpose.PROOF else BLOCK_CUT_OFF
             reason = f"{how}: {outcome.status.value}, {outcome.reason}"
             found[trial.plan.key] = replace(before, note=reason)
@@ -322,49 +296,29 @@ def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, Kno
             peak = _peak(each.outcome.measurement)
             found.setdefault(each.plan.key, KnownPlan(each.plan, each.outcome, peak_bytes=peak))
         duration_s = found[r.plan.key].outcome.duration_s if r.plan.key in found else 0.0
-        proven = Outcome(status=Status.MEASURED, measurement=r.proof, duration_s=duration_s)
+        proven = recommended(r).outcome.model_copy(update={"duration_s": duration_s})
         found[r.plan.key] = KnownPlan(r.plan, proven, peak_bytes=_peak(r.proof))
     return found
 
 
-def _keeps_probe(before: KnownPlan, trial: Trial) -> bool:
-    """Returns whether the probe of a plan says more than this later run of it, which failed for want of time."""
-    failed = trial.outcome.status
-    return before.outcome.measured and trial.purpose is not Purpose.PROBE and failed is Status.TIMED_OUT
-
-
-def with_rates(known: Mapping[str, KnownPlan], answer: Answer, objective: Objective) -> dict[str, KnownPlan]:
+def with_rates(known: Mapping[str, KnownPlan], r: Answer) -> dict[str, KnownPlan]:
     """Returns what is known of each plan with the throughputs of an answer."""
-    r = answer
-    proven = Candidate(
-        plan=r.plan,
-        outcome=Outcome(status=Status.MEASURED, measurement=r.proof),
-        gain=r.gain,
-        rate_per_s=r.rate_per_s,
-        on_front=True,
-    )
-    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, proven)}
-    unit_s = _baseline_rate(r, objective)
+    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, recommended(r))}
     raced = any(each.gain is not None and each.gain.pairs for each in candidates.values())
     found = dict(known)
     for key, each in known.items():
         candidate, measurement = candidates.get(key), each.outcome.measurement
-        lost = not each.outcome.measured and (candidate is None or candidate.plan != r.baseline.plan)
-        if candidate is not None:
-            rate = _rate(candidate, r, unit_s, objective)
-            found[key] = replace(
-                each,
-                gain=None if lost else candidate.gain,
-                rate_per_s=None if lost else rate,
-                note=candidate.note or each.note,
-                on_front=candidate.on_front and not lost,
-            )
-        elif not lost and measurement is not None:
-            rate = None if raced else objective.score(measurement)
-            gain = None if rate is None or not unit_s else _probed(measurement, r.baseline.outcome, objective)
-            found[key] = replace(
-                each, rate_per_s=rate, gain=gain, note=each.note or ("" if rate is not None else _OTHER_SCALE)
-            )
+        note = each.note if candidate is None else candidate.note or each.note
+        if not each.outcome.measured and (candidate is None or candidate.plan != r.baseline.plan):
+            found[key] = replace(each, note=note)
+        elif candidate is not None:
+            rate, on_front = rate_per_s(r, candidate), candidate.on_front
+            found[key] = replace(each, gain=candidate.gain, rate_per_s=rate, note=note, on_front=on_front)
+        elif raced:
+            found[key] = replace(each, note=note or _OTHER_SCALE)
+        elif measurement is not None:
+            rate, gain = r.objective.score(measurement), _probed(measurement, r.baseline.outcome, r.objective)
+            found[key] = replace(each, rate_per_s=rate, gain=gain)
     return found
 
 
@@ -392,7 +346,7 @@ def with_probed_rates(
 
 def rows_of(
     known: Iterable[KnownPlan],
-    recommended: Plan | None,
+    chosen_plan: Plan | None,
     baseline: Plan | None,
     estimates: Mapping[str, Estimate],
 ) -> tuple[PlanRow, ...]:
@@ -404,9 +358,9 @@ def rows_of(
             label=label_of(each.plan, baseline),
             combination=combination_of(each.plan, baseline),
             values=dict(each.plan.values),
-            micro_batch_size=_count(each.plan, MICRO_BATCH_SIZE),
-            accumulation_steps=_count(each.plan, ACCUMULATION_STEPS),
-            role=_role(each.plan, recommended, baseline),
+            micro_batch_size=int(each.plan.values.get(MICRO_BATCH_SIZE, 1)),
+            accumulation_steps=int(each.plan.values.get(ACCUMULATION_STEPS, 1)),
+            role=_role(each.plan, chosen_plan, baseline),
             is_baseline=each.plan == baseline,
             status=each.outcome.status.value,
             reason=each.note or each.outcome.reason,
@@ -439,34 +393,15 @@ def _order(known: KnownPlan) -> tuple[bool, float, bool, int, str, str]:
     return rate is None, -(rate or 0.0), peak is None, peak or 0, known.outcome.status.value, known.plan.key
 
 
-def _role(plan: Plan, recommended: Plan | None, baseline: Plan | None) -> Role:
-    if plan == recommended:
+def _role(plan: Plan, chosen_plan: Plan | None, baseline: Plan | None) -> Role:
+    if plan == chosen_plan:
         return "recommended"
     return "baseline" if plan == baseline else ""
-
-
-def _count(plan: Plan, name: str) -> int:
-    return int(plan.values.get(name, 1))
 
 
 def _peak(measurement: Measurement | None) -> int | None:
     """Returns the measured peak; None if the device has no reading."""
     return None if measurement is None else measurement.memory.judged_bytes or None
-
-
-def _baseline_rate(r: Answer, objective: Objective) -> float | None:
-    measurement = r.baseline.outcome.measurement if r.baseline.outcome.measured else None
-    return None if measurement is None else objective.score(measurement)
-
-
-def _rate(candidate: Candidate, r: Answer, unit_s: float | None, objective: Objective) -> float | None:
-    """Returns the throughput of a candidate; of a record without throughputs, its gain times that of the baseline."""
-    if r.rate_per_s is not None or candidate.rate_per_s is not None:
-        return candidate.rate_per_s
-    if candidate.gain is not None and unit_s is not None:
-        return candidate.gain.value * unit_s
-    measurement = candidate.outcome.measurement
-    return None if measurement is None or not candidate.outcome.measured else objective.score(measurement)
 
 
 def _probed(measurement: Measurement, baseline: Outcome, objective: Objective) -> Ratio | None:

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autofit.core.answer import Answer
-from autofit.core.objective import Objective
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports.canvas import Canvas
-from autofit.reports.frame import Frame, page, script, style
-from autofit.reports.markup import LABEL, DataTable, data_table, element, section, shortened
+from autofit.reports.frame import Frame, filled, page
+from autofit.reports.markup import LABEL, DataTable, Markup, escaped, joined, shortened
 from autofit.reports.sentences import moment
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
@@ -80,23 +79,20 @@ def to_text(before: Answer, after: Answer, names: tuple[str, str], canvas: Canva
 def to_html(before: Answer, after: Answer, names: tuple[str, str]) -> str:
     """Returns the differences as a page. Every text of the files is escaped and cut."""
     titles = [shortened(name, 80) for name in names]
-    answer = element("section", element("p", verdict(before, after), class_="headline"), id="answer")
-    tables = []
-    for title, rows in _grouped(before, after):
-        cells = tuple((each.name, each.before, each.after, each.change) for each in rows)
-        tables.append(data_table(DataTable(("", *titles, "change"), cells), title))
-    heading = "Side by side"
-    sections = [("differences", heading, section("differences", heading, *tables))]
+    tables = (
+        (title, DataTable(("", *titles, "change"), tuple((e.name, e.before, e.after, e.change) for e in rows)))
+        for title, rows in _grouped(before, after)
+    )
     frame = Frame(
         window=f"{titles[0]} and {titles[1]} – autofit diff",
         kind="autofit diff",
         title=f"{titles[0]} → {titles[1]}",
         about=[shortened(moment(each.created), LABEL) for each in (before, after)],
         footer="Made by autofit. This file is self-contained and needs no network.",
-        style=style(),
-        script=script(),
     )
-    return page(frame, ("answer", "The answer", answer), sections)
+    found = joined(filled("parts.jinja", "data_table", table, title) for title, table in tables)
+    answer = Markup(f'<p class="headline">{escaped(verdict(before, after))}</p>')
+    return page(frame, answer, [("differences", "Side by side", found)])
 
 
 def to_dict(before: Answer, after: Answer) -> dict[str, Any]:
@@ -121,16 +117,14 @@ def _results(before: Answer, after: Answer) -> Iterator[Difference]:
     if before.objective.unit == after.objective.unit:
         yield compared(f"{after.objective.unit}/s", lambda r: r.rate_per_s, short_number)
     else:
-        shown = [_NONE if r.rate_per_s is None else _rate(r.rate_per_s, r.objective) for r in (before, after)]
+        shown = [
+            f"{short_number(r.rate_per_s)} {r.objective.unit}/s" if r.rate_per_s else _NONE for r in (before, after)
+        ]
         yield Difference("result", "throughput", *shown)
     yield Difference("result", "over the baseline", *(str(r.gain) if r.gain else _NONE for r in (before, after)))
     yield compared("peak memory", lambda r: r.proof.memory.judged_bytes or None, format_bytes)
     yield compared("budget", lambda r: r.budget.memory_bytes, format_bytes)
     yield compared("samples per optimizer step", lambda r: r.plan.global_batch_size, lambda count: f"{count:,}")
-
-
-def _rate(rate_per_s: float, objective: Objective) -> str:
-    return f"{short_number(rate_per_s)} {objective.unit}/s"
 
 
 def _of_values(part: str, before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[Difference]:

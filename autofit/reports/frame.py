@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
-from autofit.reports.markup import CODE, LABEL, REASON, Markup, breakable, data_table, escaped, printed, shortened, tile
+from autofit.reports.markup import CODE, LABEL, REASON, Markup, breakable, code_text, printed, shortened
 from autofit.reports.report import UPPER_BOUND
-from autofit.reports.sentences import RATIOS, counted, verdict
+from autofit.reports.sentences import RATIOS, counted
 from autofit.reports.svg.drawing import style_sheet
 
 _ICON = (
@@ -22,7 +22,7 @@ _ICON = (
 )
 
 Section = tuple[str, str, Markup]
-"""A section of a page: its anchor, its heading and the section itself."""
+"""A section of a page: its anchor, its heading and what stands below that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Frame:
         title: the heading of the page.
         about: facts below the heading; empty ones are left out.
         footer: the last line.
-        style: style sheet of the page.
-        script: script of the page.
+        styles: style sheets that the page adds to those of every page, by their names in `assets`.
+        scripts: scripts that it adds.
     """
 
     window: str
@@ -44,23 +44,21 @@ class Frame:
     title: str
     about: Sequence[str]
     footer: str
-    style: str
-    script: str
+    styles: Sequence[str] = ()
+    scripts: Sequence[str] = ()
 
 
-def page(frame: Frame, answer: Section, sections: Sequence[Section]) -> str:
-    """Returns a page, complete and the same for the same arguments.
+def page(frame: Frame, answer: Markup, sections: Sequence[Section]) -> str:
+    """Returns a page, complete and the same for the same arguments; `answer` stands first, without a heading.
 
     The content security policy admits only the page's own style and script, by their digests.
-
-    Args:
-        frame: what the page says around its sections.
-        answer: the first section; the link for keyboard users skips to it.
-        sections: the other sections.
     """
-    shown = [answer, *sections]
+    style = "".join((asset("page.css"), style_sheet(), *map(asset, frame.styles)))
+    # All scripts are in one function, so that they share their names and leave none behind.
+    scripts = "\n".join(map(asset, ("theme.js", "points.js", "copy.js", *frame.scripts)))
+    script = f'"use strict";\n(() => {{\n{scripts}}})();\n'
     policy = (
-        f"default-src 'none'; style-src '{_digest(frame.style)}'; script-src '{_digest(frame.script)}'; img-src data:; "
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return (
@@ -70,27 +68,12 @@ def page(frame: Frame, answer: Section, sections: Sequence[Section]) -> str:
             frame=frame,
             policy=Markup(policy),
             icon=Markup(_ICON),
-            skip=f"{answer[1][:1].lower()}{answer[1][1:]}",
-            links=[(anchor, heading) for anchor, heading, _ in shown],
-            sections=[body for _, _, body in shown],
-            style=Markup(frame.style),
-            script=Markup(frame.script),
+            answer=answer,
+            sections=sections,
+            style=Markup(style),
+            script=Markup(script),
         )
     )
-
-
-def style(*more: str) -> str:
-    """Returns the style sheet of every page and of its charts, with what a page adds to it."""
-    return "".join((asset("page.css"), style_sheet(), *more))
-
-
-def script(*more: str) -> str:
-    """Returns the script of every page (theme, points of charts, copying), with what a page adds to it.
-
-    All parts are in one function, so that they share their names and leave none behind.
-    """
-    parts = (asset("theme.js"), asset("points.js"), asset("copy.js"), *more)
-    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 @cache
@@ -99,9 +82,9 @@ def asset(name: str) -> str:
     return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def filled(template: str, macro: str, *values: Any) -> Markup:
+def filled(template: str, macro: str, *values: Any, **named: Any) -> Markup:
     """Returns what a macro of a template in `assets` makes of values. Text that is not `Markup` is escaped."""
-    return Markup(getattr(_templates().get_template(template).module, macro)(*values))
+    return Markup(getattr(_templates().get_template(template).module, macro)(*values, **named))
 
 
 @cache
@@ -115,13 +98,10 @@ def _templates() -> Environment:
     )
     found.filters |= {
         "breakable": breakable, "bytes": lambda count: "–" if count is None else format_bytes(count),
-        "counted": counted, "cut": shortened, "duration": format_duration, "rate": short_number, "ratio": format_ratio,
-        "text": escaped, "verdict": verdict,
+        "code": code_text, "counted": counted, "cut": shortened, "duration": format_duration, "rate": short_number,
+        "ratio": format_ratio,
     }  # fmt: skip
-    found.globals |= {
-        "CODE": CODE, "LABEL": LABEL, "RATIOS": RATIOS, "REASON": REASON, "UPPER_BOUND": UPPER_BOUND,
-        "data_table": data_table, "tile": tile,
-    }  # fmt: skip
+    found.globals |= {"CODE": CODE, "LABEL": LABEL, "RATIOS": RATIOS, "REASON": REASON, "UPPER_BOUND": UPPER_BOUND}
     return found
 
 

@@ -5,14 +5,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from autofit.core.answer import Answer, Ratio
-from autofit.core.briefing import GateRecord
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.core.wording import describe_plan
-from autofit.reports.report import AnswerTime, Report
+from autofit.reports.report import Report
 from autofit.search.contradiction import proof_contradicts
 from autofit.search.evidence import NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED, SearchEvidence
 
@@ -84,10 +83,7 @@ def in_words(r: Answer) -> str:
 def value_in_words(name: str, value: bool | int | str, strategies: Iterable[StrategyRecord] = ()) -> str:
     """Returns the value of a knob in words, such as "bf16 precision", "2 checkpointed blocks" or "compiled blocks".
 
-    Args:
-        name: name of the knob.
-        value: its value.
-        strategies: what strategies say of their values.
+    What the strategies say of their values comes first.
     """
     said = next((each.words[key] for each in strategies if (key := f"{name}={value}") in each.words), "")
     knob, text = name.replace("_", " "), str(value).replace("_", " ")
@@ -195,8 +191,6 @@ RATIOS = (
     "They may differ from the quotient of two throughputs in this table."
 )
 """Note below the table of all plans of a search with a race."""
-_UNCHECKED = "could not be checked"
-"""Part of the reason of a numerical check that could not be run (`autofit.gates.check`)."""
 
 
 def counted(count: int, name: str) -> str:
@@ -205,7 +199,7 @@ def counted(count: int, name: str) -> str:
 
 
 def runs(report: Report) -> str:
-    """Returns the number of trials and of plans, and how the trials ended; "" if that is unknown.
+    """Returns the number of trials and of plans, how the trials ended and how long they took; "" if that is unknown.
 
     A plan runs again when it is proven, so there may be more trials than plans. Plans of earlier searches are not
     counted.
@@ -215,7 +209,8 @@ def runs(report: Report) -> str:
         return ""
     ended = ", ".join(f"{count:,} {status}" for status, count in report.counts.items())
     of = "" if any(row.earlier for row in report.rows) else f" of {counted(len(report.rows), 'plan')}"
-    return f"{counted(total, 'trial')}{of}: {ended}"
+    took = f", in {format_duration(report.duration_s)}" if report.duration_s else ""
+    return f"{counted(total, 'trial')}{of}: {ended}{took}"
 
 
 def interval_text(ratio: Ratio, decimals: int = 2) -> str:
@@ -227,26 +222,17 @@ def answer_times(report: Report) -> str:
     """Returns when each answer came: "1.00x after 5.2 s, 4.90x after 41 s"; "" for fewer than two answers."""
     if len(report.answers) < 2:
         return ""
-    return ", ".join(f"{answer_worth(report, each)} after {seconds_text(each.at_s)}" for each in report.answers)
+    worths = (
+        f"{short_number(each.rate_per_s)} {report.unit}/s" if each.ratio is None else format_ratio(each.ratio)
+        for each in report.answers
+    )
+    times = (format_duration(each.at_s if each.at_s < 10 else round(each.at_s)) for each in report.answers)
+    return ", ".join(f"{worth} after {at}" for worth, at in zip(worths, times, strict=True))
 
 
-def answer_worth(report: Report, answer: AnswerTime) -> str:
-    """Returns the throughput of an answer over the baseline; the throughput itself if the baseline has none."""
-    if answer.ratio is None:
-        return f"{short_number(answer.rate_per_s)} {report.unit}/s"
-    return format_ratio(answer.ratio)
-
-
-def seconds_text(seconds: float) -> str:
-    """Returns a time since the search began, in whole seconds from 10 on."""
-    return format_duration(seconds if seconds < 10 else round(seconds))
-
-
-def verdict(gate: GateRecord) -> str:
-    """Returns "passed", "failed", or "not checked" for a check that could not be run."""
-    if gate.passed:
-        return "passed"
-    return "not checked" if _UNCHECKED in gate.reason else "failed"
+def ending(outcome: Outcome) -> str:
+    """Returns how the run of a plan ended, in a word or two."""
+    return "not run" if outcome.status is Status.SKIPPED else outcome.status.value
 
 
 def difference(ratio: float) -> str:

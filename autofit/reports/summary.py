@@ -4,19 +4,18 @@ The sections come in the order in which a reader needs them, and the code that a
 one summary are on one scale, a gain has its interval, and an estimate without bounds is not shown.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from autofit.core.answer import Answer
-from autofit.core.outcome import Outcome, Status
+from autofit.core.answer import Answer, Candidate
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.core.wording import describe_plan
-from autofit.reports.alternatives import others, rate_per_s
+from autofit.reports.alternatives import others, rate_text, recommended
 from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
-from autofit.reports.sentences import batch_change, contradicting_rate, kept_because, unknown_gain
+from autofit.reports.sentences import batch_change, contradicting_rate, ending, kept_because, unknown_gain
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
@@ -34,20 +33,7 @@ def brief(answer: Answer, canvas: Canvas | None = None, plan_file: str | None = 
 
     It ends with where to read the rest. The arguments are those of `summarize`.
     """
-    canvas, r = canvas or Canvas(), answer
-    more = "fit.details()" if plan_file is None else f"autofit show {plan_file}"
-    return _joined(
-        [
-            _headline(r, canvas.width),
-            _titled(_brings(r, canvas.width)),
-            _titled(_changes(r, canvas.width)),
-            _titled(evaluation_lines(r, canvas.width)),
-            _titled(_caveats(r, canvas.width, plan_file, _FEW)),
-            _titled(_usage(r, canvas.width, plan_file)),
-            [(line, "") for line in wrapped(f"What else was tried, and how it was found: {more}", canvas.width)],
-        ],
-        canvas,
-    )
+    return _text(answer, canvas or Canvas(), plan_file, is_brief=True)
 
 
 def summarize(answer: Answer, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
@@ -58,30 +44,27 @@ def summarize(answer: Answer, canvas: Canvas | None = None, plan_file: str | Non
         canvas: width and colours. Only a path that is longer than a line goes beyond the width.
         plan_file: path under which the reader has the plan; None if the reader has a `Fit` named `fit`.
     """
-    canvas, r = canvas or Canvas(), answer
-    sections = [
-        _headline(r, canvas.width),
-        _titled(_brings(r, canvas.width)),
-        _titled(_changes(r, canvas.width)),
-        _titled(_strategies(r, canvas.width)),
-        _titled(others(r, canvas.width, plan_file)),
-        _titled(evaluation_lines(r, canvas.width)),
-        _titled(_caveats(r, canvas.width, plan_file, _CAVEATS)),
-        _titled(_facts(r, canvas.width, plan_file)),
-        _titled(_usage(r, canvas.width, plan_file)),
-    ]
-    return _joined(sections, canvas)
+    return _text(answer, canvas or Canvas(), plan_file, is_brief=False)
 
 
-def _joined(sections: Sequence[Sequence[Line]], canvas: Canvas) -> str:
+def _text(r: Answer, canvas: Canvas, plan_file: str | None, *, is_brief: bool) -> str:
     """Returns the sections that have lines, with an empty line between them."""
+    width, more = canvas.width, "fit.details()" if plan_file is None else f"autofit show {plan_file}"
+    rest = wrapped(f"What else was tried, and how it was found: {more}", width)
+    titled = [
+        _brings(r, width),
+        _changes(r, width),
+        *([] if is_brief else [_strategies(r, width), others(r, width, plan_file)]),
+        evaluation_lines(r, width),
+        _caveats(r, width, plan_file, _FEW if is_brief else _CAVEATS),
+        *([] if is_brief else [_facts(r, width, plan_file)]),
+        _usage(r, width, plan_file),
+    ]
+    # The first line of a section is its title.
+    sections = [_headline(r, width), *([(line, "" if n else "title") for n, line in enumerate(s)] for s in titled)]
+    sections += [[(line, "") for line in rest]] if is_brief else []
     texts = ("\n".join(canvas.paint(printable(text), colour) for text, colour in lines) for lines in sections if lines)
     return "\n\n".join(texts)
-
-
-def _titled(lines: Sequence[str]) -> list[Line]:
-    """Returns lines of which the first is the title of a section."""
-    return [(line, "" if number else "title") for number, line in enumerate(lines)]
 
 
 def _headline(r: Answer, width: int) -> list[Line]:
@@ -110,41 +93,27 @@ def _brings(r: Answer, width: int) -> list[str]:
     """Returns throughput and peak of the plan beside those of the baseline."""
     unit, budget = r.objective.unit, f"budget {format_bytes(r.budget.memory_bytes)}"
     names, notes = [f"{unit}/s", "peak memory"], ["" if r.gain is None else str(r.gain), budget]
-    after = [short_number(rate_per_s(r, r.proof, r.rate_per_s, r.gain)), _peak(r.proof.memory.judged_bytes)]
-    before = _before(r)
+    after, measurement = _measured(r, recommended(r)), r.baseline.outcome.measurement
     if r.plan == r.baseline.plan:
-        return table(
-            [Column("What it brings", names), Column("baseline", after, right=True), *_noted(["", budget])], width
-        )
+        columns = [Column("baseline", after, right=True), Column("", ["", budget])]
+        return table([Column("What it brings", names), *columns], width)
+    before = _measured(r, r.baseline)
     if r.objective.planned_samples is not None and r.proof.startup_s is not None:
         names, notes = [*names, "warm-up"], [*notes, ""]
         after = [*after, format_duration(r.proof.startup_s)]
-        measurement = r.baseline.outcome.measurement
         started = None if measurement is None else measurement.startup_s
         before = [*before, "unknown" if started is None else format_duration(started)]
     columns = [Column("baseline", before, right=True), Column("recommended", after, right=True)]
-    return table([Column("What it brings", names), *columns, *_noted(notes)], width)
+    return table([Column("What it brings", names), *columns, Column("", notes)], width)
 
 
-def _noted(notes: Sequence[str]) -> list[Column]:
-    return [Column("", notes)]
-
-
-def _before(r: Answer) -> list[str]:
-    """Returns throughput and peak of the baseline, or how its run ended."""
-    outcome = r.baseline.outcome
-    if not outcome.measured or outcome.measurement is None:
-        return [_ended(outcome), ""]
-    rate = rate_per_s(r, outcome.measurement, r.baseline.rate_per_s, None)
-    return [short_number(rate), _peak(outcome.measurement.memory.judged_bytes)]
-
-
-def _ended(outcome: Outcome) -> str:
-    return "not run" if outcome.status is Status.SKIPPED else outcome.status.value
-
-
-def _peak(peak_bytes: int) -> str:
-    return format_bytes(peak_bytes) if peak_bytes else "unknown"
+def _measured(r: Answer, one: Candidate) -> list[str]:
+    """Returns throughput and peak of a plan, or how its run ended."""
+    measurement = one.outcome.measurement
+    if not one.outcome.measured or measurement is None:
+        return [ending(one.outcome), ""]
+    peak_bytes = measurement.memory.judged_bytes
+    return [rate_text(r, one), format_bytes(peak_bytes) if peak_bytes else "unknown"]
 
 
 def _changes(r: Answer, width: int) -> list[str]:
@@ -241,7 +210,7 @@ def evaluation_sentences(r: Answer) -> tuple[str, ...]:
     if found is None:
         return ()
     plan, unit = describe_plan(found.plan, found.baseline.plan), found.objective.unit
-    speed = short_number(rate_per_s(found, found.proof, found.rate_per_s, found.gain))
+    speed = rate_text(found, recommended(found))
     if found.plan == found.baseline.plan:
         text = f"Keep the batch of eval_loader: {plan}, {speed} {unit}/s"
     else:
@@ -262,7 +231,5 @@ def evaluation_code(r: Answer, width: int) -> list[str]:
     """Returns the code that applies the plan for evaluation; [] if there is none, or nothing to apply."""
     if r.evaluation is None or r.evaluation.plan == r.evaluation.baseline.plan:
         return []
-    first = ["with fit.evaluation.prepare(model, eval_loader) as step:"]
-    if len(first[0]) + len(_INDENT) > width:
-        first = ["with fit.evaluation.prepare(", "    model, eval_loader", ") as step:"]
-    return [*first, "    for batch in step.loader:", "        output = step(batch)"]
+    loop = ["    for batch in step.loader:", "        output = step(batch)"]
+    return fitted(["with fit.evaluation.prepare(model, eval_loader) as step:", *loop], width - len(_INDENT))

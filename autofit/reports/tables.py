@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from autofit.terminal import cells, wrapped
 
-_GAP = 2
+_GAP, _INDENT = 2, 2
 _LEAST_FIRST = 26
 """Minimum width of the first column in cells. Rows are stacked before it becomes narrower."""
 
@@ -40,44 +40,39 @@ class Column:
         return wrapped(text, self.most) if self.most else [text]
 
 
-def table(columns: Sequence[Column], width: int, indent: int = 2) -> list[str]:
+def table(columns: Sequence[Column], width: int) -> list[str]:
     """Returns the head of a table and its rows; a row with a text that is too long takes several lines.
 
     A column without any text is left out. If the columns that are not spare do not fit beside the first one, its texts
-    stand above all others.
-
-    Args:
-        columns: the columns; the first one says what a row is about.
-        width: cells of a line.
-        indent: spaces before the rows. The head begins at the margin.
+    stand above all others. The rows are indented; the head is not.
     """
     first, *others = columns
     filled, least = [column for column in others if any(column.texts)], min(first.size, _LEAST_FIRST)
-    fits = _room(filled, width, indent) >= least
+    fits = _room(filled, width) >= least
     shown = filled if fits else [column for column in filled if not column.spare]
-    room = _room(shown, width, indent)
+    room = _room(shown, width)
     if room < least and shown:
-        return _stacked(first, filled, width, indent)
-    size = min(max(cells(first.title) - indent, *map(cells, first.texts), 0), room)
-    lines = [_line(first.title, size + indent, [column.title for column in shown], shown)]
+        return _stacked(first, filled, width)
+    size = min(max(cells(first.title) - _INDENT, *map(cells, first.texts), 0), room)
+    lines = [_line(first.title, size + _INDENT, [column.title for column in shown], shown)]
     for number, text in enumerate(first.texts):
         others_lines = [column.lines(column.texts[number]) for column in shown]
         for begun, *texts in zip_longest(wrapped(text, size, "", "  "), *others_lines, fillvalue=""):
-            lines.append(" " * indent + _line(begun, size, texts, shown))
+            lines.append(" " * _INDENT + _line(begun, size, texts, shown))
     return [line.rstrip() for line in lines]
 
 
-def _room(others: Sequence[Column], width: int, indent: int) -> int:
-    return width - indent - sum(_GAP + column.size for column in others)
+def _room(others: Sequence[Column], width: int) -> int:
+    return width - _INDENT - sum(_GAP + column.size for column in others)
 
 
-def _stacked(first: Column, others: Sequence[Column], width: int, indent: int) -> list[str]:
+def _stacked(first: Column, others: Sequence[Column], width: int) -> list[str]:
     """Returns each row as its first text, and below it the others, each behind its title."""
     lines = [first.title]
     for number, text in enumerate(first.texts):
-        lines += wrapped(text, width, " " * indent, " " * (indent + 2))
+        lines += wrapped(text, width, " " * _INDENT, " " * (_INDENT + 2))
         found = ", ".join(f"{c.title} {c.texts[number]}".strip() for c in others if c.texts[number])
-        lines += wrapped(found, width, " " * (indent + 2), " " * (indent + 2)) if found else []
+        lines += wrapped(found, width, " " * (_INDENT + 2), " " * (_INDENT + 2)) if found else []
     return lines
 
 

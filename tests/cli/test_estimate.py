@@ -72,7 +72,7 @@ def test_json_is_one_document(estimating: Estimating, run: Run) -> None:
     assert code == 0
     assert told["schema"] == "autofit.estimate/1"
     assert Estimation.model_validate(told).rows[0].name == "fp32"
-    assert told["rows"][0]["precision"] == "fp32"
+    assert told["rows"][0]["value"] == "fp32"
 
 
 def test_the_page_is_written_beside_the_drawing_and_replaces_only_an_earlier_one(

@@ -13,8 +13,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import StrategyRecord
-from autofit.exporters.base import Exporter
-from autofit.exporters.target_version import TargetVersion
+from autofit.exporters.base import Exporter, TargetVersion
 
 NEWEST = TargetVersion("999.0")
 OWN = Plan(
@@ -137,7 +136,7 @@ def test_each_changed_knob_changes_the_text_or_is_listed(exporter: Exporter, kno
 
 def test_only_knobs_of_the_plan_are_said(exporter: Exporter) -> None:
     plan = Plan(values={"micro_batch_size": 2})
-    assert exporter.fields(plan, answer(plan), NEWEST).keys() <= plan.values.keys()
+    assert exporter.fields(answer(plan), NEWEST).keys() <= plan.values.keys()
 
 
 def test_a_file_never_trains_with_another_global_batch(exporter: Exporter) -> None:

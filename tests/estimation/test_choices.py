@@ -1,15 +1,12 @@
 """Choices come from what knobs say of themselves, whoever offers them."""
 
-import pytest
-
 from autofit.core.knob import Knob, Trade
-from autofit.core.plan import KnobValue, Plan
+from autofit.core.plan import Plan
 from autofit.estimation.choices import choices, traded
 from autofit.estimation.estimate import estimate
-from autofit.estimation.records import EstimationRecord, Row
-from autofit.estimation.text import draw
+from autofit.estimation.estimation import Estimation, draw
 from autofit.memory.trace import Trace
-from tests.estimation.traces import CHECKPOINTED, MIB, PRECISION, briefing, enlarged, peak_of, trace_of
+from tests.estimation.traces import CHECKPOINTED, MIB, PRECISION, briefing, enlarged, peak_of
 
 OFFLOAD = Knob(name="offload", values=(False, True, "auto"), default=False, same_memory=("auto",))
 LAYOUT = Knob(name="layout", values=("plain", "tiled"), default="plain", same_memory=("tiled",))
@@ -54,11 +51,7 @@ def test_the_knob_of_another_package_is_in_the_table_and_in_json() -> None:
     assert any(line.split()[:2] == ["choice", "largest"] for line in lines)
     assert any(line.split()[:2] == ["offload=True", str(other.plan.micro_batch_size)] for line in lines)
     assert any(line.split() == ["offload=auto", "as", "fp32"] for line in lines)
-    written = found.model_dump(mode="json")["rows"]
-    assert [row["precision"] for row in written] == ["fp32", "tf32", "bf16", "", ""]
-    assert ["knob" in row for row in written] == [False, False, False, True, True]
-    assert (written[3]["knob"], written[3]["value"]) == ("offload", True)
-    assert EstimationRecord.model_validate_json(found.model_dump_json(by_alias=True)).rows == found.rows
+    assert Estimation.model_validate_json(found.model_dump_json(by_alias=True)).rows == found.rows
 
 
 def test_the_knob_of_another_package_that_trades_memory_is_worded_as_it_says() -> None:
@@ -74,23 +67,5 @@ def test_the_knob_of_another_package_that_trades_memory_is_worded_as_it_says() -
     text = " ".join(draw(found).split())
     assert "without splitting, and the fewest parts to split for micro batches of 8 and 16" in text
     assert found.model_dump()["traded"]["knob"] == "parts"
-    again = EstimationRecord.model_validate_json(found.model_dump_json(by_alias=True))
+    again = Estimation.model_validate_json(found.model_dump_json(by_alias=True))
     assert again.traded == found.traded
-
-
-def test_json_of_the_first_knobs_is_as_it_was_published() -> None:
-    found = estimate(briefing(5000 * MIB), trace_of).model_dump(mode="json", by_alias=True)
-    assert "traded" not in found
-    assert list(found["rows"][0]) == ["precision", "same_as", "largest", "surely", "capped", "needs", "reason"]
-
-
-@pytest.mark.parametrize("row", [Row(), Row(knob="precision", value="bf16"), Row(knob="offload", value=True)])
-def test_a_row_is_read_as_it_was_written(row: Row) -> None:
-    again = Row.model_validate_json(row.model_dump_json())
-    assert (again, type(again.value)) == (row, type(row.value))
-
-
-@pytest.mark.parametrize(("value", "expected"), [("bf16", "precision"), ("", "")])
-def test_a_row_of_an_earlier_version_is_read(value: KnobValue, expected: str) -> None:
-    row = Row.model_validate({"precision": value, "same_as": ""})
-    assert (row.knob, row.value) == (expected, value)

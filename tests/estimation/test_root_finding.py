@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.estimation.largest_batches import last_below, nearest_below, on_line
+from autofit.estimation.largest_batches import last_below, on_line
 
 
 def counted(function: Callable[[int], int]) -> tuple[Callable[[int], int], list[int]]:
@@ -65,12 +65,6 @@ def test_none_where_the_smallest_is_above_and_the_last_where_all_are_below() -> 
     assert last_below((1, 2, 4), lambda b: 100 * b, 99, start=4) is None
     assert last_below((1, 2, 4), lambda b: 100 * b, 400, start=1) == 4
     assert last_below((), lambda b: b, 1, start=1) is None
-
-
-def test_nearest_below_reads_the_line() -> None:
-    assert nearest_below(range(1, 100), {10: 100, 20: 200}, 355) == 35
-    assert nearest_below(range(1, 100), {10: 100, 20: 200}, 5) is None
-    assert nearest_below(range(1, 100), {}, 5) is None
 
 
 def test_a_number_that_is_no_candidate_helps_to_draw_the_line() -> None:

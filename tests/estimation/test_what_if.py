@@ -1,15 +1,13 @@
 """What-if: the peaks of choices at several sizes are those of traces whose peaks are known."""
 
-import json
 from collections.abc import Callable
 
 import pytest
 
 from autofit.core.errors import Untraceable
 from autofit.core.plan import Plan
-from autofit.estimation.estimate import estimate
+from autofit.estimation.estimate import MOST_SIZES, estimate, peak_laws, spaced
 from autofit.estimation.estimation import Estimation
-from autofit.estimation.what_if import MOST_SIZES, peak_laws, spaced
 from autofit.memory.trace import Trace
 from tests.estimation.traces import BLOCKS, CHECKPOINTED, MIB, PRECISION, WEIGHTS, briefing, peak_of, trace_of
 
@@ -54,7 +52,7 @@ def test_sizes_are_spaced_by_ratio(values: tuple[int, ...], most: int, expected:
 
 
 def test_laws_are_computed_and_kept_only_where_they_are_asked_for() -> None:
-    assert "laws" not in json.loads(estimate(briefing(1000 * MIB), trace_of).model_dump_json())
+    assert estimate(briefing(1000 * MIB), trace_of).laws == ()
     kept = Estimation.model_validate_json(found().model_dump_json(by_alias=True))
     assert kept.laws == found().laws
     assert all(len(law.sizes) <= MOST_SIZES for law in kept.laws)

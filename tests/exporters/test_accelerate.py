@@ -130,11 +130,6 @@ def test_what_a_launch_makes_of_the_file_compiles_as_the_plan_does(
     assert plugin.dynamic is False  # as the plan was measured, unless batches vary in shape
 
 
-def test_a_version_that_compiles_only_whole_models_says_so() -> None:
-    assert export({"compile": "blocks"}, "1.6.0").unmapped == ("compile",)
-    assert export({"compile": "blocks"}, "1.7.0").unmapped == ()
-
-
 def launched(found: Export, folder: Path, script: str = ENVIRONMENT) -> Any:
     """Runs a script under `accelerate launch` with the file, and returns what it printed after SEEN."""
     (folder / found.filename).write_text(found.text)

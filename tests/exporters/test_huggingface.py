@@ -28,7 +28,6 @@ COMMON = frozenset(
 OLDER = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
 NEWER = {"activation_checkpointing", "activation_checkpointing_kwargs"}
 FIELDS = {
-    "4.45.2": COMMON | OLDER | {"group_by_length"},
     "4.57.6": COMMON | OLDER | {"group_by_length"},
     "5.1.0": COMMON | OLDER | {"group_by_length"},
     "5.2.0": COMMON | OLDER | {"train_sampling_strategy"},
@@ -38,8 +37,6 @@ FIELDS = {
 }
 """Fields of `TrainingArguments` that matter here and are not deprecated, read from `src/transformers/training_args.py`
 of each version's wheel. 5.23 still has `OLDER` and warns of them."""
-WITHOUT_TORCHAO = ("4.45.2",)
-"""Versions without `adamw_torch_8bit` among the names of `OptimizerNames`, read from the same file; 4.49.0 has it."""
 
 Values = dict[str, KnobValue]
 WHOLE: Values = {"checkpointed_blocks": 4, "checkpoint_order": "0-3"}
@@ -92,10 +89,7 @@ def test_each_key_is_a_field_of_that_version(plan: str, version: str) -> None:
     export = exported(PLANS[plan], version)
     assert export.warnings == ()
     assert settings_of(export).keys() <= FIELDS[version]
-    if plan == "8-bit" and version in WITHOUT_TORCHAO:
-        assert "torchao.optim.AdamW8bit" in export.by_hand["optimizer_states"]
-    else:
-        assert export.by_hand == {}
+    assert export.by_hand == {}
     assert export.unmapped == ()
 
 
@@ -130,7 +124,6 @@ def test_a_part_of_the_blocks_is_work_for_the_user(values: Values, said: str) ->
     export = exported(values, "5.23")
     assert export.by_hand["checkpointed_blocks"].endswith(f"but {said}")
     assert not settings_of(export).keys() & (OLDER | NEWER)
-    assert "checkpointed_blocks" in exported(values, "4.45").unmapped  # its blocks have no switch each
 
 
 def test_the_user_s_checkpointing_is_left_as_it_is() -> None:

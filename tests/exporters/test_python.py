@@ -427,7 +427,10 @@ def test_the_worker_processes_that_keep_up_are_named() -> None:
     found = answer(OWN.replace(micro_batch_size=16))
     trials = (LoadingTrial(workers=0, samples_per_s=1.0), LoadingTrial(workers=2, samples_per_s=9.0))
     loading = Loading(needed_per_s=8.0, trials=trials, workers=2, prefetch_factor=2, pin_memory=True)
-    for changes, words in (({}, ", num_workers=2, pin_memory=True, shuffle"), ({"kept": "so"}, ", shuffle")):
+    for changes, words in (
+        ({}, ", num_workers=2, pin_memory=True, prefetch_factor=2, shuffle"),
+        ({"kept": "so"}, ", shuffle"),
+    ):
         proof = found.proof.model_copy(update={"loading": loading.model_copy(update=changes)})
         text = by_name("python").export(found.model_copy(update={"proof": proof})).text
         assert f"DataLoader(dataset, batch_size=MICRO_BATCH_SIZE{words}" in text

@@ -7,9 +7,8 @@ import pytest
 
 from autofit import exporters
 from autofit.core.errors import UsageError
-from autofit.exporters import target_version
-from autofit.exporters.base import Exporter
-from autofit.exporters.target_version import TargetVersion, release
+from autofit.exporters import base
+from autofit.exporters.base import Exporter, TargetVersion, release
 
 CONSTRAINTS = Path(__file__).parents[2] / "scripts" / "constraints.txt"
 
@@ -23,7 +22,7 @@ def test_the_numbers_of_a_version(text: str, numbers: tuple[int, ...]) -> None:
 
 def of(asked: str | None, installed: str = "") -> TargetVersion:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target_version, "_installed", lambda package: installed)
+        patch.setattr(base, "_installed", lambda package: installed)
         return TargetVersion.of(asked, "target", "package", "4.45", "5.23")
 
 

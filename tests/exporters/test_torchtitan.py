@@ -25,12 +25,10 @@ COMMON = frozenset(
 BEFORE = COMMON | {"activation_checkpoint.mode", "optimizer.early_step_in_backward"}
 NEWER = {"training.dtype", "compile.enable", "compile.components", "activation_checkpoint.memory_budget"}
 FIELDS = {
-    "0.1.0": BEFORE | {"training.compile"},
-    "0.2.0": BEFORE | NEWER,
     "0.2.2": BEFORE | NEWER,
     "0.3.0": COMMON | NEWER,
 }
-"""Fields that matter here, read from the data classes of each version's wheel: `torchtitan/config_manager.py` (0.1),
+"""Fields that matter here, read from the data classes of each version's wheel:
 `torchtitan/config/job_config.py` (0.2), and in 0.3 `torchtitan/config/configs.py`,
 `torchtitan/distributed/activation_checkpoint.py` and `torchtitan/components/optimizer/optimizer.py`."""
 SUBCOMMANDS = {
@@ -83,7 +81,7 @@ def test_each_override_is_a_field_of_that_version(plan: str, version: str) -> No
     assert names_of(words) <= FIELDS[version]
     subcommands = {word for word in words if word.startswith("activation_checkpoint:")}
     assert subcommands <= (SUBCOMMANDS if version == "0.3.0" else set())
-    lacking = {("budget", "0.1.0"): ("activation_budget",), ("in backward", "0.3.0"): ("optimizer_in_backward",)}
+    lacking = {("in backward", "0.3.0"): ("optimizer_in_backward",)}
     assert export.unmapped == lacking.get((plan, version), ())
 
 
@@ -98,17 +96,6 @@ def test_the_global_batch_is_that_of_the_plan() -> None:
     assert words[:4] == ["--training.local_batch_size", "2", "--training.global_batch_size", "16"]
 
 
-@pytest.mark.parametrize(
-    ("version", "alike"), [("0.1.0", True), ("0.2.1", True), ("0.2.2", False), ("0.3.0", False), (None, False)]
-)
-@pytest.mark.parametrize("weighing", ["batch['labels'] != -100", "batch['labels'][..., 1:] != -100"])
-def test_labels_are_counted_since_a_version(weighing: str, version: str | None, alike: bool) -> None:
-    """Read from `torchtitan/train.py` and `components/loss.py` of each wheel, in 0.3 from `torchtitan/trainer.py`."""
-    export = exported(PLANS["accumulated"], version, {"weighing": weighing})
-    words = "torchtitan before 0.2.2 weights those of a step alike"
-    assert [words in text for text in export.warnings] == [True] * alike
-
-
 def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:
     text = exported({"precision": "tf32"}).text
     assert f"export {TF32}=1\n" in text
@@ -121,7 +108,7 @@ def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:
 
 @pytest.mark.parametrize("value", ["half", "fifth"])
 def test_the_budget_of_compiled_code_is_the_share_that_was_measured(value: str) -> None:
-    words = words_of(exported({"compile": "blocks", "activation_budget": value}, "0.2"))
+    words = words_of(exported({"compile": "blocks", "activation_budget": value}, "0.2.2"))
     assert float(words[words.index("--activation_checkpoint.memory_budget") + 1]) == SHARES[value]
 
 
@@ -145,8 +132,7 @@ def parsed(words: list[str]) -> Any:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")
     pytest.importorskip("triton", reason="torchtitan needs triton")
     installed = installed_version("torchtitan")
-    module = "torchtitan.config_manager" if installed.startswith("0.1") else "torchtitan.config.manager"
-    manager, newest = import_module(module).ConfigManager(), installed.startswith("0.3")
+    manager, newest = import_module("torchtitan.config.manager").ConfigManager(), installed.startswith("0.3")
     return manager.parse_args([*(["--module", "llama3", "--config", "llama3_debugmodel"] if newest else []), *words])
 
 
@@ -176,3 +162,19 @@ def _kind(config: Any) -> str:
     if chosen is None:
         return "none"
     return str(getattr(chosen, "mode", "full" if "FullAC" in type(chosen).__qualname__ else "other"))
+
+
+@pytest.mark.parametrize(
+    ("weighing", "words"),
+    [
+        ("batch['labels'] != -100", ""),
+        ("batch['labels'][..., 1:] != -100", ""),
+        ("batch['labels'] != 0", "weights those of a step by their labels that are not -100."),
+        ("batch['mask']", "weights those of a step by their labels that are not -100."),
+        ("1", "a mean over the labels that are not -100:"),
+    ],
+)
+def test_a_trainer_that_counts_labels_differs_where_the_plan_counts_something_else(weighing: str, words: str) -> None:
+    several, one = (answer(OWN.replace(accumulation_steps=steps), settings={"weighing": weighing}) for steps in (2, 1))
+    assert [words in text for text in Torchtitan().caveats(several)] == [True] * bool(words)
+    assert Torchtitan().caveats(one) == ()

@@ -8,7 +8,7 @@ from torch import nn
 
 from autofit.core.plan import KnobValue
 from autofit.fit import Fit
-from autofit.integrations.fabric import fabric_arguments
+from autofit.integrations.lightning import fabric_arguments
 from tests.conformance.test_exporters import OWN, answer
 
 

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.fit import Fit
-from autofit.integrations.lightning import ApplyPlan, AutofitCallback
-from autofit.integrations.lightning_trainer import (
+from autofit.integrations.lightning import (
+    ApplyPlan,
+    AutofitCallback,
     batch_size_of,
     check_loader,
     check_measurable,

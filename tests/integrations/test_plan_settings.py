@@ -1,13 +1,14 @@
 """A plan as another library's arguments: where it comes from, and what is left to the user's code."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autofit.core.errors import UsageError
+from autofit.core.errors import PlanFileError, UsageError
 from autofit.fit import Fit
-from autofit.integrations.plan_settings import PlanSettings, import_package
+from autofit.integrations.plan_settings import PlanSettings, fit_of, import_package
 from tests.conformance.test_exporters import OWN, answer
 
 
@@ -47,3 +48,21 @@ def test_a_missing_package_is_said_with_its_extra() -> None:
     with pytest.raises(UsageError, match=r"nowhere cannot be imported .*pip install '\.\[lightning\]' in a checkout"):
         import_package("nowhere", "lightning")
     assert import_package("json", "lightning").__name__ == "json"
+
+
+def test_a_file_a_fit_and_an_answer_are_the_same_plan(tmp_path: Path) -> None:
+    found = answer(OWN.replace(micro_batch_size=2))
+    path = tmp_path / "autofit.yaml"
+    given = Fit(found)
+    given.save(path)
+    assert fit_of(given) is given
+    assert fit_of(found).answer is found
+    assert fit_of(path).answer == fit_of(str(path)).answer == found
+
+
+def test_something_else_is_refused(tmp_path: Path) -> None:
+    other: Any = {"micro_batch_size": 2}
+    with pytest.raises(UsageError, match="found a dict as plan"):
+        fit_of(other)
+    with pytest.raises(PlanFileError):
+        fit_of(tmp_path / "missing.yaml")

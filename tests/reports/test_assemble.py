@@ -322,7 +322,7 @@ def test_the_latest_run_decides_and_the_peak_that_was_seen_stays() -> None:
 def test_a_plan_file_alone_gives_the_measured_plans() -> None:
     r = RESULT.answer
     assert r is not None
-    found = with_rates(known_plans(r, ()), r, r.objective)
+    found = with_rates(known_plans(r, ()), r)
     assert set(found) == {r.plan.key, r.baseline.plan.key, *(each.plan.key for each in r.alternatives)}
     assert found[r.plan.key].rate_per_s == r.rate_per_s
 
@@ -332,7 +332,7 @@ def test_a_record_without_throughputs_is_put_on_the_scale_of_its_gains() -> None
     assert r is not None
     bare = [each.model_copy(update={"rate_per_s": None}) for each in (r.baseline, *r.alternatives)]
     older = r.model_copy(update={"rate_per_s": None, "baseline": bare[0], "alternatives": tuple(bare[1:])})
-    found = with_rates(known_plans(older, ()), older, older.objective)
+    found = with_rates(known_plans(older, ()), older)
     own = found[r.baseline.plan.key].rate_per_s
     assert own
     for each in found.values():
@@ -357,7 +357,7 @@ def test_plans_without_a_throughput_come_last_those_near_the_budget_first() -> N
     ]
     r = RESULT.answer
     assert r is not None
-    known = with_rates(known_plans(r, trials), r, r.objective)
+    known = with_rates(known_plans(r, trials), r)
     rows = rows_of(known.values(), r.plan, r.baseline.plan, {})
     assert (rows[-1].status, rows[-1].accumulation_steps) == ("skipped", 1)
     assert rows[0].rate_per_s == max(row.rate_per_s or 0 for row in rows)

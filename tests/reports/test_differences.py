@@ -1,5 +1,6 @@
 """What differs between two plan files, in a text, on a page and as JSON."""
 
+import html
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_the_text_fits_the_terminal_and_names_both_files(width: int) -> None:
 
 
 def test_the_page_and_the_dictionary_say_the_same() -> None:
-    page, found = to_html(plan(), changed(), NAMES), to_dict(plan(), changed())
+    page, found = html.unescape(to_html(plan(), changed(), NAMES)), to_dict(plan(), changed())
     assert found["verdict"] in page
     for each in found["differences"]:
         assert each["name"] in page

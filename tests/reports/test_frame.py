@@ -7,19 +7,18 @@ from itertools import combinations
 
 import pytest
 
-from autofit.reports.frame import Frame, page, script, style
-from autofit.reports.markup import element, section
+from autofit.reports.frame import Frame, asset, page
+from autofit.reports.markup import Markup
 from autofit.reports.svg.drawing import style_sheet
 
 FRAME = Frame(
     window="gpt – autofit", kind="autofit nightly", title="Night 1", about=("cuda", "", "2 jobs"), footer="Made here.",
-    style=style(".x { color: red; }"), script=script("  const more = 1;\n"),
+    styles=("what_if.css",), scripts=("what_if.js",),
 )  # fmt: skip
 
 
 def built(frame: Frame = FRAME) -> str:
-    answer = ("answer", "The verdicts", element("section", "all steady", id="answer"))
-    return page(frame, answer, [("gpt", "gpt", section("gpt", "gpt", element("p", "steady")))])
+    return page(frame, Markup("<p>all steady</p>"), [("gpt", "gpt", Markup("<p>steady</p>"))])
 
 
 def test_a_page_holds_what_it_is_given_and_links_to_each_section() -> None:
@@ -27,9 +26,10 @@ def test_a_page_holds_what_it_is_given_and_links_to_each_section() -> None:
     assert found.startswith('<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">')
     assert "<title>gpt – autofit</title>" in found
     assert '<p class="eyebrow">autofit nightly</p><h1>Night 1</h1><p class="meta">cuda · 2 jobs</p>' in found
-    assert '<a href="#main" class="skip">Skip to the verdicts</a>' in found
-    assert re.findall('<li><a href="#([a-z]+)">([^<]*)</a>', found) == [("answer", "The verdicts"), ("gpt", "gpt")]
-    assert '<main id="main"><section id="answer">all steady</section><section id="gpt"' in found
+    assert '<a href="#main" class="skip">Skip to the answer</a>' in found
+    assert re.findall('<li><a href="#([a-z]+)">([^<]*)</a>', found) == [("answer", "The answer"), ("gpt", "gpt")]
+    assert '<main id="main"><section id="answer" aria-label="The answer"><p>all steady</p></section>' in found
+    assert '<section id="gpt" aria-labelledby="gpt-heading"><h2 id="gpt-heading">gpt</h2><p>steady</p>' in found
     assert "<footer><p>Made here.</p></footer>" in found
 
 
@@ -40,22 +40,20 @@ def test_texts_are_escaped() -> None:
     assert found.count("&lt;script&gt;alert(1)") == 5
 
 
-def test_the_style_of_a_page_follows_that_of_all_pages_and_charts() -> None:
-    assert style("a {}") == style() + "a {}"
-    assert style().endswith(style_sheet())
-
-
-def test_a_script_is_one_function_in_strict_mode() -> None:
-    found = script("  const more = 1;\n")
-    assert found.startswith('"use strict";\n(() => {\n')
-    assert found.endswith("\n  const more = 1;\n})();\n")
-    assert all(f"// {part}" in found for part in ("Theme:", "Points of charts:", "Copy buttons;"))
+def test_the_style_and_script_of_a_page_follow_those_of_all_pages_in_one_function_in_strict_mode() -> None:
+    found = built()
+    style = found[found.index("<style>") : found.index("</style>")]
+    assert style.index("--surface") < style.index(style_sheet()[:200]) < style.index(asset("what_if.css"))
+    script = found[found.index("<script>") : found.index("</script>")]
+    assert script.startswith('<script>"use strict";\n(() => {\n')
+    assert script.endswith(f"{asset('what_if.js')}}})();\n")
+    assert all(f"// {part}" in script for part in ("Theme:", "Points of charts:", "Copy buttons;"))
 
 
 def test_another_style_or_script_has_another_digest() -> None:
     sources = {
         re.findall(r"sha256-[A-Za-z0-9+/=]+", built(frame))[number]
-        for frame in (FRAME, replace(FRAME, style=style(), script=script()))
+        for frame in (FRAME, replace(FRAME, styles=(), scripts=()))
         for number in (0, 1)
     }
     assert len(sources) == 4

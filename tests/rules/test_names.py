@@ -36,7 +36,7 @@ RETIRED_TEXTS = {
 }
 """Retired wordings in texts, with what is written instead."""
 EXCEPTIONS = {
-    ("autofit/estimation/records.py", "own"): "field of `autofit estimate --json` (autofit.estimate/1)",
+    ("autofit/estimation/estimation.py", "own"): "field of `autofit estimate --json` (autofit.estimate/1)",
     ("autofit/memory/breakdown.py", "standing"): "field of saved reports and estimates (autofit.report/1)",
 }
 """Words that stay in one file, with the reason."""

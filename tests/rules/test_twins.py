@@ -12,7 +12,6 @@ WITHOUT_TWIN = {
     "autofit/core/trial.py": RECORD,
     "autofit/core/work.py": RECORD,
     "autofit/devices/accelerator.py": BASE,
-    "autofit/estimation/estimation.py": RECORD,
     "autofit/estimation/records.py": RECORD,
     "autofit/estimators/base.py": BASE,
     "autofit/exporters/base.py": BASE,

@@ -5,8 +5,7 @@ args = apply(fit, args)
 trainer = Trainer(model=model, args=args, callbacks=[PlanCheck(fit)], ...)
 """
 
-from autofit.integrations.huggingface.arguments import apply
-from autofit.integrations.huggingface.plan_check import PlanCheck
+from autofit.integrations.huggingface.arguments import PlanCheck, apply
 from autofit.integrations.huggingface.tuning import tune_trainer
 
 __all__ = ["PlanCheck", "apply", "tune_trainer"]

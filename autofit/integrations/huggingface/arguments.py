@@ -1,9 +1,4 @@
-"""Applies a plan to `TrainingArguments`, before the `Trainer` is built.
-
-The blocks of a transformers model that can be checkpointed one by one.
-
-A transformers model that packs the batches of its training, outside a `TrainStep`.
-"""
+"""Applies a plan to `TrainingArguments` and to the model, and refuses a training that is not under its plan."""
 
 import os
 import warnings
@@ -13,14 +8,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 from autofit import exporters
 from autofit.core.answer import Answer
 from autofit.core.block_order import read_order
 from autofit.core.errors import UsageError
-from autofit.core.plan import ACCUMULATION_STEPS, Plan
-from autofit.exporters.base import Export, Settings
-from autofit.integrations.given_plan import GivenPlan, answer_of
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, Settings
+from autofit.integrations.plan_settings import GivenPlan, fit_of
 from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
 
 PACKING = "packing"
@@ -49,9 +45,9 @@ def pack(model: nn.Module) -> None:
     pack_for_good(found)
 
 
-BLOCKS, ORDER = "checkpointed_blocks", "checkpoint_order"
 SWITCH = "gradient_checkpointing"
 """Attribute by which a block is checkpointed."""
+_BLOCK = "GradientCheckpointingLayer"
 
 
 def checkpoint_some(model: nn.Module, plan: Plan) -> None:
@@ -60,34 +56,23 @@ def checkpoint_some(model: nn.Module, plan: Plan) -> None:
     Raises:
         UsageError: the model does not have the blocks of the plan.
     """
-    blocks, order = _blocks(model), read_order(plan.values.get(ORDER, ""))
-    count = plan.values[BLOCKS]
+    # The class of the blocks exists in transformers 4.53 and later.
+    blocks = [each for each in model.modules() if any(c.__name__ == _BLOCK for c in type(each).__mro__)]
+    order = read_order(plan.values.get(CHECKPOINT_ORDER, ""))
+    count = plan.values[CHECKPOINTED_BLOCKS]
     if type(count) is not int or order is None or count > len(blocks) or (order and len(order) != len(blocks)):
+        ordered = f" in the order {plan.values[CHECKPOINT_ORDER]}" if order else ""
         raise UsageError(
             f"found a model with {len(blocks)} blocks that can be checkpointed one by one, and the plan has "
-            f"{BLOCKS}={count}{f' in the order {plan.values[ORDER]}' if order else ''}. Pass the model that was tuned."
+            f"{CHECKPOINTED_BLOCKS}={count}{ordered}. Pass the model that was tuned."
         )
-    _enable(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it
+        method: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        method({"use_reentrant": False})
     chosen = set((order or tuple(range(len(blocks))))[:count])
     for place, block in enumerate(blocks):
         setattr(block, SWITCH, place in chosen)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Returns the blocks, in module order. The class of which they are exists in transformers 4.53 and later."""
-    return [
-        module
-        for module in model.modules()
-        if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
-    ]
-
-
-def _enable(model: Any) -> None:
-    """Calls the model's method. The newer name is preferred."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it
-        method = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        method({"use_reentrant": False})
 
 
 Arguments = TypeVar("Arguments")
@@ -116,7 +101,7 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
             be packed.
         PlanFileError: the plan file cannot be read.
     """
-    found = answer_of(plan)
+    found = fit_of(plan).answer
     export = exporters.by_name("huggingface").export(found)
     for given, planned in _contradictions(args, found, export.settings):
         raise UsageError(f"found {given}, and {planned}. Remove it from the training, or tune again with it.")
@@ -124,11 +109,13 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     if getattr(args, "tf32", None) is True and settings.get("tf32") is False:
         del settings["tf32"]  # it was on when the plan was measured
     changed: Arguments = replace(args, **settings)  # type: ignore[type-var]  # a data class
-    left = _left(export, found)
-    if model is not None and BLOCKS in left:
+    unmapped = {knob: f"{found.plan.values[knob]} has no equivalent in the Trainer" for knob in export.unmapped}
+    left = {**export.by_hand, **unmapped}
+    if model is not None and CHECKPOINTED_BLOCKS in left:
         checkpoint_some(model, found.plan)
-        changed = _left_to_the_model(changed)
-        left = {knob: line for knob, line in left.items() if knob not in (BLOCKS, ORDER)}
+        name = "activation_checkpointing" if hasattr(changed, "activation_checkpointing") else "gradient_checkpointing"
+        changed = replace(changed, **{name: False})  # type: ignore[type-var]  # it would switch every block on
+        left = {knob: line for knob, line in left.items() if knob not in (CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER)}
     if model is not None and found.plan.values.get(PACKING) is True:
         pack(model)
         del left[PACKING]
@@ -197,18 +184,6 @@ def _divided(args: Any, found: Answer) -> Mapping[str, int]:
     return {ACCUMULATION: steps // devices}
 
 
-def _left(export: Export, found: Answer) -> dict[str, str]:
-    """Returns the knobs without a field, with what to do for each."""
-    unmapped = {knob: f"{found.plan.values[knob]} has no equivalent in the Trainer" for knob in export.unmapped}
-    return {**export.by_hand, **unmapped}
-
-
-def _left_to_the_model(args: Arguments) -> Arguments:
-    """Returns the arguments without checkpointing, which would switch every block of the model on."""
-    name = "activation_checkpointing" if hasattr(args, "activation_checkpointing") else "gradient_checkpointing"
-    return replace(args, **{name: False})  # type: ignore[type-var]  # a data class
-
-
 def _warn(left: Mapping[str, str], args: Any, found: Answer) -> None:
     if left:
         lines = "; ".join(f"{knob}: {line}" for knob, line in left.items())
@@ -223,3 +198,39 @@ def _warn(left: Mapping[str, str], args: Any, found: Answer) -> None:
             f"{args.device.type}, where its speed and peak memory are unknown. Tune again on this device.",
             stacklevel=3,
         )
+
+
+MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
+"""Accelerate's name of each precision of a plan."""
+
+
+class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    """Refuses a training that contradicts its plan, when it begins."""
+
+    def __init__(self, plan: GivenPlan) -> None:
+        """Checks against `plan`: a plan file, or what `autofit.tune` or `autofit.load` returned."""
+        self.answer: Answer = fit_of(plan).answer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Compares the batch of the loader, and the precision that Accelerate applies, with those of the plan.
+
+        Raises:
+            UsageError: they differ.
+        """
+        from accelerate.state import AcceleratorState  # noqa: PLC0415  # a Trainer has imported it
+
+        plan, loader = self.answer.plan, others.get("train_dataloader")
+        sampler, devices = getattr(loader, "batch_sampler", None), args.world_size * max(args.n_gpu, 1)
+        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or args.train_batch_size
+        precision, mixed = plan.values.get("precision"), AcceleratorState().mixed_precision
+        compared = {
+            MICRO_BATCH_SIZE: (size // max(args.n_gpu, 1), plan.micro_batch_size),
+            ACCUMULATION_STEPS: (args.gradient_accumulation_steps, max(plan.accumulation_steps // devices, 1)),
+            "mixed_precision": (mixed, mixed if precision is None else MIXED.get(str(precision), precision)),
+        }
+        for name, (found, planned) in compared.items():
+            if found != planned:
+                raise UsageError(
+                    f"found {name}={found} in this training, and the plan has {planned}. Build the Trainer with "
+                    "autofit.integrations.huggingface.apply(plan, args), or remove PlanCheck."
+                )

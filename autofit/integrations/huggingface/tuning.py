@@ -55,12 +55,16 @@ def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
             "step_fn": _step_of(trainer),
             "optimizer": trainer.create_optimizer() or trainer.optimizer,
             "max_grad_norm": args.max_grad_norm if args.max_grad_norm and args.max_grad_norm > 0 else None,
-            **_global_batch(args, arguments),
+            "global_batch_size": args.train_batch_size * args.gradient_accumulation_steps,
             **arguments,
-            **_precision(args, arguments),
         }
+        if arguments.get("max_global_batch_size") is not None:
+            chosen["global_batch_size"] = arguments.get("global_batch_size")
+        if args.fp16:  # which needs a gradient scaler; bf16 is a part of the step
+            chosen["pinned"] = {"precision": "fp16", **(arguments.get("pinned") or {})}
         chosen["without"] = _without(args, arguments)
-        fit = tune(model, _loader_of(trainer), **chosen)
+        loader = trainer.get_train_dataloader()  # Accelerate wraps it, and moves batches to the device
+        fit = tune(model, getattr(loader, "base_dataloader", loader), **chosen)
     finally:
         trainer.optimizer = before
     return for_trainer(with_kept_batch(fit, "of the arguments", arguments), "transformers")
@@ -111,29 +115,12 @@ def _checkpoint_as_asked(trainer: Any) -> None:
             return
 
 
-def _global_batch(args: Any, arguments: Mapping[str, Any]) -> Mapping[str, int]:
-    if arguments.get("max_global_batch_size") is not None:
-        return {}
-    return {"global_batch_size": args.train_batch_size * args.gradient_accumulation_steps}
-
-
-def _precision(args: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the argument that keeps fp16, which needs a gradient scaler. bf16 is a part of the step."""
-    return {"pinned": {"precision": "fp16", **(arguments.get("pinned") or {})}} if args.fp16 else {}
-
-
 def _without(args: Any, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the techniques that are not searched."""
     kept = ("precision",) if args.bf16 else ()
     if "fused" in str(args.optim.value):
         kept = (*kept, "optimizer_implementation")
     return tuple(dict.fromkeys((*arguments.get("without", ()), *NOT_IN_A_TRAINER, *kept)))
-
-
-def _loader_of(trainer: Any) -> Any:
-    """Returns the train loader as it was before Accelerate wrapped it, which moves batches to the device."""
-    loader = trainer.get_train_dataloader()
-    return getattr(loader, "base_dataloader", loader)
 
 
 def _step_of(trainer: Any) -> Callable[[nn.Module, Any], torch.Tensor]:

@@ -6,15 +6,14 @@ from pathlib import Path
 from autofit.core.errors import UsageError
 from autofit.reports.report import Report
 from autofit.reports.svg.drawing import Format
-from autofit.reports.svg.gain import ANSWERS, RACE, WHY
-from autofit.reports.svg.memory import BREAKDOWN, ESTIMATES, TIMELINE
+from autofit.reports.svg.gain import RACE, WHY
+from autofit.reports.svg.memory import BREAKDOWN, TIMELINE
 from autofit.reports.svg.speed import CURVES, FRONT
 
-CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE, ESTIMATES)
+CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, RACE)
 """All charts, in the order of a report."""
 KINDS = tuple(chart.kind for chart in CHARTS)
 """Names of the charts that can be plotted."""
-_WIDTH = 860.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +49,15 @@ class Plot:
             raise UsageError(f"cannot write {str(path)!r}: {error.strerror}. Give a writable path.") from None
 
 
-def plot(report: Report, kind: str, width: float = _WIDTH) -> Plot:
-    """Returns one chart of a report.
-
-    Args:
-        report: the report to draw.
-        kind: one of `KINDS`.
-        width: width of the picture in pixels, at least 320. Below 560, labels are placed under the chart.
+def plot(report: Report, kind: str) -> Plot:
+    """Returns one chart of a report; `kind` is one of `KINDS`.
 
     Raises:
-        UsageError: no chart has this name, the report has no values for it, or the width is too small.
+        UsageError: no chart has this name, or the report has no values for it.
     """
     chart = next((chart for chart in CHARTS if chart.kind == kind), None)
     if chart is None:
         raise UsageError(f"there is no plot {kind!r}; the plots are {', '.join(KINDS)}. Choose one of these.")
     if not chart.available(report):
         raise UsageError(f"there is nothing to plot as {kind!r}: {chart.missing}. Choose another plot.")
-    if not width >= 320:
-        raise UsageError(f"a plot is at least 320 pixels wide, found {width!r}. Give a larger width.")
-    return Plot(kind, chart.draw(report, Format(float(width), titles=True)).svg(alone=True))
+    return Plot(kind, chart.draw(report, Format(titles=True)).svg(alone=True))

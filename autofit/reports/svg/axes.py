@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autofit.core.units import format_bytes, short_number
-from autofit.reports.markup import element, number, shortened
-from autofit.reports.report import BATCH_ONLY, UPPER_BOUND, PlanRow, Report
-from autofit.reports.svg.drawing import FONT, SMALL, Box, Drawing, Format, text_width
+from autofit.reports.markup import Markup, shortened
+from autofit.reports.report import BATCH_ONLY, PlanRow, Report
+from autofit.reports.svg.drawing import FONT, SMALL, Box, Drawing, element, fitted, number, text_width
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-_DURATIONS = (("h", 3600), ("min", 60), ("s", 1))
-_LEAST_TICKED = 5
-"""An axis of time is in the largest unit that it holds this many times."""
 _STEPS = (1, 2, 2.5, 5, 10)
 _FROM_ZERO = 0.4
 """An axis starts at zero if its smallest value is below this share of the largest one."""
@@ -84,12 +81,6 @@ def byte_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     ]
 
 
-def duration_ticks(high_s: float, count: int) -> list[tuple[float, str]]:
-    """Returns ticks from 0 to `high_s` seconds in seconds, minutes or hours, as value and label."""
-    unit, size = next((name, size) for name, size in _DURATIONS if high_s >= _LEAST_TICKED * size or size == 1)
-    return [(tick * size, f"{tick:,.4g} {unit}" if tick else "0") for tick in nice_ticks(0, high_s / size, count)]
-
-
 def rate_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     """Returns ticks of a throughput, as value and label."""
     return [(tick, short_number(tick)) for tick in nice_ticks(low, high, count)]
@@ -109,14 +100,7 @@ def power_ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 
 def size_ticks(sizes: Collection[int], x: AxisScale, font: float, most: int) -> list[tuple[float, str]]:
-    """Returns a tick at each size if their labels fit beside each other; else as `power_ticks`.
-
-    Args:
-        sizes: values on the scale; one may occur several times.
-        x: the scale.
-        font: size of the labels.
-        most: see `power_ticks`.
-    """
+    """Returns a tick at each size if their labels fit beside each other in this size of letters; else `power_ticks`."""
     ticks = [(float(size), f"{size:,}") for size in sorted(set(sizes))]
     ends = [(x(size) - half, x(size) + half) for size, label in ticks for half in [text_width(label, font) / 2]]
     fits = all(left - right >= font / 2 for (_, right), (left, _) in pairwise(ends))
@@ -134,6 +118,12 @@ MOST_POINTS, APART = 150, 5.0
 
 _LABEL = 200
 """Number of characters after which a plan in words is cut."""
+_SHAPES = {
+    "af-rec": "M{0} {1}m0 -8l8 8l-8 8l-8 -8Z",
+    "af-base": "M{0} {1}m-6 -6h12v12h-12Z",
+    "af-x": "M{0} {1}m-4 -4l8 8m-8 0l8 -8",
+}
+"""Diamond of the recommended plan, square of the baseline, cross of what did not fit; other points are circles."""
 
 Ticks = Sequence[tuple[float, str]]
 
@@ -141,26 +131,22 @@ Ticks = Sequence[tuple[float, str]]
 def point(drawing: Drawing, x: float, y: float, row: PlanRow, kind: str = "") -> None:
     """Draws the point of a plan: a diamond if it is recommended, a square for the baseline, otherwise a circle.
 
-    Args:
-        drawing: to draw on.
-        x: of the centre.
-        y: of the centre.
-        row: the plan; the page shows it when its point is pointed at.
-        kind: class of a circle; "af-x" draws a cross.
+    `kind` is the class of a circle; "af-x" draws a cross. The page shows the plan when its point is pointed at.
     """
-    style, path = kind, ""
-    if kind == "af-x":
-        path = _path(x, y, "cross")
-    elif row.role == "recommended":
-        style, path = "af-rec", _path(x, y, "diamond")
-    elif row.is_baseline:
-        style, path = "af-base", _path(x, y, "square")
+    if kind != "af-x" and (row.role == "recommended" or row.is_baseline):
+        kind = "af-rec" if row.role == "recommended" else "af-base"
     title = element("title", tip(row)) if drawing.format.titles else None
-    classes = f"af-pt {style}".rstrip()
-    if path:
-        drawing.add("path", title, class_=classes, data_r=row.rank, d=path)
+    _mark(drawing, x, y, f"af-pt {kind}".rstrip(), title, row.rank)
+
+
+def _mark(
+    drawing: Drawing, x: float, y: float, classes: str, title: Markup | None = None, rank: int | None = None
+) -> None:
+    shape = next((_SHAPES[kind] for kind in classes.split() if kind in _SHAPES), None)
+    if shape is None:
+        drawing.add("circle", title, class_=classes, data_r=rank, cx=x, cy=y, r=4)
     else:
-        drawing.add("circle", title, class_=classes, data_r=row.rank, cx=x, cy=y, r=4)
+        drawing.add("path", title, class_=classes, data_r=rank, d=shape.format(number(x), number(y)))
 
 
 def short_label(row: PlanRow) -> str:
@@ -173,47 +159,33 @@ def short_label(row: PlanRow) -> str:
 def thinned(placed: Sequence[tuple[PlanRow, float, float]]) -> list[tuple[PlanRow, float, float]]:
     """Returns the points to draw, each with its plan: of many points in nearly one place, one is drawn.
 
-    The recommended plan, the baseline and the Pareto front are always drawn. Up to `MOST_POINTS` points, all are.
+    The recommended plan, the baseline and the Pareto front are always drawn, last. Up to `MOST_POINTS` points, all are.
     """
-    if len(placed) <= MOST_POINTS:
-        return list(placed)
     seen, kept = set[tuple[int, int]](), list[tuple[PlanRow, float, float]]()
     for row, x, y in placed:
         place = int(x / APART), int(y / APART)
-        if place not in seen or row.role or row.is_baseline or row.on_front:
+        if len(placed) <= MOST_POINTS or place not in seen or row.role or row.is_baseline or row.on_front:
             kept.append((row, x, y))
         seen.add(place)
-    return kept
+    return sorted(kept, key=lambda found: (found[0].role == "recommended", found[0].is_baseline, found[0].on_front))
 
 
 def tip(row: PlanRow) -> str:
     """Returns the tooltip of a plan's point, which is shown where no script can show more."""
-    rate = "" if row.rate_per_s is None else f" · {short_number(row.rate_per_s)}/s"
-    peak = "" if row.peak_bytes is None else f" · peak {format_bytes(row.peak_bytes)}"
-    return f"{shortened(row.label, _LABEL)}{rate}{peak} · {row.status}"
+    return " · ".join([shortened(row.label, _LABEL), *_figures(row), row.status])
 
 
-def _path(x: float, y: float, shape: str) -> str:
-    corners = {
-        "diamond": ((0, -8), (8, 0), (0, 8), (-8, 0)),
-        "square": ((-6, -6), (6, -6), (6, 6), (-6, 6)),
-    }
-    if shape == "cross":
-        ends = (((-4, -4), (4, 4)), ((-4, 4), (4, -4)))
-        return "".join(
-            f"M{number(x + a)} {number(y + b)}L{number(x + c)} {number(y + d)}" for (a, b), (c, d) in ends
-        )  # fmt: skip
-    return "M" + "L".join(f"{number(x + dx)} {number(y + dy)}" for dx, dy in corners[shape]) + "Z"
+def _figures(row: PlanRow) -> list[str]:
+    """Returns the throughput and the peak of a plan, as far as they are known."""
+    rate = [] if row.rate_per_s is None else [f"{short_number(row.rate_per_s)}/s"]
+    return rate if row.peak_bytes is None else [*rate, f"peak {format_bytes(row.peak_bytes)}"]
 
 
 def axes(drawing: Drawing, area: Box, x: tuple[AxisScale, Ticks, str], y: tuple[AxisScale, Ticks, str]) -> None:
     """Draws the grid, the ticks and the names of both axes; each is given as scale, ticks and name."""
     scale, ticks, name = y
-    for value, label in ticks:
-        at = scale(value)
-        drawing.line(area.left, at, area.right, at, "af-grid")
-        drawing.text(area.left - 8, at + 4, label, "af-note", "end")
     drawing.text(0, area.top - 14, name, "af-note")
+    levels(drawing, area, scale, ticks)
     scale, ticks, name = x
     drawing.line(area.left, area.bottom, area.right, area.bottom, "af-axis")
     for value, label in ticks:
@@ -226,66 +198,52 @@ def axes(drawing: Drawing, area: Box, x: tuple[AxisScale, Ticks, str], y: tuple[
     drawing.text(area.right, area.bottom + 38, name, "af-note", "end")
 
 
+def levels(drawing: Drawing, area: Box, y: AxisScale, ticks: Ticks) -> None:
+    """Draws the horizontal lines of the grid with their labels."""
+    for value, label in ticks:
+        drawing.line(area.left, y(value), area.right, y(value), "af-grid")
+        drawing.text(area.left - 8, y(value) + 4, label, "af-note", "end")
+
+
 def margin(ticks: Ticks) -> float:
     """Returns the room that labels left of an axis need."""
     return max((text_width(label, SMALL) for _, label in ticks), default=20.0) + 12
 
 
 def key(drawing: Drawing, shapes: Sequence[tuple[str, str]], top: float) -> float:
-    """Draws a key of shapes and what they stand for, over as many lines as needed; returns where it ends.
-
-    Args:
-        drawing: to draw on.
-        shapes: class and text of each entry.
-        top: where it begins.
-    """
+    """Draws a key of shapes, as class and text, over as many lines as needed from `top` on; returns where it ends."""
     x, y = 0.0, top + 8
-    for kind, text in shapes:
+    for kind, given in shapes:
+        text = fitted(given, FONT, drawing.format.width - 22)
         width = 22 + text_width(text, FONT) + 14
         if x and x + width > drawing.format.width + 14:
             x, y = 0.0, y + LINE + 2
-        _shape(drawing, x + 8, y, kind)
+        if kind.startswith("af-bar"):
+            drawing.rect(x + 1, y - 6, x + 15, y + 6, kind, 2)
+        elif kind.startswith("af-pt"):
+            _mark(drawing, x + 8, y, kind)
+        else:
+            drawing.line(x, y, x + 16, y, kind)
         drawing.text(x + 22, y + 4.5, text, "af-label")
         x += width
     return y + 10
 
 
-def _shape(drawing: Drawing, x: float, y: float, kind: str) -> None:
-    shapes = {"af-pt af-rec": "diamond", "af-pt af-base": "square", "af-pt af-x": "cross"}
-    if kind in shapes:
-        drawing.add("path", class_=kind, d=_path(x, y, shapes[kind]))
-    elif kind.startswith("af-bar"):
-        drawing.rect(x - 7, y - 6, x + 7, y + 6, kind, 2)
-    elif kind.startswith("af-pt"):
-        drawing.add("circle", class_=kind, cx=x, cy=y, r=4)
-    else:
-        drawing.line(x - 8, y, x + 8, y, kind)
-
-
 def plan_keys(report: Report, drawn: Collection[int]) -> list[tuple[str, str]]:
-    """Returns the entries of a key for the recommended plan and the baseline, if their ranks are among the drawn."""
+    """Returns the entries of a key for the recommended plan and the baseline, with their throughput and peak.
+
+    Those whose ranks are not among the drawn are left out.
+    """
     recommended, baseline = report.recommended, report.baseline
     found = []
     if recommended is not None and recommended.rank in drawn:
         same = "recommended: the baseline" if recommended.is_baseline else "recommended plan"
-        found.append(("af-pt af-rec", same))
+        found.append(("af-pt af-rec", ", ".join([same, *_figures(recommended)])))
     if baseline is not None and baseline.role != "recommended" and baseline.rank in drawn:
-        found.append(("af-pt af-base", "baseline"))
+        found.append(("af-pt af-base", ", ".join(["baseline", *_figures(baseline)])))
     return found
 
 
 def shown_budget(report: Report, high: float) -> bool:
     """Returns whether an axis that ends at `high` can be stretched to the budget and still show the plans apart."""
     return report.budget_bytes <= 1.6 * high
-
-
-def bound_label(form: Format) -> str:
-    """Returns how a trace that holds for all possible data is labelled; a narrow drawing has no room for the reason."""
-    return "upper bound" if form.narrow else UPPER_BOUND
-
-
-def upper_bounds(report: Report) -> str:
-    """Returns which traced plans have an upper bound in place of their memory, and why; "" if none has."""
-    names = {"recommended": "recommended plan", "baseline": "baseline"}
-    named = " and ".join(f"the {names[plan.role]}" for plan in report.memory if report.is_upper_bound(plan))
-    return f"The memory of {named} is an {UPPER_BOUND}." if named else ""

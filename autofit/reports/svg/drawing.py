@@ -1,19 +1,17 @@
-"""Drawing: the text of one SVG picture, element by element, and places for its letters."""
+"""Drawing: the text of one SVG picture, element by element, and how wide its letters are."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from itertools import accumulate
 
-from autofit.core.printable import one_line
-from autofit.reports.markup import Child, DataTable, Markup, Value, element, joined, number, shortened
+from autofit.reports.markup import DataTable, Markup, escaped, joined, shortened
 from autofit.reports.report import Report
 
+FONT, SMALL = 13.0, 12.0
+"""Size of a label, and of the text at ticks and of notes, in units of the picture. `charts.css` sets the same."""
 _NARROW, _WIDE = frozenset("iljtfrI.,:;'|!()[]/ "), frozenset("mwMW@%—=+<>×~→…")
 _LONGEST = 400
-_BREAKS = re.compile(r"(?<=[=_.])")
 
 
 def text_width(text: str, size: float) -> float:
@@ -36,137 +34,40 @@ def fitted(text: str, size: float, width: float) -> str:
     text = shortened(text, _LONGEST)
     if text_width(text, size) <= width:
         return text
-    room = width - text_width("…", size)
-    for place, letter in enumerate(text):
-        room -= _em(letter) * size
-        if room < 0:
-            text = text[:place]
-            break
+    while text and text_width(f"{text}…", size) > width:
+        text = text[:-1]
     return f"{text.rstrip(' ,.')}…"
 
 
-def wrapped(text: str, size: float, width: float, most: int) -> list[str]:
-    """Returns `text` as at most `most` lines that fit `width`; the last one is cut if needed.
-
-    Lines end at a space or, in a word that is too long for a line, behind "=", "_" or ".".
-    """
-    lines = [""]
-    words = [
-        part
-        for word in one_line(text[:_LONGEST]).split(" ")
-        for part in (_BREAKS.split(f"{word} ") if text_width(word, size) > width else [f"{word} "])
-        if part.strip()
-    ]
-    for place, word in enumerate(words):
-        longer = f"{lines[-1]}{word}"
-        if text_width(longer.rstrip(), size) <= width or not lines[-1]:
-            lines[-1] = longer
-        elif len(lines) < most:
-            lines.append(word)
-        else:
-            lines[-1] = "".join([lines[-1], *words[place:]])
-            break
-    return [fitted(line.rstrip(), size, width) for line in lines]
+def number(value: float) -> str:
+    """Returns a coordinate with one decimal at most."""
+    text = f"{value:.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
-    """Returns positions near the wanted ones, in their order, for labels that do not overlap.
+def element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:
+    """Returns an element of SVG.
 
     Args:
-        wanted: where the middle of each label should be.
-        heights: of each label, with the space around it.
-        low: the first position that is allowed.
-        high: the last position that is allowed, if there is room for all labels.
+        name: of the element.
+        children: what it holds, in order; text that is not `Markup` is escaped, None is left out.
+        attributes: by name, in order. "_" stands for "-", and one at the end is dropped (`class_`). None is left out.
     """
-    groups = list[list[int]]()
-    tops = list[float]()
-    for index in sorted(range(len(wanted)), key=lambda index: wanted[index]):
-        group = [index]
-        top = _settled(group, wanted, heights, low, high)
-        while groups and tops[-1] + sum(heights[member] for member in groups[-1]) > top:
-            tops.pop()
-            group = groups.pop() + group
-            top = _settled(group, wanted, heights, low, high)
-        groups.append(group)
-        tops.append(top)
-    placed = list(wanted)
-    for group, top in zip(groups, tops, strict=True):
-        ends = accumulate(heights[member] for member in group)
-        for member, end in zip(group, ends, strict=True):
-            placed[member] = top + end - heights[member] / 2
-    return placed
-
-
-def _settled(group: Sequence[int], wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> float:
-    """Returns the top of labels that stand one below the other, so that they are near where they should be."""
-    ends = list(accumulate(heights[member] for member in group))
-    tops = [wanted[member] + heights[member] / 2 - end for member, end in zip(group, ends, strict=True)]
-    highest, lowest = low - heights[group[0]] / 2, high + heights[group[-1]] / 2 - ends[-1]
-    return min(max(sum(tops) / len(tops), highest), max(lowest, highest))
+    given = {key.removesuffix("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    texts = {key: number(value) if isinstance(value, float) else str(value) for key, value in given.items()}
+    start = "".join([name, *(f' {key}="{escaped(text)}"' for key, text in texts.items())])
+    inside = joined(children)
+    return Markup(f"<{start}>{inside}</{name}>" if inside else f"<{start}/>")
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle that a label or a mark takes."""
+    """A rectangle that a label, a mark or the area of a chart takes."""
 
     left: float
     top: float
     right: float
     bottom: float
-
-    def overlaps(self, other: "Box") -> bool:
-        """Returns whether the two rectangles overlap."""
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-        )  # fmt: skip
-
-    def inside(self, other: "Box") -> bool:
-        """Returns whether this one lies in the other one."""
-        return (
-            self.left >= other.left
-            and self.right <= other.right
-            and self.top >= other.top
-            and self.bottom <= other.bottom
-        )  # fmt: skip
-
-
-def place_label(x: float, y: float, width: float, height: float, bounds: Box, taken: Sequence[Box]) -> Box:
-    """Returns where a label of a point stands: beside, above or below it, clear of what is taken if that is possible.
-
-    Args:
-        x: of the point.
-        y: of the point.
-        width: of the label.
-        height: of the label.
-        bounds: the area that the label must not leave.
-        taken: what other labels and marks take.
-    """
-    boxes = [
-        Box(left, top, left + width, top + height)
-        for off in (11.0, 22.0, 36.0, 54.0)
-        for left, top in (
-            (x + off, y - height / 2), (x - off - width, y - height / 2), (x - width / 2, y - off - height),
-            (x - width / 2, y + off), (x + off, y - off - height), (x - off - width, y - off - height),
-            (x + off, y + off), (x - off - width, y + off),
-        )
-    ]  # fmt: skip
-    inside = [box for box in boxes if box.inside(bounds)] or [_moved(boxes[0], bounds)]
-    return min(inside, key=lambda box: sum(box.overlaps(other) for other in taken))
-
-
-def _moved(box: Box, bounds: Box) -> Box:
-    left = max(min(box.left, bounds.right - (box.right - box.left)), bounds.left)
-    top = max(min(box.top, bounds.bottom - (box.bottom - box.top)), bounds.top)
-    return Box(left, top, left + box.right - box.left, top + box.bottom - box.top)
-
-
-FONT = 13.0
-"""Size of a label in units of the picture. `charts.css` sets the same."""
-SMALL = 12.0
-"""Size of the text at ticks and of notes. `charts.css` sets the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +81,6 @@ class Format:
 
     width: float = 860.0
     titles: bool = False
-
-    @property
-    def narrow(self) -> bool:
-        """Whether the picture is for a telephone, with labels below the chart instead of beside it."""
-        return self.width < 560
-
-
-WIDE, NARROW = Format(860.0), Format(344.0)
 
 
 @dataclass(slots=True)
@@ -206,29 +99,24 @@ class Drawing:
     height: float = 0.0
     parts: list[Markup] = field(default_factory=list)
 
-    def add(self, name: str, *children: Child, **attributes: Value) -> None:
+    def add(self, name: str, *children: str | None, **attributes: str | float | None) -> None:
         """Draws an element."""
         self.parts.append(element(name, *children, **attributes))
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
         """Draws a line of a class of `charts.css`."""
-        self.add("path", class_=kind, d=f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}")
+        self.polyline([(x1, y1), (x2, y2)], kind)
 
     def polyline(self, points: list[tuple[float, float]], kind: str) -> None:
         """Draws a line through points."""
         self.add("path", class_=kind, d="M" + "L".join(f"{number(x)} {number(y)}" for x, y in points))
 
-    def rect(self, left: float, top: float, right: float, bottom: float, kind: str, radius: float = 0) -> None:
+    def rect(
+        self, left: float, top: float, right: float, bottom: float, kind: str, radius: float | None = None
+    ) -> None:
         """Draws a rectangle."""
-        self.add(
-            "rect",
-            class_=kind,
-            x=left,
-            y=top,
-            width=max(right - left, 0.0),
-            height=max(bottom - top, 0.0),
-            rx=radius or None,
-        )
+        width, height = max(right - left, 0.0), max(bottom - top, 0.0)
+        self.add("rect", class_=kind, x=left, y=top, width=width, height=height, rx=radius or None)
 
     def text(self, x: float, y: float, text: str, kind: str = "af-label", anchor: str = "") -> None:
         """Draws a text with its baseline at `y`; `anchor` is "middle", "end" or "" for its start."""
@@ -267,7 +155,7 @@ class Chart:
     Attributes:
         kind: name in `Fit.plot` and anchor in the page.
         heading: what it shows.
-        aid: one sentence on how to read it.
+        aid: how to read it.
         missing: why a report may not have it, for the error of `Fit.plot`.
         available: whether a report has it.
         draw: draws it; only for a report that has it.

@@ -1,14 +1,11 @@
 """Charts of throughput: against peak memory, and over the micro batch size."""
 
-from itertools import pairwise
-
 from autofit.core.objective import TIE_RATIO
 from autofit.core.units import format_bytes, short_number
 from autofit.reports.markup import DataTable
 from autofit.reports.report import PlanRow, Report, SpeedCurve
 from autofit.reports.sentences import counted
 from autofit.reports.svg.axes import (
-    LINE,
     NOT_FROM_ZERO,
     AxisScale,
     axes,
@@ -23,18 +20,7 @@ from autofit.reports.svg.axes import (
     span,
     thinned,
 )
-from autofit.reports.svg.drawing import (
-    FONT,
-    SMALL,
-    Box,
-    Chart,
-    Drawing,
-    Format,
-    place_label,
-    spread,
-    text_width,
-    wrapped,
-)
+from autofit.reports.svg.drawing import SMALL, Box, Chart, Drawing, Format, text_width
 from autofit.search.choice import SAME_MEMORY_RATIO
 
 _BEYOND = 1.15
@@ -49,23 +35,18 @@ def _front_draw(report: Report, form: Format) -> Drawing:
     low, high = _memory_span(report, rows)
     slow, fast = span([row.rate_per_s or 0.0 for row in rows])
     rates = rate_ticks(slow, fast, 5)
-    left, right = margin(rates), form.width - 14
-    bottom = top + (270 if form.narrow else 330)
-    lane = bottom + 24 if refused else bottom
-    area = Box(left, top, right, lane)
-    x, y = AxisScale(low, high, left, right), AxisScale(slow, fast, bottom, top)
-    memory = byte_ticks(low, high, 3 if form.narrow else 7)
+    bottom = top + 330
+    area = Box(margin(rates), top, form.width - 14, bottom + 24 if refused else bottom)
+    x, y = AxisScale(low, high, area.left, area.right), AxisScale(slow, fast, bottom, top)
     _budget(drawing, report, area, x)
-    axes(drawing, area, (x, memory, "peak memory"), (y, rates, f"{report.unit} per second"))
+    axes(drawing, area, (x, byte_ticks(low, high, 7), "peak memory"), (y, rates, f"{report.unit} per second"))
     _refusals(drawing, refused, area, x)
     line = _frontier(rows, x, y)
     if len(line) > 1:
         drawing.polyline(line, "af-frontier")
-    placed = [(row, x(row.peak_bytes or 0), y(row.rate_per_s or 0.0)) for row in rows]
-    for row, at_x, at_y in sorted(thinned(placed), key=lambda found: _order(found[0])):
+    for row, at_x, at_y in thinned([(row, x(row.peak_bytes or 0), y(row.rate_per_s or 0.0)) for row in rows]):
         point(drawing, at_x, at_y, row, "af-front" if row.on_front else "")
-    _labels(drawing, rows, area, (x, y), [*_boxes(report, area, x), *_stairs(line)])
-    drawing.height = lane + 46
+    drawing.height = area.bottom + 46
     return drawing
 
 
@@ -75,19 +56,13 @@ def _measured(report: Report) -> list[PlanRow]:
 
 def _refused(report: Report) -> list[tuple[float, PlanRow]]:
     """Returns the plans without a throughput that have a peak, measured or estimated, with it."""
-    found = list[tuple[float, PlanRow]]()
-    for row in report.rows:
-        peak = row.peak_bytes or row.expected_bytes
-        if row.rate_per_s is None and peak and peak > report.budget_bytes:
-            found.append((float(peak), row))
-    return found
+    peaks = [(float(row.peak_bytes or row.expected_bytes or 0), row) for row in report.rows if row.rate_per_s is None]
+    return [(peak, row) for peak, row in peaks if peak > report.budget_bytes]
 
 
 def _memory_span(report: Report, rows: list[PlanRow]) -> tuple[float, float]:
     low, high = span([float(row.peak_bytes or 0) for row in rows], 0.1)
-    if shown_budget(report, high):
-        high = max(high, report.budget_bytes * _BEYOND)
-    return low, high
+    return low, max(high, report.budget_bytes * _BEYOND) if shown_budget(report, high) else high
 
 
 def _front_keys(report: Report, rows: list[PlanRow], refused: list[tuple[float, PlanRow]]) -> list[tuple[str, str]]:
@@ -101,73 +76,32 @@ def _front_keys(report: Report, rows: list[PlanRow], refused: list[tuple[float, 
 def _budget(drawing: Drawing, report: Report, area: Box, x: AxisScale) -> None:
     text = f"budget {format_bytes(report.budget_bytes)}"
     if report.budget_bytes > x.high:
-        beyond = f"{text} →" if drawing.format.narrow else f"{text}, beyond this axis →"
-        drawing.text(area.right, area.top - 14, beyond, "af-bad", "end")
+        drawing.text(area.right, area.top - 14, f"{text}, beyond this axis →", "af-bad", "end")
         return
     at = x(report.budget_bytes)
     drawing.rect(at, area.top, area.right, area.bottom, "af-over")
     drawing.line(at, area.top - 8, at, area.bottom, "af-budget")
-    half = text_width(text, SMALL) / 2
-    drawing.text(min(at, area.right - half), area.top - 14, text, "af-bad", "middle")
+    drawing.text(min(at, area.right - text_width(text, SMALL) / 2), area.top - 14, text, "af-bad", "middle")
 
 
 def _refusals(drawing: Drawing, refused: list[tuple[float, PlanRow]], area: Box, x: AxisScale) -> None:
     """Draws plans that did not fit in a lane of their own, since they have no throughput."""
     if refused:
         drawing.line(area.left, area.bottom - 24, area.right, area.bottom - 24, "af-grid")
-    beyond = sum(peak > x.high for peak, _ in refused)
-    placed = [(row, x(peak), area.bottom - 11) for peak, row in refused if peak <= x.high]
-    for row, at_x, at_y in thinned(placed):
+    for row, at_x, at_y in thinned([(row, x(peak), area.bottom - 11) for peak, row in refused if peak <= x.high]):
         point(drawing, at_x, at_y, row, "af-x")
-    if beyond:
+    if beyond := sum(peak > x.high for peak, _ in refused):
         text = f"{beyond} did not fit and {'is' if beyond == 1 else 'are'} beyond this axis"
         drawing.text(area.left + 6, area.bottom - 7, text, "af-bad")
 
 
 def _frontier(rows: list[PlanRow], x: AxisScale, y: AxisScale) -> list[tuple[float, float]]:
     """Returns the corners of the Pareto front, a staircase from the lightest plan to the fastest one."""
-    front = sorted((row.peak_bytes or 0, row.rate_per_s or 0.0) for row in rows if row.on_front)
     line = list[tuple[float, float]]()
-    for peak, rate in front:
+    for peak, rate in sorted((row.peak_bytes or 0, row.rate_per_s or 0.0) for row in rows if row.on_front):
         line += [(x(peak), line[-1][1])] if line else []
         line.append((x(peak), y(rate)))
     return line
-
-
-def _order(row: PlanRow) -> tuple[bool, bool, bool]:
-    """Returns what is drawn last, on top of the others."""
-    return row.role == "recommended", row.is_baseline, row.on_front
-
-
-def _stairs(line: list[tuple[float, float]]) -> list[Box]:
-    return [Box(min(a, c), min(b, d) - 1, max(a, c), max(b, d) + 1) for (a, b), (c, d) in pairwise(line)]
-
-
-def _boxes(report: Report, area: Box, x: AxisScale) -> list[Box]:
-    if report.budget_bytes > x.high:
-        return []
-    at = x(report.budget_bytes)
-    return [Box(at - 2, area.top, at + 2, area.bottom)] * 4  # to cross it is worse than to hide a point
-
-
-def _labels(
-    drawing: Drawing, rows: list[PlanRow], area: Box, scales: tuple[AxisScale, AxisScale], lines: list[Box]
-) -> None:
-    """Names the recommended plan and the baseline, clear of the points and of the lines where that is possible."""
-    x, y = scales
-    centres = [(x(row.peak_bytes or 0), y(row.rate_per_s or 0.0)) for row in rows]
-    taken = [Box(cx - 6, cy - 6, cx + 6, cy + 6) for cx, cy in centres]
-    taken += lines
-    for row, (cx, cy) in zip(rows, centres, strict=True):
-        if not row.role and not row.is_baseline:
-            continue
-        name = "Recommended" if row.role == "recommended" else "Baseline"
-        about = f"{short_number(row.rate_per_s or 0.0)}/s, {format_bytes(row.peak_bytes)}"
-        width = max(text_width(name, FONT) * 1.08, text_width(about, SMALL))
-        box = place_label(cx, cy, width, 2 * LINE - 4, area, taken)
-        taken.append(box)
-        drawing.text(box.left, box.top + 12, name, "af-strong")
-        drawing.text(box.left, box.top + 12 + LINE - 2, about, "af-note")
 
 
 def _front_about(report: Report, rows: list[PlanRow]) -> str:
@@ -208,41 +142,32 @@ def _curves_draw(report: Report, form: Format) -> Drawing:
     """Returns the chart of a report with at least one curve."""
     curves = _shown(report)
     drawing = Drawing(form, _curves_about(report, curves))
-    sizes = [size for curve in curves for size in _sizes(report, curve)]
+    series = _series(report, curves)
+    sizes = [size for curve in curves for size, _ in _points(report, curve)]
+    misses = [miss for curve in curves if (miss := _miss(report, curve))]
     slow, fast = span([rate for curve in curves for _, rate in _points(report, curve)])
     rates = rate_ticks(slow, fast, 5)
-    top = key(drawing, _curves_keys(report, curves), 2) + 34
-    misses = any(_miss(report, curve) for curve in curves)
-    bottom = top + (240 if form.narrow else 320)
-    lane = bottom + (26 if misses else 0)
-    area = Box(margin(rates), top, form.width - (30 if form.narrow else 250), lane)
-    x = AxisScale(max(min(sizes), 1) / 1.15, max(*sizes, 1) * 1.15, area.left, area.right, log2=True)
+    names = [(f"af-line af-s{number}", curve.combination) for curve, number in zip(curves, series, strict=True)]
+    top = key(drawing, [*names, *_curves_keys(report, curves)], 2) + 34
+    bottom = top + 320
+    area = Box(margin(rates), top, form.width - 30, bottom + (26 if misses else 0))
+    x = AxisScale(max(min(sizes), 1) / 1.15, max(*sizes, *misses, 1) * 1.15, area.left, area.right, log2=True)
     y = AxisScale(slow, fast, bottom, top)
-    ticks = size_ticks(sizes, x, SMALL, 5 if form.narrow else 9)
+    ticks = size_ticks([*sizes, *misses], x, SMALL, 9)
     axes(drawing, area, (x, ticks, "micro batch size"), (y, rates, f"{report.unit} per second"))
     if misses:
         drawing.line(area.left, bottom, area.right, bottom, "af-grid")
-        drawing.text(area.left + 6, lane - 8, "did not fit", "af-bad")
-    series = _series(report, curves)
-    _lines(drawing, report, list(zip(curves, series, strict=True)), (x, y, lane - 12))
-    ends = [_points(report, curve)[-1] for curve in curves]
-    places = [(x(size), y(rate)) for size, rate in ends]
-    drawing.height = lane + 46
-    if form.narrow:
-        _letters(drawing, list(zip(curves, series, strict=True)), places, area)
-    else:
-        _names(drawing, curves, places, area)
+        drawing.text(area.left + 6, area.bottom - 8, "did not fit", "af-bad")
+    _lines(drawing, report, list(zip(curves, series, strict=True)), x, y)
+    drawing.height = area.bottom + 46
     return drawing
 
 
 def _shown(report: Report) -> list[SpeedCurve]:
     """Returns the fastest curves, with that of the baseline, and of the recommended plan, among them."""
     wanted = {row.combination for row in (report.recommended, report.baseline) if row is not None}
-    first = report.curves[:MOST_CURVES]
-    needed = [curve for curve in report.curves[MOST_CURVES:] if curve.combination in wanted]
-    free = [curve for curve in first if curve.combination not in wanted]
-    dropped = free[len(free) - len(needed) :] if needed else []
-    return [curve for curve in first if curve not in dropped] + needed
+    first = sorted(report.curves, key=lambda curve: curve.combination not in wanted)[:MOST_CURVES]
+    return [curve for curve in report.curves if curve in first]
 
 
 def _points(report: Report, curve: SpeedCurve) -> list[tuple[int, float]]:
@@ -258,23 +183,17 @@ def _miss(report: Report, curve: SpeedCurve) -> int | None:
 
 def _raced(report: Report) -> set[int]:
     """Returns the ranks of the plans that raced; the throughput of the others is that of their probe."""
-    if not report.race:
-        return set()
-    found = {racer.rank for racer in report.race}
     reference = report.baseline if report.race_reference == "baseline" else report.recommended
-    return found | ({reference.rank} if reference is not None else set())
+    found = {racer.rank for racer in report.race}
+    return found | {reference.rank} if found and reference is not None else found
 
 
 def _curves_keys(report: Report, curves: list[SpeedCurve]) -> list[tuple[str, str]]:
+    """Returns the entries of the key for the points."""
     drawn, raced = {rank for curve in curves for rank in curve.ranks}, _raced(report)
     hollow = raced and any(not report.row(rank).role and rank not in raced for rank in drawn)
     found = plan_keys(report, drawn)
     return [*found, ("af-pt af-hollow", "did not race: by its probe")] if hollow else found
-
-
-def _sizes(report: Report, curve: SpeedCurve) -> list[int]:
-    miss = _miss(report, curve)
-    return [size for size, _ in _points(report, curve)] + ([miss] if miss else [])
 
 
 def _series(report: Report, curves: list[SpeedCurve]) -> list[int]:
@@ -284,63 +203,21 @@ def _series(report: Report, curves: list[SpeedCurve]) -> list[int]:
     return [fixed[curve.combination] if curve.combination in fixed else next(free) for curve in curves]
 
 
-def _lines(
-    drawing: Drawing,
-    report: Report,
-    curves: list[tuple[SpeedCurve, int]],
-    at: tuple[AxisScale, AxisScale, float],
-) -> None:
+def _lines(drawing: Drawing, report: Report, curves: list[tuple[SpeedCurve, int]], x: AxisScale, y: AxisScale) -> None:
     """Draws the lines, then their points, and in the lane below the sizes that did not fit."""
-    x, y, lane = at
     placed, styles, raced = list[tuple[PlanRow, float, float]](), dict[int, int](), _raced(report)
     for place, (curve, series) in enumerate(curves):
         line = [(x(size), y(rate)) for size, rate in _points(report, curve)]
         if len(line) > 1:
             drawing.polyline(line, f"af-line af-s{series}")
-        rows = [report.row(rank) for rank in curve.ranks]
-        placed += [(row, *point) for row, point in zip(rows, line, strict=True)]
-        styles |= {row.rank: series for row in rows}
-        miss = _miss(report, curve)
-        if miss:  # beside each other, since several curves may end at one size
+        placed += [(report.row(rank), *at) for rank, at in zip(curve.ranks, line, strict=True)]
+        styles |= dict.fromkeys(curve.ranks, series)
+        if miss := _miss(report, curve):  # beside each other, since several curves may end at one size
             left = x(miss) - 4 + 9 * (place - 2)
-            cross = f"M{left:.1f} {lane - 4:.1f}l8 8m0 -8l-8 8"
-            drawing.add("path", class_=f"af-miss af-s{series}", d=cross)
-    for row, at_x, at_y in sorted(thinned(placed), key=lambda found: (bool(found[0].role), -found[0].rank)):
+            drawing.add("path", class_=f"af-miss af-s{series}", d=f"M{left:.1f} {y.start + 10:.1f}l8 8m0 -8l-8 8")
+    for row, at_x, at_y in thinned(placed):
         hollow = " af-hollow" if raced and row.rank not in raced else ""
         point(drawing, at_x, at_y, row, f"af-dot af-s{styles[row.rank]}{hollow}")
-
-
-def _names(drawing: Drawing, curves: list[SpeedCurve], ends: list[tuple[float, float]], area: Box) -> None:
-    """Writes the combinations beside the ends of their curves."""
-    left = area.right + 26
-    lines = [wrapped(curve.combination, FONT, drawing.format.width - left, 3) for curve in curves]
-    heights = [len(text) * (LINE - 2) + 7 for text in lines]
-    at = spread([y for _, y in ends], heights, area.top, area.bottom)
-    for place, (text, y) in enumerate(zip(lines, at, strict=True)):
-        end_x, end_y = ends[place]
-        drawing.polyline([(end_x + 6, end_y), (area.right + 6, y), (left - 5, y)], "af-leader")
-        for row, line in enumerate(text):
-            drawing.text(left, y + 4.5 + row * (LINE - 2) - (len(text) - 1) * (LINE - 2) / 2, line)
-
-
-def _letters(
-    drawing: Drawing, curves: list[tuple[SpeedCurve, int]], ends: list[tuple[float, float]], area: Box
-) -> None:
-    """Writes a letter at the end of each curve, and below the chart what it stands for."""
-    at = spread([y for _, y in ends], [LINE] * len(ends), area.top, area.bottom)
-    for place, y in enumerate(at):
-        end_x, end_y = ends[place]
-        drawing.polyline([(end_x + 6, end_y), (area.right + 4, y), (area.right + 10, y)], "af-leader")
-        drawing.text(area.right + 14, y + 4.5, "ABCDEFG"[place], "af-strong")
-    y = drawing.height + 16
-    for place, (curve, series) in enumerate(curves):
-        drawing.line(0, y - 4, 26, y - 4, f"af-line af-s{series}")
-        drawing.text(34, y, "ABCDEFG"[place], "af-strong")
-        for line in wrapped(curve.combination, FONT, drawing.format.width - 50, 3):
-            drawing.text(50, y, line)
-            y += LINE - 1
-        y += 5
-    drawing.height = y
 
 
 def _curves_about(report: Report, curves: list[SpeedCurve]) -> str:

@@ -1,4 +1,4 @@
-"""A plan in `TrainingArguments`."""
+"""A plan in `TrainingArguments`, and a training that contradicts its plan."""
 
 import subprocess
 import sys
@@ -12,9 +12,9 @@ from transformers import TrainingArguments
 from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
 from autofit.fit import Fit
-from autofit.integrations.huggingface import apply
+from autofit.integrations.huggingface import PlanCheck, apply
 from tests.conformance.test_exporters import OWN, answer, of_blocks
-from tests.integrations.huggingface.training import arguments, model
+from tests.integrations.huggingface.training import arguments, model, trainer
 
 
 def plan(**values: KnobValue) -> Fit:
@@ -143,3 +143,27 @@ def test_every_block_is_a_field_and_a_part_is_switched_on_in_the_model(tmp_path:
 def test_autofit_does_not_import_transformers() -> None:
     code = "import sys, autofit, autofit.api; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_training_under_its_plan_runs(tmp_path: Path) -> None:
+    found = plan(micro_batch_size=4, accumulation_steps=2)
+    run = trainer(apply(found, arguments(tmp_path, max_steps=2)), [PlanCheck(found)])
+    run.train()
+    assert run.state.global_step == 2
+
+
+@pytest.mark.parametrize(
+    ("planned", "fields", "message"),
+    [
+        ({"micro_batch_size": 4}, {"per_device_train_batch_size": 2}, "micro_batch_size=2 .* the plan has 4"),
+        ({"accumulation_steps": 3}, {"gradient_accumulation_steps": 2}, "accumulation_steps=2 .* the plan has 3"),
+        ({"precision": "bf16"}, {}, "mixed_precision=no .* the plan has bf16"),
+        ({"precision": "fp32"}, {"bf16": True}, "mixed_precision=bf16 .* the plan has no"),
+    ],
+)
+def test_a_training_that_contradicts_the_plan_is_refused(
+    planned: dict[str, KnobValue], fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, **{"per_device_train_batch_size": planned.get("micro_batch_size", 8), **fields})
+    with pytest.raises(UsageError, match=message):
+        trainer(args, [PlanCheck(plan(**planned))]).train()

@@ -49,11 +49,11 @@ class Picture:
         return [node for node in self.root.getElementsByTagName("*") if kind in node.getAttribute("class").split()]
 
 
-def picture(kind: str, report: Report, width: float = 860.0) -> Picture:
+def picture(kind: str, report: Report) -> Picture:
     """Returns a chart of a report."""
     chart = next(chart for chart in CHARTS if chart.kind == kind)
     assert chart.available(report)
-    return Picture(tree(chart.draw(report, Format(width)).svg(alone=True)))
+    return Picture(tree(chart.draw(report, Format()).svg(alone=True)))
 
 
 def values(chart: Chart, report: Report) -> DataTable:
@@ -61,3 +61,9 @@ def values(chart: Chart, report: Report) -> DataTable:
     found = chart.table(report)
     assert found is not None
     return found
+
+
+def overlap(one: Box, other: Box) -> bool:
+    """Returns whether two rectangles overlap."""
+    apart_x = one.right <= other.left or other.right <= one.left
+    return not apart_x and one.top < other.bottom and other.top < one.bottom

@@ -5,36 +5,35 @@ from itertools import combinations
 import pytest
 
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import NARROW, WIDE, Chart, Format
+from autofit.reports.svg.drawing import Chart, Format
 from tests.reports import samples
-from tests.reports.svg.reading import picture
+from tests.reports.svg.reading import overlap, picture
 from tests.reports.xml_tree import tree
 
 REPORTS = {name: make() for name, make in samples.ALL.items()}
 DRAWN = [
-    pytest.param(name, chart.kind, width, id=f"{name}-{chart.kind}-{width:.0f}")
+    pytest.param(name, chart.kind, id=f"{name}-{chart.kind}")
     for name, report in REPORTS.items()
     for chart in CHARTS
     if chart.available(report)
-    for width in (WIDE.width, NARROW.width)
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "width"), DRAWN)
-def test_labels_are_inside_and_do_not_overlap(name: str, kind: str, width: float) -> None:
-    found = picture(kind, REPORTS[name], width)
+@pytest.mark.parametrize(("name", "kind"), DRAWN)
+def test_labels_are_inside_and_do_not_overlap(name: str, kind: str) -> None:
+    found = picture(kind, REPORTS[name])
     texts = found.texts()
     bounds = found.bounds
     assert [
         text for text, box in texts if box.left < -1 or box.right > bounds.right + 1 or box.bottom > bounds.bottom
     ] == []
-    assert [(one, other) for (one, a), (other, b) in combinations(texts, 2) if a.overlaps(b)] == []
+    assert [(one, other) for (one, a), (other, b) in combinations(texts, 2) if overlap(a, b)] == []
 
 
-@pytest.mark.parametrize(("name", "kind", "width"), DRAWN)
-def test_a_picture_has_no_script_style_attribute_or_address(name: str, kind: str, width: float) -> None:
+@pytest.mark.parametrize(("name", "kind"), DRAWN)
+def test_a_picture_has_no_script_style_attribute_or_address(name: str, kind: str) -> None:
     chart = next(chart for chart in CHARTS if chart.kind == kind)
-    drawn = chart.draw(REPORTS[name], Format(width, titles=True)).svg()
+    drawn = chart.draw(REPORTS[name], Format(titles=True)).svg()
     root = tree(drawn)
     for node in [root, *root.getElementsByTagName("*")]:
         assert node.tagName not in {"script", "image", "use", "foreignObject", "a", "style"}
@@ -45,11 +44,11 @@ def test_a_picture_has_no_script_style_attribute_or_address(name: str, kind: str
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.kind)
 def test_a_chart_describes_itself(chart: Chart) -> None:
     report = REPORTS["typical"]
-    drawn = chart.draw(report, WIDE)
+    drawn = chart.draw(report, Format())
     assert drawn.about.endswith(".")
     assert len(drawn.about) > 40
     assert chart.aid.count(".") >= 1
-    assert drawn == chart.draw(report, WIDE)
+    assert drawn == chart.draw(report, Format())
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.kind)

@@ -10,9 +10,8 @@ from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
-from autofit.estimation.estimation import Estimation
-from autofit.estimation.records import EstimatedPlan, Need, Row
-from autofit.estimation.text import draw
+from autofit.estimation.estimation import Estimation, draw
+from autofit.estimation.records import EstimatedPlan, Need, Row, TradedKnob
 from autofit.memory.breakdown import BEYOND, OUTSIDE, Breakdown, Part
 from autofit.reports.canvas import Canvas
 
@@ -79,6 +78,7 @@ def estimation(own_bytes: int = 12 * GIB, **changes: object) -> Estimation:
         "account": Account(allocator="caching", outside_bytes=GIB, settings="expandable_segments:True"),
         "own": estimated(8, own_bytes),
         "breakdown": parts,
+        "traded": TradedKnob(knob="checkpointed_blocks", technique="checkpointing", counted="blocks to checkpoint"),
         "rows": rows,
         "caveats": ("a thing to know",),
         "refused": (Refusal(name="precision=fp8", reason="not here"),),
