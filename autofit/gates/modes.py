@@ -24,10 +24,6 @@ def evaluating(model: nn.Module, keep: tuple[type[nn.Module], ...] = (NormBase,)
     """Sets every module to evaluation mode, except batch normalisation, whose training behaviour is to be compared.
 
     Recurrent layers keep their mode too, without dropout: on CUDA they have no backward pass in evaluation mode.
-
-    Args:
-        model: the model.
-        keep: classes of modules that keep their mode.
     """
     modes = {module: module.training for module in model.modules()}
     dropouts = {module: module.dropout for module in modes if isinstance(module, nn.RNNBase)}
