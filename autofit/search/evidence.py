@@ -187,15 +187,11 @@ class Seen:
 
     def race_logs(self) -> Iterator[RaceLog]:
         """Yields the blocks of each plan that raced, those that began the race first."""
-        plans = {trial.plan.key: trial.plan for trial in self.trials}
-        for name in self.race.names if self.race is not None else ():
-            assert self.race is not None
-            yield RaceLog(
-                plan=plans[name],
-                joined=self.race.joined.get(name, 0),
-                log_rates=tuple(self.race.logs[name]),
-                note=self.race.left.get(name, ""),
-            )
+        race, plans = self.race, {trial.plan.key: trial.plan for trial in self.trials}
+        if race is not None:
+            for name in race.names:
+                logs, note = tuple(race.logs[name]), race.left.get(name, "")
+                yield RaceLog(plan=plans[name], joined=race.joined.get(name, 0), log_rates=logs, note=note)
 
 
 @dataclass(frozen=True, slots=True)

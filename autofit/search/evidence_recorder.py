@@ -24,12 +24,6 @@ Note = Callable[[str, dict[str, object]], None]
 class EvidenceRecorder:
     """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message.
 
-    Args:
-        asked: what the search was asked.
-        note: keeps a value beside the trials.
-        estimators: give the profiles of plans.
-        listen: receives every event, the result last.
-
     Attributes:
         seen: filled by the search while it runs.
     """
@@ -49,8 +43,8 @@ class EvidenceRecorder:
     def show(self, plan: Plan) -> None:
         """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
         with self._harmless(f"{self._named(plan)} was not traced for the report"):
-            if all(estimator.profile(plan) is None for estimator in self._estimators):
-                self.say(f"tracing {self._named(plan)} for the report")
+            if self._profile(plan) is None:
+                self._say(f"tracing {self._named(plan)} for the report")
                 for estimator in self._estimators:
                     estimator.show(plan)
 
@@ -60,7 +54,7 @@ class EvidenceRecorder:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
-            self.say(f"{what}: {type(error).__name__}: {error}")
+            self._say(f"{what}: {type(error).__name__}: {error}")
 
     def _named(self, plan: Plan) -> str:
         return describe_plan(plan, self._asked.baseline)
@@ -89,18 +83,14 @@ class EvidenceRecorder:
 
     def _evidence(self, answer: Answer | None, asked: SearchEvidence) -> SearchEvidence:
         seen, baseline, r = self.seen, self._asked.baseline, answer
-        standings = tuple(
-            Placing(**each.model_dump(exclude={"outcome"})) for each in (r.alternatives if r is not None else ())
-        )
+        others = () if r is None else r.alternatives
+        verdicts = seen.verdicts.items()
         return asked.model_copy(
             update={
                 "stopped": seen.stopped,
-                "gates": tuple(
-                    GateRecord(name=name, passed=each.passed, reason=each.reason)
-                    for name, each in seen.verdicts.items()
-                ),
+                "gates": tuple(GateRecord(name=name, passed=v.passed, reason=v.reason) for name, v in verdicts),
                 "refused": (*seen.refused, *asked.refused),
-                "standings": standings,
+                "standings": tuple(Placing(**each.model_dump(exclude={"outcome"})) for each in others),
                 "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
                 "race": tuple(seen.race_logs()),
                 "omissions": tuple(seen.omissions),
@@ -120,8 +110,7 @@ class EvidenceRecorder:
             for part, value in notes_of(evidence, name).items():
                 self._note(part, value)
 
-    def say(self, text: str) -> None:
-        """Reports a stage of the search."""
+    def _say(self, text: str) -> None:
         self._listen(Event("stage", text, done=self._done))
 
 

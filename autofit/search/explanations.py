@@ -93,10 +93,7 @@ class Explanations:
     def untried(self, winner: Trial, end: SearchEnd, searched_s: float) -> str:
         """Returns why only the baseline was measured, and what a longer search needs; "" if another plan was measured.
 
-        Args:
-            winner: the chosen plan.
-            end: how the search phase ended.
-            searched_s: its duration, in seconds.
+        `searched_s` is the duration of the search phase in seconds.
         """
         if winner is not self._baseline or len(self._measured) > 1:
             return ""

@@ -15,7 +15,7 @@ from autofit.core.answer import Answer, Candidate
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import WEIGHING, Environment
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, StudyError
 from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.core.space import SearchSpace
@@ -28,7 +28,8 @@ from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.explanations import loading_caveats
-from autofit.search.phases import run
+from autofit.search.loop import Loop
+from autofit.search.race_and_proof import Final
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
 from autofit.study import Study
@@ -68,7 +69,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         clock: clock that runs since the call began, so that the time for opening the bench counts.
 
     Raises:
-        AutofitError: see `autofit.search.phases.run` and `autofit.study.Study`.
+        AutofitError: see `run` and `autofit.study.Study`.
     """
     clock, briefing = clock or Clock(), bench.briefing
     request = replace(request, objective=_planned(request, briefing))
@@ -94,6 +95,38 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         )
         opened.callback(study.close)
         return _search(bench, request, study, clock, tell_all)
+
+
+def run(tuning: Tuning) -> Findings:
+    """Searches, races the finalists and proves the winner. Once there is an answer, it is returned whatever happens.
+
+    An error or an interrupt of the user then only ends the search (`Findings.stopped`, `Findings.interrupted`).
+
+    Raises:
+        NothingFits: no plan ran inside the memory budget, or none could be proven.
+        UserCodeError: the user's code failed with the baseline and with another plan.
+        NonFiniteLoss: the baseline gives a loss that is not finite.
+        BudgetSpent: the time or the trials were used up before any plan was measured.
+        WorkloadError: no plan could be measured for reasons other than memory.
+        DevicePoisoned: the device answers every call with an error; with an answer, only of a device in this process.
+        RestoreError: the user's objects could not be restored.
+        StudyError: the study cannot be written.
+        KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
+    """
+    loop = Loop(tuning)
+    final: Final | None = None
+    try:
+        loop.search()
+        final = Final(loop)
+        final.settle()
+    except (KeyboardInterrupt, AutofitError) as error:
+        loop.answers.fall_back()
+        # On a poisoned device of this process nothing can be put back, so that the user has no model to train any more.
+        lost = isinstance(error, DevicePoisoned) and not tuning.isolated
+        if loop.answers.best is None or lost or isinstance(error, RestoreError | StudyError):
+            raise
+        loop.stop(error)
+    return (final or Final(loop)).findings()
 
 
 def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Answer:
@@ -130,6 +163,7 @@ def _tuning(
 ) -> Tuning:
     """Returns the arguments of the search."""
     briefing = bench.briefing
+    held = json.dumps([briefing.environment.model_dump(mode="json"), briefing.space.baseline.key], sort_keys=True)
     return Tuning(
         space=SearchSpace(briefing.space),
         evaluate=bench.evaluate,
@@ -147,14 +181,8 @@ def _tuning(
         seen=recorder.seen,
         noise_ratio=DISTURBED_NOISE_RATIO if briefing.environment.is_host else DEVICE_NOISE_RATIO,
         check=bench.check,
-        checked_as=_checked_as(briefing),
+        checked_as=hashlib.sha256(held.encode()).hexdigest()[:16],
     )
-
-
-def _checked_as(briefing: Briefing) -> str:
-    """Returns a digest of what the verdicts on a plan's gradient hold for."""
-    text = json.dumps([briefing.environment.model_dump(mode="json"), briefing.space.baseline.key], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.Estimator]:
@@ -180,10 +208,7 @@ def _planned(request: Request, briefing: Briefing) -> Objective:
 
 
 def tracing_s(time_s: float | None, spent_s: float) -> float:
-    """Returns the seconds for estimating memory, given the time budget and the time already spent.
-
-    If nothing is left, only the baseline is traced.
-    """
+    """Returns the seconds for estimating memory. If nothing is left of the time, only the baseline is traced."""
     if time_s is None:
         return TRACING_S
     return max(min(TRACING_RATIO * (time_s - spent_s), TRACING_S), 0.0)
@@ -282,16 +307,13 @@ def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord,
     found = [
         each if changing.isdisjoint(each.knobs) else each.model_copy(update={"effect": _CHANGES}) for each in found
     ]
-    return tuple(_switched_off(each) if _is_off(each, changed) else each for each in found)
+    return tuple(_as_used(each, changed) for each in found)
 
 
-def _is_off(strategy: StrategyRecord, changed: Mapping[str, KnobValue]) -> bool:
-    """Returns whether a plan only switches off what the user has switched on: it changes nothing else of a strategy."""
-    return not any(changed[name] for name in strategy.knobs if name in changed)
-
-
-def _switched_off(strategy: StrategyRecord) -> StrategyRecord:
-    """Returns the record of a strategy that the plan does without."""
+def _as_used(strategy: StrategyRecord, changed: Mapping[str, KnobValue]) -> StrategyRecord:
+    """Returns the record of a strategy, which says so if the plan only switches off what the user has switched on."""
+    if any(changed[name] for name in strategy.knobs if name in changed):
+        return strategy
     about = f"is switched off by the plan. Where it is on, it {strategy.about}"
     return strategy.model_copy(update={"about": about if strategy.about else "", "cost": ""})
 
