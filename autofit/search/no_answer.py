@@ -100,7 +100,7 @@ def too_short(stopped: str, elapsed_s: float) -> BudgetSpent:
 
 
 def nothing_proven(failed: Sequence[Trial], baseline: Plan, measured: int, budget: Budget) -> AutofitError:
-    """Returns the error for a search of which so many plans were measured as probes, but none could be proven.
+    """Returns the error for a search with `measured` plans that ran as probes, none of which could be proven.
 
     `failed` are the blocks and proofs that failed; none if only a check was missing.
     """

@@ -5,28 +5,40 @@ Never loads torch: the command line runs it in a process that does not import th
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from autofit import estimators, locks
 from autofit.core.answer import Answer, Candidate
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import WEIGHING, Environment
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, StudyError
 from autofit.core.objective import Objective
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
+from autofit.core.wording import describe_plan
 from autofit.estimators import Context
+from autofit.estimators.base import Estimator
+from autofit.memory.profile import Profile
 from autofit.search.bench import Bench
 from autofit.search.choice import DEVICE_NOISE_RATIO, DISTURBED_NOISE_RATIO
 from autofit.search.event import Event
-from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
-from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.evidence import (
+    BATCH_CHANGED,
+    CLOSED,
+    LEARNING_RATE_RULE,
+    OPENED,
+    Placing,
+    SearchEvidence,
+    SearchResult,
+    Seen,
+    notes_of,
+)
 from autofit.search.explanations import loading_caveats
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
@@ -44,6 +56,9 @@ LEAST_WAIT_S = 1.0
 """Shortest wait for the device that is reported."""
 _CHANGES: Effect = "changes the result"
 
+Note = Callable[[str, dict[str, object]], None]
+"""Keeps a value beside the trials, under a name."""
+
 
 class SearchInterrupted(KeyboardInterrupt):
     """The user stopped a search that has an answer.
@@ -57,6 +72,114 @@ class SearchInterrupted(KeyboardInterrupt):
         super().__init__(answer.stopped)
         self.answer = answer
         self.fit: object | None = None
+
+
+class EvidenceRecorder:
+    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message.
+
+    Attributes:
+        seen: filled by the search while it runs.
+    """
+
+    def __init__(self, asked: SearchEvidence, note: Note, estimators: Sequence[Estimator], listen: Listen) -> None:
+        self._asked, self._note, self._estimators, self._listen = asked, note, estimators, listen
+        self.seen, self._done = Seen(), 0
+        self._keep(asked, OPENED)
+        text = f"searching plans for {asked.title or 'the workload'}"
+        self._listen(Event("start", text, asked=asked))
+
+    def tell(self, event: Event) -> None:
+        """Passes an event of the search on."""
+        self._done = event.done
+        self._listen(event)
+
+    def show(self, plan: Plan) -> None:
+        """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
+        with self._harmless(f"{self._named(plan)} was not traced for the report"):
+            if self._profile(plan) is None:
+                self._say(f"tracing {self._named(plan)} for the report")
+                for estimator in self._estimators:
+                    estimator.show(plan)
+
+    @contextmanager
+    def _harmless(self, what: str) -> Iterator[None]:
+        """Reports an error inside: the answer matters more than what is shown with it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._say(f"{what}: {type(error).__name__}: {error}")
+
+    def _named(self, plan: Plan) -> str:
+        return describe_plan(plan, self._asked.baseline)
+
+    def found(self, answer: Answer) -> None:
+        """Keeps the evidence for an answer, and tells the listener both."""
+        text = f"recommended: {self._named(answer.plan)}"
+        self._listen(Event("result", text, done=self._done, result=self._result(answer, None)))
+
+    def failed(self, error: AutofitError) -> None:
+        """Keeps the evidence of a search that ends with an error, and tells the listener."""
+        result = self._result(None, error)
+        try:
+            self._listen(Event("result", "no plan is recommended", done=self._done, result=result))
+        except Exception as lesser:  # noqa: BLE001  # the caller raises the error that ended the search
+            error.add_note(f"a listener failed too: {type(lesser).__name__}: {lesser}")
+
+    def _result(self, answer: Answer | None, failed: AutofitError | None) -> SearchResult:
+        ended = {} if failed is None else {"failure": str(failed), "failure_code": failed.exit_code}
+        kept = None if answer is None else answer.model_copy(update={"alternatives": ()})
+        evidence = self._asked.model_copy(update={**ended, "answer": kept})
+        with self._harmless("the evidence for the report is incomplete"):
+            evidence = self._evidence(answer, evidence)
+        self._keep(evidence, CLOSED)
+        return SearchResult(answer, evidence, tuple(self.seen.trials))
+
+    def _evidence(self, answer: Answer | None, asked: SearchEvidence) -> SearchEvidence:
+        seen, baseline, r = self.seen, self._asked.baseline, answer
+        others = () if r is None else r.alternatives
+        verdicts = seen.verdicts.items()
+        return asked.model_copy(
+            update={
+                "stopped": seen.stopped,
+                "gates": tuple(GateRecord(name=name, passed=v.passed, reason=v.reason) for name, v in verdicts),
+                "refused": (*seen.refused, *asked.refused),
+                "standings": tuple(Placing(**each.model_dump(exclude={"outcome"})) for each in others),
+                "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
+                "race": tuple(seen.race_logs()),
+                "omissions": tuple(seen.omissions),
+                "answers": tuple(seen.answers),
+                "profile": self._profile(baseline if r is None else r.plan),
+                "baseline_profile": None if r is None or r.plan == baseline else self._profile(baseline),
+            }
+        )
+
+    def _profile(self, plan: Plan) -> Profile | None:
+        """Returns the profile of a plan from its trace; None if it was not traced."""
+        found = (estimator.profile(plan) for estimator in self._estimators)
+        return next((profile for profile in found if profile is not None), None)
+
+    def _keep(self, evidence: SearchEvidence, name: str) -> None:
+        with self._harmless("the evidence for the report was not kept"):
+            for part, value in notes_of(evidence, name).items():
+                self._note(part, value)
+
+    def _say(self, text: str) -> None:
+        self._listen(Event("stage", text, done=self._done))
+
+
+def asked(briefing: Briefing, budget: Budget, request: Request, notes: Sequence[str]) -> SearchEvidence:
+    """Returns what a search is asked, as the evidence that there is when it begins."""
+    return SearchEvidence(
+        began=datetime.now(UTC).isoformat(),
+        title=request.title,
+        command=request.command,
+        baseline=briefing.space.baseline,
+        budget=budget,
+        objective=request.objective,
+        environment=briefing.environment,
+        refused=briefing.space.refused,
+        caveats=(*briefing.caveats, *notes),
+    )
 
 
 def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Answer:
@@ -133,9 +256,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     made = _estimators(bench, budget, clock)
-    recorder = EvidenceRecorder(
-        asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen
-    )
+    recorder = EvidenceRecorder(asked(briefing, budget, request, study.notes), study.note, made, listen)
     tuning = _tuning(bench, budget, request, study, clock, made, recorder)
     try:
         findings = run(tuning)
