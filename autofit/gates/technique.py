@@ -1,13 +1,11 @@
 """The gate of techniques: compares what a step computes under a plan with what it computes under another.
 
-In training it is the gradient of a batch. Both sides draw the same random numbers for the same samples (`draws`) and
-start from the same state. If a step draws numbers that cannot be shared, the means of many draws are compared
-(`chance`). Gradients are compared in evaluation mode, or in training mode if the step fails in evaluation mode: an
-object detector has no loss there, and recurrent kernels of cuDNN have no backward pass.
+In training it is the gradient of a batch, in inference the output. Both sides draw the same random numbers for the same
+samples (`draws`) and start from the same state. Gradients are compared in evaluation mode, or in training mode if the
+step fails in evaluation mode: an object detector has no loss there.
 
 A step of the user's `update_fn` cannot be stopped before its updates: in a GAN, the gradient of the generator depends
-on the update of the discriminator before. There whole steps run, and the gradients are those that each update uses. In
-inference, it is the output.
+on the update of the discriminator before. There whole steps run, and the gradients are those that each update uses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +23,7 @@ from autofit.failures.evidence import named_error
 from autofit.gates.chance import by_chance, compare_means
 from autofit.gates.compare import PRECISION, REDUCED_L2, ZERO, Limits, compare, difference
 from autofit.gates.gradients import BASELINE, Gradients, Steps, generators_restored, seed_all, sketch
-from autofit.gates.modes import Modes, dropout_off, evaluating
+from autofit.gates.modes import Modes, attributes_set, dropout_off, evaluating
 from autofit.gates.verdict import GateVerdict, failed, unchecked
 from autofit.torch_internals import NormBase
 from autofit.workloads.batch_store import fresh
@@ -153,16 +151,13 @@ def _moved_by_rounding(gradients: Gradients, batch: Counted) -> float:
 @contextmanager
 def _fixed_statistics(model: nn.Module) -> Iterator[None]:
     """Sets every module to evaluation mode, and normalisation layers to a mean of 0 and a variance of 1."""
-    kept = [(norm, norm.running_mean, norm.running_var) for norm in model.modules() if isinstance(norm, NormBase)]
-    try:
-        for norm, mean, variance in kept:
-            if mean is not None and variance is not None:
-                norm.running_mean, norm.running_var = torch.zeros_like(mean), torch.ones_like(variance)
-        with evaluating(model, keep=()):
-            yield
-    finally:
-        for norm, mean, variance in kept:
-            norm.running_mean, norm.running_var = mean, variance
+    norms = [norm for norm in model.modules() if isinstance(norm, NormBase)]
+    made = (("running_mean", torch.zeros_like), ("running_var", torch.ones_like))
+    fixed = [
+        (norm, name, make(found)) for norm in norms for name, make in made if (found := getattr(norm, name)) is not None
+    ]
+    with attributes_set(fixed), evaluating(model, keep=()):
+        yield
 
 
 @contextmanager
