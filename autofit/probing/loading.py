@@ -59,7 +59,6 @@ class LoaderTrials:
 
     Attributes:
         source: makes the loader with a number of workers.
-        device: where the plan runs.
         watch: stops a trial that takes too long.
         beat: called with "loading" before each trial.
         most: largest number of workers, by default that of the processors that this process may use.

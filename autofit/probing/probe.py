@@ -111,12 +111,8 @@ class Probe:
     """One short run of one plan.
 
     Attributes:
-        plan: what to run.
-        purpose: how thoroughly to run it.
         terms: which score makes a probe continue to its proof.
         build: makes the train step of a plan; called inside the failure handling.
-        batches: provides the batches of each plan.
-        device: where the step runs.
         budget_bytes: maximum peak of the plan.
         enforce: whether the device limits this process to the budget while steps run.
         cold: whether the code that torch.compile has made is discarded first. A block of a race always runs warm.

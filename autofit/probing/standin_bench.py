@@ -73,10 +73,8 @@ class StandInBench:
         briefing: what is known about the workload. Its techniques are not checked.
 
     Raises:
-        WorkloadError: the workload cannot be used as given, or the device's memory cannot be accounted for.
-        SpaceError: an unknown strategy, or no usable batch size.
-        UsageError: the memory budget cannot be read, or is more than the device has.
-        UserCodeError: the model, loss, loader or optimizer recipe raised an error.
+        WorkloadError: the device's memory cannot be accounted for.
+        AutofitError: as of `autofit.probing.local_bench.LocalBench`.
     """
 
     def __init__(

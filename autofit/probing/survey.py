@@ -50,10 +50,8 @@ class Survey:
     """Finds the search space of a workload.
 
     Attributes:
-        facts: facts about the workload on its device.
         strategies: the strategies to search. The knobs of all others stay as in the baseline.
         steps: train steps, for looks at the model's blocks and at `update_fn`.
-        source: provides the batches.
         watch: stops looks that take too long.
         pinned: value by knob; only plans with these values are searched.
         refused: what was left out, with the reason. Set by `run`.

@@ -99,13 +99,9 @@ def choose(
     noise is never chosen. A leader that is ahead of the baseline by less than the tie margin ties with it, however
     certain that lead is.
 
-    Args:
-        candidates: measured trials, at least one; the baseline among them if it can be recommended.
-        baseline: the user's own plan.
-        objective: the quantity to maximise, with the tie margin.
-        ratio: returns the throughput of the first over the second, with its interval.
-        claim: returns the same with the interval that is reported, which must exclude 1 for a change of the global
-            batch; None for `ratio`.
+    The baseline is among the candidates if it can be recommended. `ratio` returns the throughput of the first over the
+    second with its interval, `claim` the same with the interval that is reported, which must exclude 1 for a change of
+    the global batch; None for `ratio`.
     """
     claim = claim or ratio
     reference = next((c for c in candidates if c.plan == baseline), None)

@@ -36,14 +36,8 @@ def with_evaluation(
 ) -> Answer:
     """Returns the training's answer with that of evaluation, or with a caveat that says why there is none.
 
-    The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat.
-
-    Args:
-        training: the result of the training's search.
-        options: options of the training's search.
-        request: the request of the whole call.
-        clock: running since the call began.
-        search: searches evaluation, with its own options, request and clock.
+    The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat. The
+    `options` are those of the training's search, `request` and `clock` those of the whole call; `search` gets its own.
 
     Raises:
         AutofitError: the device does not respond, the user's objects could not be restored, or autofit failed.

@@ -94,18 +94,12 @@ class RaceLog(_EvidencePart):
 
 
 class SearchEvidence(_EvidencePart):
-    """What a search knows beside its answer.
+    """What a search knows beside its answer. Attributes that are not listed here are those of `Answer`.
 
     Attributes:
         began: UTC time in ISO 8601 at which the search began.
-        title: what was tuned.
-        command: the command or call that started the search.
         baseline: the user's own plan.
-        budget: the limits of the search.
-        objective: what was maximised.
-        environment: where plans were measured.
         gates: results of the gates.
-        refused: strategies and knob values left out of the search.
         caveats: notes from before the first probe.
         stopped: why the search phase ended; "" if it has not ended.
         failure: why the search has no answer; "" if it has one, or has not ended.
@@ -163,15 +157,10 @@ class SearchEvidence(_EvidencePart):
 
 @dataclass(slots=True)
 class Seen:
-    """What a search has seen so far. The search fills it while it runs.
+    """What a search has seen so far, for its `SearchEvidence`. The search fills it while it runs.
 
     Attributes:
         trials: every trial, those of earlier runs first.
-        estimates: estimated peak of each plan before it first ran, by the plan's key.
-        omissions: combinations that were never measured.
-        race: the race; None if there was none.
-        answers: each answer so far.
-        stopped: why the search phase ended; "" while it is running.
         verdicts: verdicts of checks, by value.
         refused: values that checks found at fault.
     """

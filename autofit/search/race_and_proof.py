@@ -1,7 +1,4 @@
-"""Race and proof: races the best plans and the baseline, proves the winner, and explains the choice.
-
-Finalists: which plans race. The most promising come first, as many as can run enough rounds in the time left.
-"""
+"""Race and proof: races the best plans and the baseline, proves the winner, and explains the choice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -33,7 +30,7 @@ MOST_LATE = 3
 
 
 class Finalists:
-    """Selects the plans that begin a race and those that join it."""
+    """Selects the plans that begin a race and those that join it: the most promising, as many as there is time for."""
 
     def __init__(self, runner: TrialRunner, measured: Sequence[Trial], scale: CommonScale) -> None:
         self._runner, self._measured, self._scale = runner, measured, scale

@@ -1,8 +1,6 @@
 """TrialRunner: runs plans, and records each run on disk as a trial before the next one starts.
 
-Earlier: the trials of earlier runs, compared with what runs now.
-
-Ambiguous failures, resolved by a second run and by what the same combination showed at other micro batches.
+Earlier: the trials of earlier runs, compared with what runs now. `settled` and `doubted` judge ambiguous failures.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -165,12 +163,9 @@ class TrialRunner:
     """Runs plans and keeps their trials.
 
     Attributes:
-        tuning: the arguments of the search.
-        baseline: the user's own plan.
         trials: every trial, those of earlier runs first. Of the blocks of a race, only those that failed are trials.
         record: the latest informative trial of each plan, by the plan's key.
         earlier: trials of earlier runs in the study.
-        ledger: what actions cost, and the time left.
         probes: number of probes that have run.
         so_far: returns the throughput of the answer so far over the baseline's; None before there is one.
         phase: phase of the search (`Event.phase`).
