@@ -38,20 +38,14 @@ class _Curve:
         return len(combination.changes_from(self.combination)) + (accumulating != self.accumulating)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lender:
-    """A nearest curve for a combination that never ran, and the values in which the curve differs from it."""
-
-    curve: _Curve
-    changes: str
-
-
 class Measured(Estimator):
     """Draws the curve through the sizes that ran; a combination that never ran borrows the nearest curve."""
 
     def __init__(self) -> None:
         self._curves: dict[tuple[str, bool], _Curve] = {}
-        self._lenders: dict[tuple[str, bool], list[_Lender]] = {}  # valid until another peak is learned
+        # The nearest curves for a combination that never ran, each with the values in which it differs: valid until
+        # another peak is learned.
+        self._lenders: dict[tuple[str, bool], list[tuple[_Curve, str]]] = {}
 
     def tell(self, trial: Trial) -> None:
         """Learns the peak of a probe or a proof; a block of a race may not have run the worst batch."""
@@ -99,17 +93,15 @@ class Measured(Estimator):
         key = (plan.combination.key, accumulating)
         if key not in self._lenders:
             self._lenders[key] = self._nearest(plan.combination, accumulating)
-        guesses = [(self._at(each.curve, plan.micro_batch_size).value_bytes, each) for each in self._lenders[key]]
-        value, lender = min(guesses, key=lambda guess: guess[0])
-        ran = plan.micro_batch_size in lender.curve.peaks
-        source = "the measured peak" if ran else "a line through measured peaks"
-        return Estimate(value_bytes=value, basis=f"from {source} of the same plan with {lender.changes}")
+        # Which of the changes saves memory is not known here. The guess is the lowest, since a guess can refuse a plan.
+        size = plan.micro_batch_size
+        curve, changes = min(self._lenders[key], key=lambda lender: self._at(lender[0], size).value_bytes)
+        source = "the measured peak" if size in curve.peaks else "a line through measured peaks"
+        basis = f"from {source} of the same plan with {changes}"
+        return Estimate(value_bytes=self._at(curve, size).value_bytes, basis=basis)
 
-    def _nearest(self, combination: Plan, accumulating: bool) -> list[_Lender]:
-        """Returns the curves with the fewest changes.
-
-        Which of these changes saves memory is not known here. The guess is the lowest, since a guess can refuse a plan.
-        """
+    def _nearest(self, combination: Plan, accumulating: bool) -> list[tuple[_Curve, str]]:
+        """Returns the curves with the fewest changes, and these."""
         least = min(curve.distance(combination, accumulating) for curve in self._curves.values())
         found = []
         for curve in self._curves.values():
@@ -117,7 +109,7 @@ class Measured(Estimator):
                 changes = [f"{k}={v}" for k, v in curve.combination.changes_from(combination).items()]
                 if curve.accumulating != accumulating:
                     changes.append("accumulation" if curve.accumulating else "no accumulation")
-                found.append(_Lender(curve, ", ".join(changes)))
+                found.append((curve, ", ".join(changes)))
         return found
 
 
@@ -127,7 +119,8 @@ def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int,
         peak = curve.peaks[size]
         return peak, peak, peak
     below, above = _sides(curve, size)
-    lower = max(_monotone(below, curve.static_bytes), _line_bound(below[-2:], size), _line_bound(above[:2], size))
+    monotone = below[-1][1] * (1 - READING_RATIO) if below else curve.static_bytes
+    lower = max(monotone, _line_bound(below[-2:], size), _line_bound(above[:2], size))
     upper = _line(below[-1], above[0], size) if below and above else above[0][1] if above else None
     value = _value(curve, below, above, size, shape)
     bounded = round(max(value, lower) if upper is None else min(max(value, lower), upper))
@@ -155,10 +148,6 @@ def _value(
         return straight
     growth = _bounds(shape, size)[0] - _bounds(shape, side[0][0])[0]
     return min(straight, side[0][1] + max(growth, 0))
-
-
-def _monotone(below: list[tuple[int, int]], static_bytes: int) -> float:
-    return below[-1][1] * (1 - READING_RATIO) if below else static_bytes
 
 
 def _line_bound(points: list[tuple[int, int]], size: int) -> float:

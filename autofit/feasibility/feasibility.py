@@ -1,15 +1,4 @@
-"""Feasibility: whether a plan fits into the memory budget.
-
-JointEstimate: several estimators as one, computed once until one of them learns more.
-
-Pretrace: chooses the plans to estimate before any plan runs.
-
-These are the baseline's combination around the size at which it ceases to fit, and each single change of it at the
-size where its memory matters most: the smallest micro batch that is not expected to fit with the change. At smaller
-sizes, the static memory and the optimizer update make the peak, and a change that saves activations has no effect
-there. The effect of a change at this size carries over to other sizes and to combinations with other changes
-(`autofit.feasibility.peak_model`).
-"""
+"""Feasibility: whether a plan fits into the memory budget."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -37,13 +26,13 @@ SCARCE_RATIO = 0.5
 
 
 def plans_to_estimate(space: SearchSpace, estimate: Callable[[Plan], Estimate | None], memory_bytes: int) -> list[Plan]:
-    """Returns the plans to estimate, the most informative first: the knobs in turn, each from its last value.
+    """Returns the plans to estimate before any plan runs, the most informative first.
 
-    Args:
-        space: the space that will be searched.
-        estimate: estimates the peak of a plan. The result is empty where it has no estimate for the baseline's
-            combination at some size.
-        memory_bytes: the budget.
+    These are the baseline's combination around the size at which it ceases to fit, and each single change of it at the
+    smallest micro batch that is not expected to fit with the change. At smaller sizes, the static memory and the
+    optimizer update make the peak, and a change that saves activations has no effect there. The effect of a change at
+    this size carries over to other sizes and to combinations with other changes (`autofit.feasibility.peak_model`).
+    There are none where the baseline's combination has no estimate at some size.
     """
     baseline = [space.at(space.baseline.combination, size) for size in space.sizes]
     peaks = {plan.micro_batch_size: e.value_bytes for plan in baseline if (e := estimate(plan)) is not None}
@@ -74,11 +63,7 @@ def _critical_size(peaks: dict[int, int], growth: float, memory_bytes: int) -> i
 
 
 class JointEstimate:
-    """Combines the estimates of several estimators.
-
-    Args:
-        estimators: the estimators, the one with the most trusted value first.
-    """
+    """Several estimators as one; the one with the most trusted value comes first."""
 
     def __init__(self, estimators: Sequence[Estimator]) -> None:
         self._estimators = estimators
@@ -95,25 +80,11 @@ class JointEstimate:
         each = [estimator.bounded() for estimator in self._estimators]
         return None if None in each else {key for keys in each if keys is not None for key in keys}
 
-    def tell(self, trial: Trial) -> None:
-        """Lets the estimators learn from a trial."""
-        self._cache.clear()
-        for estimator in self._estimators:
-            estimator.tell(trial)
-
-    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Has the estimators spend time on a plan; see `Estimator.refine`."""
+    def learn(self, teach: Callable[[Estimator], None]) -> None:
+        """Calls `teach` with each estimator: one of `tell`, `refine` and `refine_all`."""
         try:
             for estimator in self._estimators:
-                estimator.refine(plan, along)
-        finally:
-            self._cache.clear()
-
-    def refine_all(self, plans: Sequence[Plan]) -> None:
-        """Has the estimators spend time on several plans; see `Estimator.refine_all`."""
-        try:
-            for estimator in self._estimators:
-                estimator.refine_all(plans)
+                teach(estimator)
         finally:
             self._cache.clear()
 
@@ -169,8 +140,6 @@ class Feasibility:
         now: returns the time in seconds, by which the duration of estimates is measured.
 
     Attributes:
-        hurried: as given.
-        light: as given.
         looked_at: latest estimate of each plan that was looked at, by the plan's key.
     """
 
@@ -207,11 +176,9 @@ class Feasibility:
     def _model(self) -> PeakModel:
         return PeakModel(self.plans, self._space.facts.knobs, self._memory_bytes, self.estimate)
 
-    # Learning
-
     def tell(self, trial: Trial) -> None:
         """Learns from a trial. The peak model ignores blocks of a race and interrupted trials."""
-        self._joint.tell(trial)
+        self._joint.learn(lambda each: each.tell(trial))
         self._learned()
         self._current.clear()
         if trial.purpose is Purpose.BLOCK or trial.outcome.status is Status.INTERRUPTED:
@@ -269,7 +236,8 @@ class Feasibility:
         if plan.key in self._current:
             return
         known, limit = self.estimate(plan), self._memory_bytes
-        if known is None or _is_open(known, limit) or (_is_rough(known) and known.value_bytes > SAFE_RATIO * limit):
+        is_open = known is None or (known.lower_bytes or 0) <= limit < (known.upper_bytes or 0)
+        if known is None or is_open or (_is_rough(known) and known.value_bytes > SAFE_RATIO * limit):
             self._refine(plan)
         self._current.add(plan.key)
         if (estimate := self.estimate(plan)) is not None:
@@ -322,13 +290,8 @@ class Feasibility:
     def _log_growth(self) -> Array:
         return expected_of(self._space.facts.knobs, self.plans.points, "growth")[0]
 
-    # Answers
-
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns what all estimators say together: the tightest bounds, and the first value that comes with a bound.
-
-        None where no estimator has an estimate.
-        """
+        """Returns what all estimators say together; None where no estimator has an estimate. See `JointEstimate`."""
         return self._joint.estimate(plan)
 
     def probability(self, plan: Plan) -> float:
@@ -419,7 +382,8 @@ class Feasibility:
         against = f"the budget of {format_bytes(limit)} ({estimate.basis})"
         if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
             return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
-        allowed = limit * (GUESS_RATIO if _is_loose(estimate) else 1)
+        is_loose = _is_rough(estimate) and estimate.upper_bytes is None
+        allowed = limit * (GUESS_RATIO if is_loose else 1)
         needed = estimate.value_bytes if estimate.is_bounded else self._guessed_bytes(plan, estimate)
         above = not estimate.worst_case and needed > allowed
         if self._cautious and above and not (self.is_estimated(plan) and self.is_likely(plan)):
@@ -448,14 +412,15 @@ class Feasibility:
 
     def _survey(self) -> None:
         try:
-            self._joint.refine_all(plans_to_estimate(self._space, self.estimate, self._memory_bytes))
+            plans = plans_to_estimate(self._space, self.estimate, self._memory_bytes)
+            self._joint.learn(lambda each: each.refine_all(plans))
         finally:
             self._learned()
 
     def _refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         began_s = self._now()
         try:
-            self._joint.refine(plan, along)
+            self._joint.learn(lambda each: each.refine(plan, along))
         finally:
             self._looks_s.append(self._now() - began_s)
             self._learned()
@@ -465,16 +430,6 @@ class Feasibility:
         self._probabilities.clear()
         self._baseline_is_estimated = self._is_known = self._has_room = None
         self._model.forget()
-
-
-def _is_loose(estimate: Estimate) -> bool:
-    """Returns whether an estimate may be far off: it has neither a close lower bound nor an upper bound."""
-    return _is_rough(estimate) and estimate.upper_bytes is None
-
-
-def _is_open(estimate: Estimate, limit_bytes: int) -> bool:
-    """Returns whether the peak may be on either side of the budget, by its bounds."""
-    return (estimate.lower_bytes or 0) <= limit_bytes < (estimate.upper_bytes or 0)
 
 
 def _is_rough(estimate: Estimate) -> bool:

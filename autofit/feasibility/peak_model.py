@@ -123,7 +123,7 @@ class PeakModel:
 
     def probability(self, place: int) -> float:
         """Returns the probability that a plan fits."""
-        estimate, limit = self._estimate(place), self._memory_bytes
+        estimate, limit = self._estimate_of(self._plans[place]), self._memory_bytes
         if estimate is not None and is_two_sided(estimate):
             return self.bounded_probability(estimate)
         if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
@@ -132,7 +132,7 @@ class PeakModel:
         if self.tried.upper_bound_bytes(place) <= limit:
             return below_refused
         by_line = self.tried.line_probability(place)
-        fits = self._posterior_probability(place) if by_line is None else by_line
+        fits = float(self._by_posterior(np.array([place]))[0]) if by_line is None else by_line
         return min(fits, below_refused, self.tried.max_probability_at_size(place))
 
     def expected_bytes(self, place: int) -> int | None:
@@ -147,13 +147,11 @@ class PeakModel:
         Args:
             places: plans of combinations of which none was tried or has an estimate with a bound.
         """
-        belief, sizes = self._posterior(), self._size_places[places]
-        room = np.log(np.maximum(self._memory_bytes - self._static_of(places), 1.0))
-        fits = np.asarray(_BELOW((room - belief.mean[places]) / belief.deviation[places]), dtype=np.float64)
+        sizes = self._size_places[places]
         each, first = np.unique(sizes, return_index=True)
         most = np.ones(len(self._sizes))
         most[each] = [self.tried.max_probability_at_size(int(place)) for place in places[first]]
-        return np.minimum(fits, most[sizes])
+        return np.minimum(self._by_posterior(places), most[sizes])
 
     def bounded_probability(self, estimate: Estimate) -> float:
         """Returns the probability that a peak with these bounds fits; they are taken as two standard deviations.
@@ -175,21 +173,19 @@ class PeakModel:
             return float(upper <= limit)
         return below((math.log(limit) - mean) / deviation)
 
-    def _posterior_probability(self, place: int) -> float:
+    def _by_posterior(self, places: NDArray[np.int64]) -> Array:
+        """Returns the probability that plans fit by the posterior of their growing bytes alone."""
         belief = self._posterior()
-        room = math.log(max(self._memory_bytes - float(self._static_of(place)), 1.0))
-        return below((room - belief.mean[place]) / belief.deviation[place])
+        room = np.log(np.maximum(self._memory_bytes - self._static_of(places), 1.0))
+        return np.asarray(_BELOW((room - belief.mean[places]) / belief.deviation[places]), dtype=np.float64)
 
     def _posterior(self) -> Belief:
         if self._belief is None:
             self._belief = self._believe()
         return self._belief
 
-    def _estimate(self, place: int) -> Estimate | None:
-        return self._estimate_of(self._plans[place])
-
     def _with_bounds(self, place: int) -> Estimate | None:
-        estimate = self._estimate(place)
+        estimate = self._estimate_of(self._plans[place])
         return estimate if estimate is not None and is_two_sided(estimate) else None
 
     def _believe(self) -> Belief:
@@ -205,7 +201,7 @@ class PeakModel:
             grows = POWER * self._points.octaves * math.log(2)
         else:
             model, level = self._with_estimates, ESTIMATED_LEVEL
-            grows = self._logs(baseline)
+            grows = np.array([self._log(baseline[int(size)]) for size in self._sizes])[self._size_places]
         grows = grows + self._changes
         observed = self._observed(baseline is not None)
         if not observed:
@@ -268,9 +264,6 @@ class PeakModel:
                 return None
             found[self._plans[int(place)].micro_batch_size] = estimate.value_bytes
         return found
-
-    def _logs(self, peaks: dict[int, int]) -> Array:
-        return np.array([self._log(peaks[int(size)]) for size in self._sizes])[self._size_places]
 
     def _log(self, peak: float, place: int = 0) -> float:
         """Returns the log of what a peak holds beyond the static memory of a plan, the baseline by default."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Literal, Self, overload
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +67,15 @@ class PlanList:
         self._rows = _rows(space, self._value_places)
         self._found: dict[str, int | None] = {}
         self._made = lru_cache(MOST_MADE)(self._make)
-        sizes, combinations = self._layout()
-        self.sizes, self.samples = sizes[:MAX_PLANS], self._samples(sizes)[:MAX_PLANS]
-        self.points = numbered(self._rows, combinations[:MAX_PLANS], self.sizes, space.baseline.micro_batch_size)
+        others, count = len(self._rows) - 1, len(self._of_baseline)
+        first_sizes = [plan.micro_batch_size for plan in self._of_baseline]
+        self.sizes = np.concatenate([first_sizes, np.tile(space.sizes, others)]).astype(np.int64)[:MAX_PLANS]
+        total = space.facts.global_batch_size
+        self.samples = self.sizes.copy() if total is None else np.full_like(self.sizes, total)
+        self.samples[:count] = [plan.global_batch_size for plan in self._of_baseline[:MAX_PLANS]]
+        numbers = np.repeat(np.arange(1, others + 1), len(self._sizes))
+        combinations = np.concatenate([np.zeros(count, dtype=np.int64), numbers])[:MAX_PLANS]
+        self.points = numbered(self._rows, combinations, self.sizes, space.baseline.micro_batch_size)
         self.plans: Sequence[Plan] = _Plans(self._made, len(self.sizes))
 
     def place(self, plan: Plan) -> int | None:
@@ -121,13 +127,9 @@ class PlanList:
                 pinned = self._value_places[column].get(typed(self._space.facts.pinned[knob.name]), -1)
                 found |= self.points.values[:, column] != pinned
             for value in knob.one_pass:
-                found |= (self.points.values[:, column] == self._value_places[column][typed(value)]) & self._accumulate
+                accumulate = self.samples > self.sizes
+                found |= (self.points.values[:, column] == self._value_places[column][typed(value)]) & accumulate
         return found
-
-    @property
-    def _accumulate(self) -> NDArray[np.bool_]:
-        """Which plans have several accumulation steps, [plans]."""
-        return np.asarray(self.samples > self.sizes, dtype=np.bool_)
 
     def _find(self, plan: Plan) -> int | None:
         if plan.combination == self._of_baseline[0].combination:
@@ -146,20 +148,6 @@ class PlanList:
         values = zip(self._space.facts.knobs, self._rows[number + 1], strict=True)
         return self._space.at(Plan(values={k.name: k.values[at] for k, at in values}), self._space.sizes[size])
 
-    def _layout(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the micro batch and the number of the combination of each plan."""
-        others = len(self._rows) - 1
-        first = [plan.micro_batch_size for plan in self._of_baseline]
-        sizes = np.concatenate([first, np.tile(self._space.sizes, others)]).astype(np.int64)
-        numbers = np.repeat(np.arange(1, others + 1), len(self._sizes))
-        return sizes, np.concatenate([np.zeros(len(first), dtype=np.int64), numbers])
-
-    def _samples(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        total, count = self._space.facts.global_batch_size, len(self._of_baseline)
-        samples = sizes.copy() if total is None else np.full_like(sizes, total)
-        samples[:count] = [plan.global_batch_size for plan in self._of_baseline]
-        return samples
-
 
 class _Plans(Sequence[Plan]):
     """Plans that are made when they are asked for."""
@@ -167,14 +155,9 @@ class _Plans(Sequence[Plan]):
     def __init__(self, make: Callable[[int], Plan], count: int) -> None:
         self._make, self._count = make, count
 
-    @overload
-    def __getitem__(self, place: int) -> Plan: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Plan]: ...
-    def __getitem__(self, place: int | slice) -> Plan | Sequence[Plan]:
-        if isinstance(place, slice):
-            return [self._make(one) for one in range(self._count)[place]]
-        return self._make(range(self._count)[place])
+    def __getitem__(self, place: Any) -> Any:  # an index or a slice
+        found = range(self._count)[place]
+        return [self._make(one) for one in found] if isinstance(found, range) else self._make(found)
 
     def __len__(self) -> int:
         return self._count
@@ -196,21 +179,16 @@ def numbered(
 ) -> Points:
     """Returns plans as numbers, from the values of each combination and the combination of each plan."""
     octaves = np.log2(sizes.astype(np.float64) / baseline_size)
-    return Points(
-        values=rows[combinations],
-        octaves=octaves,
-        isolation=np.minimum(_distance_to_nearest(octaves) / ISOLATED_OCTAVES, 1.0),
-        combinations=combinations,
-    )
+    each, places = np.unique(octaves, return_inverse=True)
+    gaps = np.concatenate(([np.inf], np.diff(each), [np.inf]))
+    isolation = np.minimum(np.minimum(gaps[:-1], gaps[1:])[places] / ISOLATED_OCTAVES, 1.0)
+    return Points(rows[combinations], octaves, isolation, combinations)
 
 
 def expected_of(knobs: Sequence[Knob], points: Points, name: Literal["expected", "growth"]) -> tuple[Array, list[bool]]:
     """Returns the logarithm of the effect that theory gives each plan, and which knobs theory covers.
 
-    Args:
-        knobs: knobs of the space.
-        points: the plans.
-        name: "expected" for throughput, "growth" for the part of the peak that grows with the micro batch.
+    `name` is "expected" for throughput, "growth" for the part of the peak that grows with the micro batch.
     """
     total, covered = np.zeros(len(points.octaves)), []
     for index, knob in enumerate(knobs):
@@ -233,10 +211,3 @@ def freed_of(knobs: Sequence[Knob], points: Points) -> Array:
 def typed(value: KnobValue) -> tuple[type, KnobValue]:
     """Returns a value with its type, so that `1` and `True` are different keys."""
     return type(value), value
-
-
-def _distance_to_nearest(octaves: Array) -> Array:
-    """Returns the distance of each size to the nearest other size, in octaves."""
-    sizes, places = np.unique(octaves, return_inverse=True)
-    gaps = np.concatenate(([np.inf], np.diff(sizes), [np.inf]))
-    return np.asarray(np.minimum(gaps[:-1], gaps[1:])[places], dtype=np.float64)

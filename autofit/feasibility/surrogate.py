@@ -62,10 +62,9 @@ class Kernel:
     Args:
         knobs: knobs of the space.
         scales: usual magnitudes of the parts.
-        ratios: for each knob the factor on the magnitude of its effect, below 1 where theory covers part of it; () for
-            1 throughout.
+        ratios: for each knob the factor on the magnitude of its effect, below 1 where theory covers part of it.
         kinships: for each knob the least kinship of its values, above that of the scales where they are known to do
-            much the same; () for that of the scales throughout.
+            much the same.
     """
 
     def __init__(
@@ -78,19 +77,10 @@ class Kernel:
             for kinship in (scales.kinship, scales.joint_kinship)
         )
 
-    def __call__(self, first: Points, second: Points) -> Array:
-        """Returns the covariance of every plan in `first` with every plan in `second`, without the level."""
-        same = first.combinations[:, None] == second.combinations[None, :]
-        total, pairs = self.of_values(first.values, second.values)
-        curve, slope, alone = self.of_sizes(first, second)
-        return np.asarray(curve + slope * total + pairs + same * alone, dtype=np.float64)
-
     def of_values(self, first: NDArray[np.int16], second: NDArray[np.int16]) -> tuple[Array, Array]:
         """Returns the parts that depend on values: the similarity of all values together, and that of their pairs.
 
-        Args:
-            first: index of each knob's value, [combinations, knobs].
-            second: the same of others.
+        Each is [first, second], of values given by their indices, [combinations, knobs].
         """
         if not self._values:
             return np.zeros((len(first), len(second))), np.zeros((len(first), len(second)))
@@ -102,10 +92,7 @@ class Kernel:
         return alike.sum(axis=0), self._scales.pair**2 * pairs
 
     def of_sizes(self, first: Points, second: Points) -> tuple[Array, Array, Array]:
-        """Returns the parts that depend on sizes.
-
-        They are that of the sizes alone, the factor on the similarity of all values, and that of one combination.
-        """
+        """Returns the part of the sizes, the factor on the similarity of all values, and the part of a combination."""
         s = self._scales
         apart = first.octaves[:, None] - second.octaves[None, :]
         smooth = np.exp(-0.5 * (apart / s.octaves) ** 2)
@@ -133,10 +120,7 @@ class Belief:
 
 
 class Covariances:
-    """Covariances of single plans with all plans of a space.
-
-    A covariance is made of parts that depend on two combinations and parts that depend on two sizes. Only these are
-    computed and kept for each plan, because a space has many more plans than combinations or sizes.
+    """Covariances of single plans with all plans of a space, in parts of which there are far fewer than plans.
 
     Args:
         kernel: prior covariance of two plans.
@@ -154,10 +138,6 @@ class Covariances:
         self._each_size = points.of(first)
         self._rows: dict[int, _Row] = {}
         self.variances = kernel.variances(points)
-
-    def of(self, places: Sequence[int]) -> Array:
-        """Returns the covariances of these plans with all, [places, plans]."""
-        return self.rows(places).within(slice(None))
 
     def rows(self, places: Sequence[int]) -> "Rows":
         """Returns the covariances of these plans with all, of which any part can be had."""

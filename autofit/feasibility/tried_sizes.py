@@ -26,11 +26,6 @@ and a value that was only ever refused takes no part in steps towards a larger s
 class TriedSizes:
     """Outcomes of the plans that were tried, by combination and size.
 
-    Args:
-        plans: every plan of the space.
-        points: the same plans as numbers.
-        limit_bytes: the memory budget.
-
     Attributes:
         outcomes: outcome of each plan that was tried, by its place in `plans`.
     """
@@ -43,7 +38,7 @@ class TriedSizes:
     def tell(self, place: int, outcome: Outcome) -> None:
         """Adds the outcome of a plan."""
         self.outcomes[place] = outcome
-        self._by_combination.setdefault(self.combination(place), {})[self.size(place)] = outcome
+        self._by_combination.setdefault(self.combination(place), {})[self._size(place)] = outcome
 
     def has_refused_value(self, place: int) -> bool:
         """Returns whether a plan has a value that was refused and never ran: it may need memory at any size.
@@ -62,7 +57,7 @@ class TriedSizes:
 
         No phase of a step needs less than the static memory, and each phase is affine in the batch.
         """
-        size, bound = self.size(place), math.inf
+        size, bound = self._size(place), math.inf
         for ran, outcome in self._sizes_tried(place).items():
             memory = None if outcome.measurement is None else outcome.measurement.memory
             if memory is not None and memory.static_bytes and ran <= size:
@@ -75,7 +70,7 @@ class TriedSizes:
 
         A peak is the maximum over phases that are each affine in the batch, so it may bend upwards.
         """
-        size, peaks, limit = self.size(place), self._peaks(place), self._limit_bytes
+        size, peaks, limit = self._size(place), self._peaks(place), self._limit_bytes
         ran = sorted(each for each in peaks if each < size)[-2:]
         if len(ran) < 2 or size > MAX_REACH * ran[1]:
             return None
@@ -92,7 +87,7 @@ class TriedSizes:
         It is 1 until two of them did not fit; one is enough after `MANY_OUT_OF_MEMORY` errors. From then on it follows
         Laplace's rule of succession: a library may need memory at one size only, whatever the combination.
         """
-        size = self.size(place)
+        size = self._size(place)
         same = [tried[size] for tried in self._by_combination.values() if size in tried]
         refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
         return 1.0 if refused < (1 if self._many_failed else 2) else (ran + 1) / (ran + refused + 2)
@@ -102,7 +97,7 @@ class TriedSizes:
 
         The largest size that fits is uniformly distributed between the largest that ran and the smallest refused.
         """
-        size, tried = self.size(place), self._sizes_tried(place)
+        size, tried = self._size(place), self._sizes_tried(place)
         refused = min((s for s, outcome in tried.items() if was_refused(outcome)), default=None)
         if refused is None:
             return 1.0
@@ -115,7 +110,7 @@ class TriedSizes:
         It may if the peak equals that of another size, or that of the baseline's combination at the same size.
         """
         baseline, mine = self._peaks(0), self._peaks(place)
-        size = self.size(place)
+        size = self._size(place)
         peak = mine[size]
         if any(s != size and _equal(p, peak) for s, p in (baseline | mine).items()):
             return True
@@ -123,8 +118,7 @@ class TriedSizes:
         same = size in baseline and _equal(peak, baseline[size])
         return changed and same and not any(s < size and p < peak for s, p in baseline.items())
 
-    def size(self, place: int) -> int:
-        """Returns the micro batch size of a plan."""
+    def _size(self, place: int) -> int:
         return self._plans[place].micro_batch_size
 
     def combination(self, place: int) -> int:

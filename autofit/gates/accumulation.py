@@ -42,11 +42,7 @@ def accumulation(steps: Steps, batches: Sequence[Cuttable]) -> GateVerdict:
     If a step fails with single samples (batch normalisation of vectors, `squeeze()`, a damaged sample), each batch is
     cut in two, unevenly where it has more than `_EVENLY_CUT` samples: what a loss is a mean over may be divided evenly.
     If weighting by samples does not keep the gradient, other quantities are tried that the loss may be a mean over. The
-    same one must hold for all batches.
-
-    Args:
-        steps: the steps, which run without the dropout of torch's own layers.
-        batches: each of the same number of samples, at least 2.
+    same one must hold for all batches, each of the same number of samples, at least 2.
     """
     size = batches[0].samples
     wholes = [Counted(batch.batch, size) for batch in batches]
@@ -120,7 +116,8 @@ class _Accumulation:
         if found.passed:
             return found.model_copy(update={"reason": f"{_SAME}: {found.reason}"}), wholes
         for weighing in self._weighings():
-            weighted = [_weighted(weighing, *each) for each in zip(parts, self.cuts, strict=True)]
+            weights = [weights_of(weighing, [part.batch for part in cut]) for cut in self.cuts]
+            weighted = [_sum(*each) for each in zip(parts, weights, strict=True)]
             again = compare(weighted, expected, limits)
             if again.passed:
                 how = "added up, since the loss is a sum" if weighing.summed else f"weighted by {weighing}"
@@ -161,10 +158,6 @@ def _of_parts(gradients: Gradients, cut: Sequence[Counted], draw: int | None = N
 
 def _shares(cut: Sequence[Counted]) -> list[float]:
     return [part.samples / sum(part.samples for part in cut) for part in cut]
-
-
-def _weighted(weighing: Weighing, vectors: Sequence[torch.Tensor], cut: Sequence[Counted]) -> torch.Tensor:
-    return _sum(vectors, weights_of(weighing, [part.batch for part in cut]))
 
 
 def _sum(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
@@ -208,13 +201,12 @@ def _differing(one: torch.Size, other: torch.Size) -> list[tuple[int, int]]:
 
 def _shapes(steps: Steps) -> dict[str, torch.Size]:
     """Returns the shape of each tensor, except parameters, that the modules of the model hold now."""
+    found = dict[str, torch.Size]()
     with steps.build(BASELINE) as step:
-        return dict(_held(step.draft.model))
-
-
-def _held(model: nn.Module) -> Iterator[tuple[str, torch.Size]]:
-    for path, module in model.named_modules():
-        plain: dict[str, Any] = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        for name, value in {**plain, **module._buffers}.items():
-            for number, tensor in enumerate(tensors(value) if not isinstance(value, nn.Module) else ()):
-                yield f"model.{path}.{name}[{number}]".replace("..", ".").removesuffix("[0]"), tensor.shape
+        for path, module in step.draft.model.named_modules():
+            plain: dict[str, Any] = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+            for name, value in {**plain, **module._buffers}.items():
+                for number, tensor in enumerate(tensors(value) if not isinstance(value, nn.Module) else ()):
+                    label = f"model.{path}.{name}[{number}]".replace("..", ".").removesuffix("[0]")
+                    found[label] = tensor.shape
+    return found

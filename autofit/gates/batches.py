@@ -136,14 +136,9 @@ def unevenly_weighted(source: BatchSource, size: int, mean: WeightedMean) -> lis
 def with_rare_marks(source: BatchSource, first: Cuttable) -> tuple[list[Cuttable], str]:
     """Returns batches that show what a loss may divide by, and the condition that no batch shows in two samples.
 
-    A sum divided by the number of marked samples looks like a plain sum, where a batch has at most one of them.
-
-    Args:
-        source: makes the batches.
-        first: a batch, which comes first; the only one if it has two samples or more of each kind.
-
-    Returns:
-        The batches, and the condition; "" if there is none, or if it marks no sample that was read.
+    A sum divided by the number of marked samples looks like a plain sum, where a batch has at most one of them. The
+    batch `first` comes first; it is the only one if it has two samples or more of each kind. The condition is "" if
+    there is none, or if it marks no sample that was read.
     """
     size = first.samples
     rare = {mark for mark, count in marked(first.batch, size).items() if count < _SHOWN}
@@ -170,12 +165,7 @@ def _many(source: BatchSource, size: int) -> list[Cuttable]:
 def padded(users: BatchSource, padding: BatchSource, size: int) -> tuple[Batch, Batch] | GateVerdict:
     """Returns a batch, and the same samples with more padding, which a model may read; or why there is none.
 
-    Of a few batches, the one is taken that gets the most padding.
-
-    Args:
-        users: makes the user's batches.
-        padding: makes the same batches with more padding.
-        size: number of samples.
+    Of a few batches, the one is taken that gets the most padding. `padding` makes the batches of `users` with more.
     """
     made = zip(*(source.typical(size, _INSPECTED) for source in (users, users, padding)), strict=True)
     plain, again, more = max(made, key=lambda batches: elements(batches[2]) - elements(batches[0]))

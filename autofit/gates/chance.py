@@ -37,8 +37,7 @@ def by_chance(gradients: Gradients, batch: Counted, found: torch.Tensor, most: f
 def compare_means(draw: Callable[[int], Sequence[torch.Tensor]]) -> GateVerdict:
     """Compares the means of two random gradients. There is no verdict if the noise is too large.
 
-    Args:
-        draw: returns both sides of a draw by its number, counted from 1. Draws are independent of each other.
+    `draw` returns both sides of a draw by its number, counted from 1. Draws are independent of each other.
     """
     differences: list[torch.Tensor] = []
     sides: list[torch.Tensor] = []

@@ -97,13 +97,10 @@ class GradientCheck:
         """Returns the result of what was found so far, as `autofit.search.bench.Bench.check` says."""
         fault, verdicts = self._fault(), {**self.known, **self.found}
         if fault and not self._any:
-            refused = (name for name, verdict in verdicts.items() if at_fault(self._values, {name: verdict}))
-            return Checked(
-                passed=False,
-                reason=f"{fault}: {verdicts[fault].reason}",
-                verdicts=self.found,
-                refused=tuple(Refusal(name=name, reason=verdicts[name].reason, origin="gate") for name in refused),
-            )
+            found = {name: each for name, each in verdicts.items() if at_fault(self._values, {name: each})}
+            refused = tuple(Refusal(name=name, reason=each.reason, origin="gate") for name, each in found.items())
+            reason = f"{fault}: {verdicts[fault].reason}"
+            return Checked(passed=False, reason=reason, verdicts=self.found, refused=refused)
         if self.unchecked:
             why, values = self.unchecked, self.undecided
             return Checked(passed=False, checked=False, reason=why, verdicts=self.found, refused=values)
@@ -266,12 +263,9 @@ class GradientCheck:
     def _tried(
         self, gate: Callable[[Cuttable], GateVerdict], sizes: Sequence[int], *, as_typical: bool = False
     ) -> GateVerdict:
-        """Returns a gate's result on a batch of the first size with which it runs.
+        """Returns a gate's result on a batch of the first of several sizes with which it runs.
 
-        Args:
-            gate: the comparison.
-            sizes: batch sizes to try, in order.
-            as_typical: whether the batch is the first that the loader gives, for which code may be compiled already.
+        With `as_typical`, the batch is the first that the loader gives, for which code may be compiled already.
         """
         reason = "the user's batches cannot be cut"
         for size in sizes:
@@ -296,9 +290,7 @@ def _has_special_batch(strategy: Strategy) -> bool:
 def notes(verdicts: Mapping[str, GateVerdict], baseline_steps: int) -> Iterator[str]:
     """Yields the caveats that follow from the verdicts on the values of a plan that its check has admitted.
 
-    Args:
-        verdicts: verdict by value. One that failed is allowed by numerics='any'.
-        baseline_steps: accumulation steps of the baseline.
+    A verdict that failed is allowed by numerics='any'.
     """
     for verdict in dict.fromkeys(verdicts.values()):
         names = ", ".join(value for value, each in verdicts.items() if each == verdict)

@@ -50,13 +50,8 @@ def compare(
 ) -> GateVerdict:
     """Compares what a plan computes with what is expected of it. The pair that is furthest apart decides.
 
-    Entries of `expected` that are infinite or NaN, such as masked logits, are left out if they are so in `found` too.
-
-    Args:
-        found: float32 tensors: the gradient, one for each update of a step, or the outputs.
-        expected: tensors of the same shapes, on the same devices.
-        limits: how far they may be apart.
-        what: what is compared, as a singular noun.
+    Both are float32 tensors on the same devices: the gradient, one for each update of a step, or the outputs. Entries
+    of `expected` that are infinite or NaN, such as masked logits, are left out if they are so in `found` too.
     """
     if [each.shape for each in found] != [each.shape for each in expected]:
         return failed(f"{what}: {len(found)} instead of {len(expected)}, or of other shapes")
@@ -69,7 +64,8 @@ def compare(
         if float(other.norm()):
             apart = difference(one, other)
             worst = math.inf if math.isnan(apart) else max(worst, apart)
-            least = least if limits.cosine is None else min(least, cosine_of(one, other))
+            if limits.cosine is not None:
+                least = min(least, float(nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0)))
         elif float(one.norm()):
             worst, least = math.inf, 0.0
     if limits.cosine is None:
@@ -84,11 +80,6 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Returns the L2 norm of the difference, relative to that of `other`; NaN if that is zero."""
     norm = float(other.norm())
     return float((one - other).norm()) / norm if norm else math.nan
-
-
-def cosine_of(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Returns the cosine of two tensors, at most 1, which rounding may exceed."""
-    return min(float(nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0)), 1.0)
 
 
 def order_l2(step: TrainStep) -> float:

@@ -1,8 +1,6 @@
 """Random numbers that belong to samples: a sample gets the same numbers in a whole batch and in a micro batch.
 
-This makes gradients comparable for steps that draw random numbers (the noise of a diffusion model, custom dropout,
-stochastic depth). Both sides of a comparison get the same numbers, so a remaining difference is not due to chance.
-
+A difference of gradients is then not due to chance (the noise of a diffusion model, custom dropout, stochastic depth).
 The draws of a step are recorded. Other steps get them again: the rows of their samples if a draw grows with the batch
 along one dimension, and all of it if not (one coin for the whole step). A draw is identified by the state of its
 generator, which each draw here advances by one step, whatever its shape.
@@ -59,11 +57,7 @@ class DrawLog:
 class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """While it is active, random operators draw for the samples `first` to `first + size` of the step.
 
-    Args:
-        ledger: the draws.
-        first: number of the first sample.
-        size: number of samples.
-        record: whether the draws are recorded, in place of those of another step.
+    With `record`, the draws are recorded in the ledger, in place of those of another step.
     """
 
     def __init__(self, ledger: DrawLog, first: int, size: int, *, record: bool) -> None:

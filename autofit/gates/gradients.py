@@ -68,8 +68,7 @@ class Gradient:
 class Gradients:
     """Computes gradients of one workload, without torch's own dropout and without updates.
 
-    If a step changes its own state (a moving average of the weights, a counter), each micro batch starts from the same
-    state. The comparison is about the gradient, not about the state.
+    If a step changes its own state (a moving average of the weights, a counter), each micro batch starts from the same.
 
     Attributes:
         steps: the steps.

@@ -4,7 +4,7 @@ In training mode, only torch's own dropout is turned off. Evaluation mode turns 
 behaviour that is specific to training.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -24,38 +24,30 @@ def evaluating(model: nn.Module, keep: tuple[type[nn.Module], ...] = (NormBase,)
     """Sets every module to evaluation mode, except batch normalisation, whose training behaviour is to be compared.
 
     Recurrent layers keep their mode too, without dropout: on CUDA they have no backward pass in evaluation mode.
-
-    Args:
-        model: the model.
-        keep: classes of modules that keep their mode.
     """
-    modes = {module: module.training for module in model.modules()}
-    dropouts = {module: module.dropout for module in modes if isinstance(module, nn.RNNBase)}
-    try:
-        for module, training in modes.items():
-            module.training = training and isinstance(module, (*keep, nn.RNNBase))
-        for module in dropouts:
-            module.dropout = 0.0
+    kept = (*keep, nn.RNNBase)
+    modes = [(module, "training", module.training and isinstance(module, kept)) for module in model.modules()]
+    dropouts = [(module, "dropout", 0.0) for module in model.modules() if isinstance(module, nn.RNNBase)]
+    with attributes_set([*modes, *dropouts]):
         yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        for module, dropout in dropouts.items():
-            module.dropout = dropout
 
 
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
     """Turns off the dropout of torch's own layers and functions. Nothing else changes its mode."""
-    before: list[tuple[nn.Module, str, Any]] = []
+    switched = [(m, name, off) for m in model.modules() for kinds, name, off in _SWITCHES if isinstance(m, kinds)]
+    with attributes_set(switched), _WithoutDropout():
+        yield
+
+
+@contextmanager
+def attributes_set(wanted: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Sets attributes of modules, and puts them back."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in wanted]
     try:
-        for module in model.modules():
-            for kinds, name, off in _SWITCHES:
-                if isinstance(module, kinds):
-                    before.append((module, name, getattr(module, name)))
-                    setattr(module, name, off)
-        with _WithoutDropout():
-            yield
+        for module, name, value in wanted:
+            setattr(module, name, value)
+        yield
     finally:
         for module, name, value in before:
             setattr(module, name, value)

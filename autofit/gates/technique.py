@@ -1,13 +1,11 @@
 """The gate of techniques: compares what a step computes under a plan with what it computes under another.
 
-In training it is the gradient of a batch. Both sides draw the same random numbers for the same samples (`draws`) and
-start from the same state. If a step draws numbers that cannot be shared, the means of many draws are compared
-(`chance`). Gradients are compared in evaluation mode, or in training mode if the step fails in evaluation mode: an
-object detector has no loss there, and recurrent kernels of cuDNN have no backward pass.
+In training it is the gradient of a batch, in inference the output. Both sides draw the same random numbers for the same
+samples (`draws`) and start from the same state. Gradients are compared in evaluation mode, or in training mode if the
+step fails in evaluation mode: an object detector has no loss there.
 
 A step of the user's `update_fn` cannot be stopped before its updates: in a GAN, the gradient of the generator depends
-on the update of the discriminator before. There whole steps run, and the gradients are those that each update uses. In
-inference, it is the output.
+on the update of the discriminator before. There whole steps run, and the gradients are those that each update uses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +23,7 @@ from autofit.failures.evidence import named_error
 from autofit.gates.chance import by_chance, compare_means
 from autofit.gates.compare import PRECISION, REDUCED_L2, ZERO, Limits, compare, difference
 from autofit.gates.gradients import BASELINE, Gradients, Steps, generators_restored, seed_all, sketch
-from autofit.gates.modes import Modes, dropout_off, evaluating
+from autofit.gates.modes import Modes, attributes_set, dropout_off, evaluating
 from autofit.gates.verdict import GateVerdict, failed, unchecked
 from autofit.torch_internals import NormBase
 from autofit.workloads.batch_store import fresh
@@ -115,13 +113,13 @@ class _Sides:
 
         In a deep network whose batch normalisation uses the statistics of the batch, the gradient at an untrained model
         may change completely when the weights are rounded once (Yang et al., "A mean field theory of batch
-        normalization", ICLR 2019): no arithmetic of 16 bits can then agree with float32, and both train. ResNet-50 with
-        random weights: rounding the weights to bfloat16 changes the float32 gradient by relative L2 1.16, and autocast
-        by 1.32. With running statistics of 0 and 1 it is 0.017 and 0.019, so the comparison is made with these. After
-        100 batches the gradient in evaluation mode is as sensitive as in training mode.
+        normalization", ICLR 2019). ResNet-50 with random weights: rounding the weights to bfloat16 changes the float32
+        gradient by relative L2 1.16, and autocast by 1.32; with running statistics of 0 and 1, by 0.017 and 0.019.
 
-        The comparison decides if the gradient of float32 stays the same when the weights are rounded, or changes much
-        less than `error`, the relative L2 difference that was found. `most` is the one that is allowed in any case.
+        Args:
+            gradients: computes the gradients.
+            error: the relative L2 difference that was found. If rounding changes the gradient much less, it decides.
+            most: the relative L2 difference that is allowed in any case.
         """
         with gradients.steps.build(BASELINE) as step, gradients.modes(step.draft.model):
             if not any(isinstance(module, NormBase) and module.training for module in step.draft.model.modules()):
@@ -153,31 +151,26 @@ def _moved_by_rounding(gradients: Gradients, batch: Counted) -> float:
 @contextmanager
 def _fixed_statistics(model: nn.Module) -> Iterator[None]:
     """Sets every module to evaluation mode, and normalisation layers to a mean of 0 and a variance of 1."""
-    norms = [module for module in model.modules() if isinstance(module, NormBase)]
-    kept = [(norm, norm.running_mean, norm.running_var) for norm in norms]
-    try:
-        for norm, mean, variance in kept:
-            if mean is not None and variance is not None:
-                norm.running_mean, norm.running_var = torch.zeros_like(mean), torch.ones_like(variance)
-        with evaluating(model, keep=()):
-            yield
-    finally:
-        for norm, mean, variance in kept:
-            norm.running_mean, norm.running_var = mean, variance
+    norms = [norm for norm in model.modules() if isinstance(norm, NormBase)]
+    made = (("running_mean", torch.zeros_like), ("running_var", torch.ones_like))
+    fixed = [
+        (norm, name, make(found)) for norm in norms for name, make in made if (found := getattr(norm, name)) is not None
+    ]
+    with attributes_set(fixed), evaluating(model, keep=()):
+        yield
 
 
 @contextmanager
 def _rounded(model: nn.Module, modes: Modes) -> Iterator[None]:
     """Rounds the weights to bfloat16, and puts them back."""
-    weights = [p.detach() for p in model.parameters() if p.dtype is torch.float32]
-    kept = [weight.clone() for weight in weights]
+    kept = [(p.detach(), p.detach().clone()) for p in model.parameters() if p.dtype is torch.float32]
     try:
-        for weight in weights:
-            weight.copy_(weight.bfloat16())
+        for weight, value in kept:
+            weight.copy_(value.bfloat16())
         with modes(model):
             yield
     finally:
-        for weight, value in zip(weights, kept, strict=True):
+        for weight, value in kept:
             weight.copy_(value)
 
 
@@ -234,16 +227,12 @@ def updates_noted(step: TrainStep) -> Iterator[list[tuple[Optimizer, torch.Tenso
 
 def output(steps: Steps, plan: Plan, batch: Counted, reference: Plan = BASELINE) -> GateVerdict:
     """Compares each floating-point tensor of the output of inference with a reference's, as in reduced precision."""
-    before = set(steps.differences())
-    expected = _outputs(steps, reference, batch)
-    moves = not before.issuperset(steps.differences())
-    if moves:  # so that both sides start from the same state
-        steps.restore()
     try:
+        expected = _outputs(steps, reference, batch)
+        steps.restore()  # so that both sides start from the same state
         found = _outputs(steps, plan, batch)
     finally:
-        if moves:
-            steps.restore()
+        steps.restore()
     if not expected:
         return failed(f"could not be checked: the output has no floating-point tensor to compare. {_ADVICE}")
     verdict = compare(found, expected, PRECISION, "output")

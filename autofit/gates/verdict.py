@@ -74,10 +74,7 @@ def unchecked(reason: str) -> GateVerdict:
 def values_to_check(plan: Plan, baseline: Plan, *, free: bool) -> list[str]:
     """Returns the names of the values of a plan that differ from the baseline: of techniques, then that of its batch.
 
-    Args:
-        plan: the plan.
-        baseline: the user's own plan, whose values need no check.
-        free: whether the global batch may be changed.
+    `free` says that the global batch may be changed.
     """
     changed = plan.changes_from(baseline)
     found = [f"{name}={value}" for name, value in changed.items() if name in plan.combination.values]

@@ -26,9 +26,8 @@ from autofit.workloads.workload import Workload
 class Guard:
     """Takes a snapshot of the user's objects and the process state, and restores it bit-identically.
 
-    It is held around all tuning, in the tuning process. `restore` is called after each probe. Leaving the `with` block
-    always restores and verifies. Bytes are kept in host memory. Tensors, gradients included, are kept by reference, so
-    that the same objects are restored.
+    `restore` is called after each probe. Leaving the `with` block always restores and verifies. Bytes are kept in host
+    memory. Tensors, gradients included, are kept by reference, so that the same objects are restored.
 
     Attributes:
         pieces: the state of the user's objects, other than the bytes of tensors.
@@ -200,10 +199,10 @@ class Backstop:
 
     Ctrl-C may arrive after `__exit__` is called and before its first line, so that it does not run at all. This context
     manager, held around the inner one in the same `with` statement, then does the work. One interrupt cannot hit both.
+    `leave` takes the exception in flight and does nothing if its work is done.
     """
 
     def __init__(self, leave: Callable[[BaseException | None], object]) -> None:
-        """Makes the context manager. `leave` takes the exception in flight and does nothing if its work is done."""
         self._do_leave = leave
 
     def __enter__(self) -> None:

@@ -6,6 +6,7 @@ reference, so that the same objects are restored. Their own content is saved by 
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from operator import eq, is_
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any, cast
@@ -278,16 +279,8 @@ def slots(name: str, owner: object) -> Iterator[Piece]:
         if "__slots__" in vars(kind):
             for key, member in vars(kind).items():
                 if isinstance(member, MemberDescriptorType):
-                    yield _slot(f"{name}.{key}", owner, member)
-
-
-def _slot(name: str, owner: object, member: MemberDescriptorType) -> Piece:
-    return _binding(
-        name,
-        lambda: slot_value(owner, member),
-        lambda value: member.__set__(owner, value),
-        lambda: member.__delete__(owner),
-    )
+                    read, write = partial(slot_value, owner, member), partial(member.__set__, owner)
+                    yield _binding(f"{name}.{key}", read, write, partial(member.__delete__, owner))
 
 
 def slot_value(owner: object, member: MemberDescriptorType) -> Any:
@@ -310,9 +303,5 @@ def data_attributes(kind: type) -> dict[str, Any]:
 def methods(kind: type) -> Iterator[FunctionType]:
     """Yields the functions of a class: methods, static and class methods, and property accessors."""
     for value in vars(kind).values():
-        for part in (
-            value,
-            *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func", "__wrapped__")),
-        ):
-            if isinstance(part, FunctionType):
-                yield part
+        parts = (getattr(value, name, None) for name in ("__func__", "fget", "fset", "func", "__wrapped__"))
+        yield from (part for part in (value, *parts) if isinstance(part, FunctionType))

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import eq
 from typing import Any
 
@@ -41,7 +42,6 @@ def process_pieces() -> list[Piece]:
     return pieces
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # General before specific: a specific setting of "none" inherits from the general one.
 _PRECISION_KEYS = (
     *(("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
@@ -153,16 +153,16 @@ def _torch_flags() -> Iterator[Flag]:
 
 def _autocast_flags() -> Iterator[Flag]:
     """Yields autocast's state for each kind of device, and whether casts are cached."""
+
+    def read(kind: str) -> tuple[bool, torch.dtype]:
+        return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+    def write(kind: str, kept: tuple[bool, torch.dtype]) -> None:
+        torch.set_autocast_enabled(kind, kept[0])
+        torch.set_autocast_dtype(kind, kept[1])
+
     for kind in ("cpu", *accelerator_kinds()):
-
-        def read(kind: str = kind) -> tuple[bool, torch.dtype]:
-            return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-
-        def write(kept: tuple[bool, torch.dtype], kind: str = kind) -> None:
-            torch.set_autocast_enabled(kind, kept[0])
-            torch.set_autocast_dtype(kind, kept[1])
-
-        yield Flag(f"flags.autocast.{kind}", read, write)
+        yield Flag(f"flags.autocast.{kind}", partial(read, kind), partial(write, kind))
     yield Flag("flags.autocast.cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
 
 
@@ -189,17 +189,15 @@ def _device_flags() -> Iterator[Flag]:
     memory: Any = getattr(accelerator, "memory", None)
     if not hasattr(memory, "get_per_process_memory_fraction"):
         return
+
+    def read(device: int) -> float:
+        # The allocator stores bytes, so a restored fraction may differ in the last digits when it is read again.
+        # Without a limit, cudaMallocAsync reports a number far above 1, which cannot be written.
+        return round(min(float(memory.get_per_process_memory_fraction(device)), 1.0), 9)
+
     for device in range(accelerator.device_count()):
-
-        def read(device: int = device) -> float:
-            # The allocator stores bytes, so a restored fraction may differ in the last digits when it is read again.
-            # Without a limit, cudaMallocAsync reports a number far above 1, which cannot be written.
-            return round(min(float(memory.get_per_process_memory_fraction(device)), 1.0), 9)
-
-        def write(kept: float, device: int = device) -> None:
-            memory.set_per_process_memory_fraction(kept, device)
-
-        yield Flag(f"flags.memory_fraction[{device}]", read, write)
+        write = partial(memory.set_per_process_memory_fraction, device=device)
+        yield Flag(f"flags.memory_fraction[{device}]", partial(read, device), write)
 
 
 def _python_flags() -> Iterator[Flag]:
@@ -235,24 +233,19 @@ def _working_directory() -> str | None:
 
 def _signal_flags() -> Iterator[Flag]:
     """Yields the signal handlers. Only the main thread can set them."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in _SIGNALS:
 
-        def read(number: signal.Signals = number) -> object:
-            return signal.getsignal(number)
+    def write(number: signal.Signals, kept: Any) -> None:
+        if kept is not None:  # a handler that was not installed from Python reads as None and cannot be written
+            signal.signal(number, kept)
 
-        def write(kept: Any, number: signal.Signals = number) -> None:
-            # A handler that was not installed from Python reads as None and cannot be written.
-            if kept is not None:
-                signal.signal(number, kept)
-
-        yield Flag(f"signal.{number.name}", read, write)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            yield Flag(f"signal.{number.name}", partial(signal.getsignal, number), partial(write, number))
 
 
 def _attribute(name: str, owner: Any, attribute: str) -> Flag:
     """Returns the flag that is an attribute of a module or object."""
-    return Flag(name, lambda: getattr(owner, attribute), lambda kept: setattr(owner, attribute, kept))
+    return Flag(name, partial(getattr, owner, attribute), partial(setattr, owner, attribute))
 
 
 def global_rngs() -> list[ValuePiece]:

@@ -37,7 +37,7 @@ from autofit.guard.object_state import (
     slots,
 )
 from autofit.guard.unguarded import Unguarded, many_samples
-from autofit.guard.value_state import SamplesPiece, array_parts, array_piece, is_array, value_piece
+from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 from autofit.guard.walk_rules import Origin, namespaces, origin_of
 from autofit.torch_internals import is_traceable_wrapper_subclass
 
@@ -177,7 +177,7 @@ class Walk:
         """Records the elements of an array, and the attributes of an array subclass, such as a mask."""
         self._push_all([(name, part) for part in array_parts(found)], place)
         if self.unguarded.may_copy_array(name, found, place.data):
-            self._add(array_piece(name, found), place)
+            self._add(ArrayPiece(name, found), place)
             self._follow_attributes(name, found, place, place)
 
     def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:

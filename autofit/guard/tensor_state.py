@@ -100,7 +100,7 @@ class StorageBytes(Piece):
         if moved:
             storage = self._storage()
             if storage._cdata != self._origin.cdata or storage.nbytes() < self._stop:
-                storage = _new_storage(self._stop, self._device)
+                storage = torch.empty(self._stop, dtype=torch.uint8, device=self._device).untyped_storage()
             for view in self._views:
                 if not view.is_over(storage):
                     view.tensor.data = view.layout.into(storage)
@@ -153,11 +153,6 @@ def keep(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Piece]:
         else:
             opaque.append(_opaque(name, tensor))
     return [*map(StorageBytes, shared.values()), *opaque]
-
-
-def _new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Returns a new storage with undefined content."""
-    return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Tensor:

@@ -15,20 +15,17 @@ from autofit.guard.tensor_state import same_bytes
 from autofit.torch_internals import set_version
 
 
-def array_piece(name: str, found: Any) -> Piece:
-    """Returns the piece for the elements of a numpy array, or the bytes of another writable buffer."""
+class ArrayPiece(Piece):
+    """The elements of a numpy array, or the bytes of another writable buffer. Compared in place, copied when saved."""
 
-    def write(kept: Any) -> None:
-        if isinstance(found, (bytearray, array)):
-            found[:] = kept
-        else:
-            _plain(found)[...] = _plain(kept)
+    def __init__(self, name: str, found: Any) -> None:
+        def write(kept: Any) -> None:
+            if isinstance(found, (bytearray, array)):
+                found[:] = kept
+            else:
+                _plain(found)[...] = _plain(kept)
 
-    return _ArrayPiece(name, lambda: found, write, _same_elements, VALUE)
-
-
-class _ArrayPiece(Piece):
-    """An array is compared in place, and copied only to be saved."""
+        super().__init__(name, lambda: found, write, _same_elements, VALUE)
 
     def save(self) -> None:
         """Copies the elements."""
@@ -42,7 +39,7 @@ def _same_elements(found: Any, kept: Any) -> bool:
     is_flat = found.flags.c_contiguous and not found.dtype.hasobject and found.size and found.shape == kept.shape
     if not is_flat:
         return fingerprint(found) == fingerprint(kept)
-    left, right = (torch.from_numpy(_bytes_of(each)) for each in (found, kept))
+    left, right = (torch.from_numpy(_plain(each).reshape(-1).view("uint8")) for each in (found, kept))
     return same_bytes(left, right)
 
 
@@ -85,13 +82,8 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def _same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Returns whether two flat tensors of one dtype hold the same bits."""
-    left, right = (each if each.is_contiguous() else each.contiguous() for each in (left, right))
-    return left.numel() == right.numel() and same_bytes(_raw(left), _raw(right))
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the bytes of a flat contiguous tensor."""
-    return tensor.resolve_conj().resolve_neg().view(torch.uint8)
+    raw = [each.contiguous().resolve_conj().resolve_neg().view(torch.uint8) for each in (left, right)]
+    return left.numel() == right.numel() and same_bytes(*raw)
 
 
 def value_piece(name: str, found: Any) -> Piece | None:
@@ -101,7 +93,7 @@ def value_piece(name: str, found: Any) -> Piece | None:
     if isinstance(found, Random) and not isinstance(found, SystemRandom):
         return ValuePiece(name, found.getstate, found.setstate)
     if isinstance(found, (bytearray, array)):
-        return array_piece(name, found)
+        return ArrayPiece(name, found)
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
@@ -111,7 +103,7 @@ def value_piece(name: str, found: Any) -> Piece | None:
         return ValuePiece(name, lambda: copy.deepcopy(found.state), lambda kept: setattr(found, "state", kept))
     if isinstance(found, numpy.random.RandomState):
         return ValuePiece(name, lambda: found.get_state(legacy=False), found.set_state)
-    return array_piece(name, found) if isinstance(found, numpy.ndarray) else None
+    return None
 
 
 def is_array(found: object) -> bool:
@@ -140,8 +132,3 @@ def is_mapped(array: Any) -> bool:
             return True
         array = array.base
     return False
-
-
-def _bytes_of(found: Any) -> Any:
-    """Returns a view of the bytes of a contiguous array."""
-    return _plain(found).reshape(-1).view("uint8")

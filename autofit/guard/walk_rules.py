@@ -146,11 +146,11 @@ DATA_KEYS = ("dataset", "data_source")
 
 def is_followed(found: object) -> bool:
     """Returns whether the attributes of an object are followed."""
-    if _is_followed(type(found)):  # type: ignore[arg-type]  # a class can be hashed
-        return (
-            origin_of(type(found)) in (Origin.TORCH, Origin.STANDARD) or hasattr(found, "__dict__") or _slotted(found)
-        )
-    return False
+    kind = type(found)
+    if not _is_followed(kind):  # type: ignore[arg-type]  # a class can be hashed
+        return False
+    plain = origin_of(kind) in (Origin.TORCH, Origin.STANDARD) or hasattr(found, "__dict__")
+    return plain or any("__slots__" in vars(each) for each in kind.__mro__)
 
 
 @lru_cache(maxsize=4096)
@@ -161,10 +161,6 @@ def _is_followed(kind: type) -> bool:
     if origin is Origin.STANDARD:
         return issubclass(kind, _HOLDERS)
     return origin not in (Origin.TORCH, Origin.AUTOFIT)
-
-
-def _slotted(found: object) -> bool:
-    return any("__slots__" in vars(kind) for kind in type(found).__mro__)
 
 
 def nature(found: Any) -> str:

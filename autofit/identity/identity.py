@@ -149,14 +149,8 @@ def environment_of(
 ) -> Environment:
     """Returns the environment, which decides whether measurements may be compared.
 
-    Args:
-        workload: the workload. Its model structure, code and options are included; its weights are not.
-        device: the device on which it runs.
-        source: its batches.
-        loss: the rule that computes its loss.
-        optimizer: the optimizer of a step.
-        looks: the facts reached from the workload before any step and after some steps.
-        present: whether the device is on this machine, so that threads and driver versions are included.
+    Structure, code and options of the model are included; its weights are not. Threads and driver versions are included
+    if the device is `present`. `looks` are the facts reached from the workload before any step and after some steps.
     """
     found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}
     return Environment(

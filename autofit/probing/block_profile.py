@@ -88,10 +88,11 @@ class _SpanDraft:
         )
 
 
-class _SpanRecorder:
+class _SpanRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Records the parts of a forward pass by hooks of the blocks, of saved tensors and of operators."""
 
     def __init__(self, blocks: Sequence[nn.Module], marked: Marked) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.blocks, self.marked = blocks, marked
         self.parts = [_SpanDraft()]
         self._weights = {_address(one) for block in blocks for one in (*block.parameters(), *block.buffers())}
@@ -105,19 +106,20 @@ class _SpanRecorder:
                 begin = block.register_forward_pre_hook(partial(self._begin, number), prepend=True, with_kwargs=True)
                 undo.callback(begin.remove)
                 undo.callback(block.register_forward_hook(self._end, always_call=True).remove)
-            undo.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, _same))
-            undo.enter_context(_Operators(self))
+            undo.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor))
+            undo.enter_context(self)
             yield
 
-    def count(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """Counts an operator that a block ran."""
-        part = self.parts[-1]
-        if part.block is None:
-            return
-        part.tally.add(func, args, kwargs, out)
-        if self.marked(func, args, kwargs):
-            part.marked.add(func, args, kwargs, out)
-            part.marked_bytes += sum(one.untyped_storage().nbytes() for one in _tensors(out))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator, and counts it if a block ran it."""
+        kwargs, part = kwargs or {}, self.parts[-1]
+        out = func(*args, **kwargs)
+        if part.block is not None:
+            part.tally.add(func, args, kwargs, out)
+            if self.marked(func, args, kwargs):
+                part.marked.add(func, args, kwargs, out)
+                part.marked_bytes += sum(one.untyped_storage().nbytes() for one in _tensors(out))
+        return out
 
     def _begin(self, number: int, block: nn.Module, args: Any, kwargs: Any) -> None:
         inputs = {_address(one): one for one in _tensors((args, kwargs)) if _address(one) not in self._seen}
@@ -137,21 +139,6 @@ class _SpanRecorder:
                 self._seen.add(_address(one))
                 self.parts[-1].saved_bytes += one.untyped_storage().nbytes()
         return tensor
-
-
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
-    def __init__(self, recorder: _SpanRecorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self.recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.recorder.count(func, args, kwargs or {}, out)
-        return out
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -72,11 +72,7 @@ class Compiler:
     _graphs_before: int = field(default_factory=_graphs)
 
     def compile(self, first_steps: Callable[[], float]) -> float | Outcome:
-        """Runs the first steps, which compile. Returns the seconds they took, or the outcome of a missed deadline.
-
-        Args:
-            first_steps: runs them and returns their duration in seconds.
-        """
+        """Runs the first steps, which compile. Returns the seconds they took, or the outcome of a missed deadline."""
         began = perf_counter()
         try:
             with self._alone():

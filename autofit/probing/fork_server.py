@@ -110,21 +110,17 @@ class ForkServer:
             self._connection.close()
             os.close(self._life)
             _become_worker(life, read, write, output, status)
-            self._renew(variables, given)
+            frozen_heap.inherit()
+            forked_state.restore(self._before)
+            forked_state.set_variables(variables)
+            forked_state.renew()
+            sys.argv[1:] = ["--life", str(life), "--read", str(read), "--write", str(write)]
             self._work(read, write)
             return True
         for descriptor in given:
             os.close(descriptor)
         self._imports.go_on()
         return False
-
-    def _renew(self, variables: dict[str, str], given: list[int]) -> None:
-        frozen_heap.inherit()
-        forked_state.restore(self._before)
-        forked_state.set_variables(variables)
-        forked_state.renew()
-        life, read, write, *_ = given
-        sys.argv[1:] = ["--life", str(life), "--read", str(read), "--write", str(write)]
 
 
 def unsafe() -> str:
@@ -149,13 +145,13 @@ def _become_worker(life: int, read: int, write: int, output: int, status: int) -
     os.close(null)
     os.close(output)
     os.write(status, f"started {os.getpid()}\n".encode())
-    supervisor.keep(life, read, write, ended=lambda found: _say_ended(status, found))
+
+    def say_ended(found: int) -> None:
+        with suppress(BrokenPipeError):
+            os.write(status, f"ended {found}\n".encode())
+
+    supervisor.keep(life, read, write, ended=say_ended)
     os.close(status)
-
-
-def _say_ended(status: int, found: int) -> None:
-    with suppress(BrokenPipeError):
-        os.write(status, f"ended {found}\n".encode())
 
 
 class Imports:

@@ -21,10 +21,7 @@ def growth(live: Sequence[int | None], now: Callable[[], int | None]) -> int:
 
     The first step is not judged, because it makes the optimizer's state. A cache that is filled once does not grow in
     each of the others. At least three steps are needed. The guard puts lists back, so `LeakWatch` sees nothing in them.
-
-    Args:
-        live: live bytes after each step; None where they are unknown.
-        now: reads the live bytes, once garbage is collected: reference cycles are not leaks.
+    `now` reads the live bytes again, once garbage is collected: reference cycles are not leaks.
     """
     known = [each for each in live if each is not None]
     if len(known) < 3 or _slope(known) < MOST_KEPT_BYTES:
@@ -43,9 +40,6 @@ class LeakWatch:
 
     Create it once everything that belongs to the search is on the device. Devices whose allocator does not count live
     tensors (the CPU) are not watched.
-
-    Args:
-        device: where the runs take place.
     """
 
     def __init__(self, device: Device) -> None:
@@ -68,8 +62,7 @@ class LeakWatch:
         if self._left() < LEAST_BYTES:
             return ""
         gc.collect()
-        left = self._left()
-        if left < LEAST_BYTES:
+        if (left := self._left()) < LEAST_BYTES:
             return ""
         return f"{format_bytes(left)} stayed on the device after the run: {_named(self._new_tensors())}"
 

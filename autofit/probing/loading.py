@@ -59,7 +59,6 @@ class LoaderTrials:
 
     Attributes:
         source: makes the loader with a number of workers.
-        device: where the plan runs.
         watch: stops a trial that takes too long.
         beat: called with "loading" before each trial.
         most: largest number of workers, by default that of the processors that this process may use.
@@ -75,16 +74,10 @@ class LoaderTrials:
     _touched: bool = False
     _until_s: float = math.inf
 
-    def added(
-        self, outcome: Outcome, size: int, fastest_per_s: float = 0.0, restore: Callable[[], None] = lambda: None
-    ) -> Outcome:
+    def added(self, outcome: Outcome, size: int, fastest_per_s: float, restore: Callable[[], None]) -> Outcome:
         """Returns the outcome of a proof with what was found, if the proof passed.
 
-        Args:
-            outcome: the outcome of the proof.
-            size: micro batch size of its plan.
-            fastest_per_s: samples per second of the fastest run of its plan. A proof may have been disturbed.
-            restore: puts back what reading the data may have changed.
+        `restore` puts back what reading the data may have changed; see `run`.
         """
         if outcome.measurement is None or not outcome.measured:
             return outcome
@@ -98,7 +91,12 @@ class LoaderTrials:
     def run(self, proof: Measurement, size: int, fastest_per_s: float = 0.0) -> Loading | None:
         """Returns the settings of the loader, or why the user's are kept; None if there is nothing to change or tell.
 
-        A loader that fails is a reason, not an error. Arguments are as in `added`.
+        A loader that fails is a reason, not an error.
+
+        Args:
+            proof: the proof of a plan.
+            size: its micro batch size.
+            fastest_per_s: samples per second of its fastest run. A proof may have been disturbed.
         """
         fetch_s, self._size, self._needed_per_s = proof.fetch_s, size, max(proof.samples_per_s, fastest_per_s)
         if not fetch_s:
@@ -132,9 +130,9 @@ class LoaderTrials:
         return ""
 
     def _trials(self, alone: LoadingTrial) -> Iterator[LoadingTrial]:
-        """Yields a trial for each number of workers, until one keeps up or fails, or more workers do not help."""
+        """Yields a trial with 1, 2, 4, ... workers, until one keeps up or fails, or more workers do not help."""
         best, per_worker = 0.0, 0
-        for workers in _counts(self.most):
+        for workers in [*(2**at for at in range((self.most - 1).bit_length())), self.most]:
             if (reason := self._forbidden(workers, per_worker)) is not None:
                 yield LoadingTrial(workers=workers, reason=reason)
                 return
@@ -209,12 +207,8 @@ class LoaderTrials:
         found = next(trial for trial in trials if loading.training_per_s(trial) * GAIN >= best)
         if not found.workers:
             return loading
-        changes = {
-            "workers": found.workers,
-            "prefetch_factor": self._prefetch,
-            "pin_memory": True if self.device.pins_memory else None,
-            "persistent_workers": self._persist(found),
-        }
+        changes: dict[str, object] = {"workers": found.workers, "prefetch_factor": self._prefetch}
+        changes |= {"pin_memory": self.device.pins_memory or None, "persistent_workers": self._persist(found)}
         return loading.model_copy(update=changes)
 
     def _persist(self, trial: LoadingTrial) -> bool:
@@ -226,15 +220,6 @@ class LoaderTrials:
             return bool(self._users("persistent_workers", False))
         epoch_s = math.inf if self.source.length is None else self.source.length / self._needed_per_s
         return trial.startup_s > FREE_RATIO * epoch_s and not hasattr(self._users("dataset", None), "set_epoch")
-
-
-def _counts(most: int) -> Iterator[int]:
-    """Yields 1, 2, 4, ... and `most`."""
-    workers = 1
-    while workers < most:
-        yield workers
-        workers *= 2
-    yield most
 
 
 def _private_bytes(batches: object) -> int | None:

@@ -1,10 +1,6 @@
 """LocalBench: a workload on a device of this process, ready to be probed.
 
 `tune()` opens it in the user's process; a worker opens it in a child process.
-
-Placement: moves the user's model to the device, or checks that it is there.
-
-The notes of a bench for the user: how the workload is measured, and what differs from the user's own training.
 """
 
 import math
@@ -65,7 +61,7 @@ def bench_notes(
     guarded: Sequence[str],
     source: BatchSource,
 ) -> Iterator[str]:
-    """Yields the notes, those on what is measured first."""
+    """Yields how the workload is measured, and what differs from the user's own training."""
     yield from training_notes(workload, loss, eval_modules, "measured")
     if device.is_host and devices.choose().is_host:
         yield f"tuned for the CPU ({device.name()}): the plan does not carry over to an accelerator"
@@ -75,13 +71,9 @@ def bench_notes(
 
 
 def training_notes(workload: Workload, loss: LossRule, eval_modules: Sequence[str], done: str) -> Iterator[str]:
-    """Yields what was assumed about the training.
+    """Yields what was assumed about the training; with an assumed optimizer it was `done`: "measured" or "estimated".
 
-    Args:
-        workload: the workload.
-        loss: the rule that computes its loss.
-        eval_modules: names of modules of a model in training mode that were in evaluation mode.
-        done: what was done with the assumed optimizer: "measured" or "estimated".
+    `eval_modules` are the names of modules of a model in training mode that were in evaluation mode.
     """
     if loss.inferred:
         yield f"the loss was inferred: {loss.about}"
@@ -192,17 +184,15 @@ class LocalBench:
         """Returns what the workload reaches after a forward pass, which shows the attributes that steps change."""
         if self.workload.step_fn is not None:  # else the loss was computed to find out how
             free = self.device.is_host or not self._options.enforce
+            source, loss, model = self._source, self._loss, self.workload.model
             try:
                 with torch.no_grad(), nullcontext() if free else self.device.limit(memory_bytes, lambda: 0):
-                    self._source.on_small(self._pass)
+                    source.on_small(lambda size: loss.compute(model, source.typical(size, 1)[0]))
             except Exception:  # noqa: BLE001  # raised by the user's code: a probe will report it
                 self.device.synchronize()  # raises if the device no longer answers: then nothing can be put back
         found = Reached.of(self.workload)
         self._guard.restore()
         return found
-
-    def _pass(self, size: int) -> None:
-        self._loss.compute(self.workload.model, self._source.typical(size, 1)[0])
 
     def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs `plan` on the given terms and returns the outcome. Everything is restored afterwards.
@@ -303,20 +293,21 @@ class LocalBench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        limit_s = min(limit_s, isolation.LIMIT_S, TRACE_RATIO * self._watch.clock.patience_s())
-        target, threads = self.device.torch_device, torch.get_num_threads()
+        most_s = TRACE_RATIO * self._watch.clock.patience_s()
+        limit_s, threads = min(limit_s, isolation.LIMIT_S, most_s), torch.get_num_threads()
 
         def traced() -> Trace:
             with as_users_errors(self.device):
                 batch = batch_to_trace(self._batches.source(plan), plan)
 
             def work() -> Trace:
+                target = self.device.torch_device
                 return tracing.trace(self.workload, self._loss, plan, batch, target, limit_s=limit_s, threads=threads)
 
             return isolation.isolated(work, self.workload, self.device.is_host, limit_s)
 
         try:
-            return self._watch.allowed(traced, most_s=TRACE_RATIO * self._watch.clock.patience_s())
+            return self._watch.allowed(traced, most_s=most_s)
         except Overdue as error:
             raise Untraceable(str(error), "in the trace") from None
 
@@ -338,10 +329,6 @@ class LocalBench:
     def backstop(self) -> Backstop:
         """A second context to hold around the `with` block of the bench: see `guard.Backstop`."""
         return Backstop(self._leave)
-
-    def _reset(self) -> None:
-        self._guard.restore()
-        self._make_ready()
 
     def _put_back(self) -> None:
         self._guard.restore()
@@ -372,7 +359,11 @@ class LocalBench:
 
     @property
     def _steps(self) -> Steps:
-        return Steps(self._build, self._options.seed, self._reset, self._guard.differences)
+        def reset() -> None:
+            self._guard.restore()
+            self._make_ready()
+
+        return Steps(self._build, self._options.seed, reset, self._guard.differences)
 
     def _build(self, plan: Plan) -> TrainStep:
         self._watch.check()

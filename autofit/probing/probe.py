@@ -1,19 +1,9 @@
-"""Probe: one short run of one plan in this process, from preparation to clean-up.
-
-Growing batches: a proof runs them before its timed steps, which leaves a caching allocator in its worst state.
-
-Training meets lengths in any order. Growing lengths are the worst order for the allocator: its cache fills with blocks
-of shorter batches that are too small for the longer ones. The allocator may flush its cache during these steps, because
-flushes end once all lengths have occurred. The timed steps follow, on a cache as in training, and must not cause a
-flush.
-
-Parameters that the optimizer holds and that get no gradient: whatever trains, they stay as they are.
-"""
+"""Probe: one short run of one plan in this process, from preparation to clean-up."""
 
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -60,7 +50,7 @@ _NAMED = 3
 
 @dataclass(slots=True)
 class GradientWatch:
-    """Looks at the gradients of steps, right before the optimizer uses them.
+    """Looks for parameters that the optimizer holds and that get no gradient: whatever trains, they stay as they are.
 
     Attributes:
         missing: names of the trained parameters that had no gradient in any step so far.
@@ -95,24 +85,6 @@ class GradientWatch:
         return outcome.model_copy(update={"measurement": measurement.model_copy(update={"without_gradient": text})})
 
 
-def run_growing(run_step: Callable[[Sequence[Batch]], object], typical: Typical, worst: Batch, device: Device) -> None:
-    """Runs steps on growing batches, up to the worst, from an empty cache. Raises if memory runs out.
-
-    These steps are not metered; a limit applies to them if the allocator has one.
-
-    Args:
-        run_step: runs one step on its micro batches.
-        typical: the batches, in any order.
-        worst: the largest micro batch known. The last step has nothing else.
-        device: where the steps run.
-    """
-    device.release()
-    growing = by_size(typical, rising=True)
-    for number in range(growing.cycle):
-        run_step(growing.of_step(number))
-    run_step([worst] * typical.parts)
-
-
 def by_size(typical: Typical, *, rising: bool) -> Typical:
     """Returns the micro batches of all steps, sorted by number of elements. The total work is the same."""
     places = [at for step in range(typical.steps) for at in typical.places(step)]
@@ -139,12 +111,8 @@ class Probe:
     """One short run of one plan.
 
     Attributes:
-        plan: what to run.
-        purpose: how thoroughly to run it.
         terms: which score makes a probe continue to its proof.
         build: makes the train step of a plan; called inside the failure handling.
-        batches: provides the batches of each plan.
-        device: where the step runs.
         budget_bytes: maximum peak of the plan.
         enforce: whether the device limits this process to the budget while steps run.
         cold: whether the code that torch.compile has made is discarded first. A block of a race always runs warm.
@@ -273,7 +241,7 @@ class Probe:
         if needed_s <= PHASES_SHARE * self.watch.clock.left_s and not self._really_limited:
             batch_of = partial(self._typical_batch, typical)
             with suppress(Overdue), self._reported(step):
-                phases_s = time_phases(step, batch_of, self.device, typical.cycle, self._fetching)
+                phases_s = time_phases(step, batch_of, self.device, typical.cycle, partial(self.beat, "fetch"))
         return outcome.model_copy(update={"measurement": measurement.model_copy(update={"phases_s": phases_s})})
 
     def _look_again(self, step: TrainStep, typical: Typical) -> None:
@@ -341,27 +309,35 @@ class Probe:
         return None
 
     def _grown(self, step: TrainStep, typical: Typical, worst: Batch, before: Counters) -> Counters:
-        """Runs growing batches, and returns the allocator's counts `before` with the flushes that these may cause."""
-        run_growing(partial(self._run_step, step), typical, worst, self.device)
+        """Runs growing batches from an empty cache, and returns the allocator's counts `before` with their flushes.
+
+        Training meets lengths in any order. Growing lengths are the worst for a caching allocator: its cache fills with
+        blocks of shorter batches that are too small for the longer ones. It may flush its cache during these steps,
+        because flushes end once all lengths have occurred. The timed steps follow and must not cause a flush.
+        """
+        self.device.release()
+        growing = by_size(typical, rising=True)
+        for number in range(growing.cycle):
+            self._run_step(step, growing.of_step(number))
+        self._run_step(step, [worst] * typical.parts)
         return replace(before, retries=self.device.counters().retries)
 
     def _lap(self, step: TrainStep, typical: Typical, peak: WorstBatchResult | None) -> Lap:
         """Returns the timed steps. Slow steps on the worst batch count if all batches have its shape."""
         if peak is None:
             return self._time(step, typical, PACES[self.purpose])
-        if self._proves:
-            try:
-                return self._lap_beside(step, typical, peak)
-            except Overdue:
-                return peak.timed
-        return self._lap_beside(step, typical, peak)
-
-    def _lap_beside(self, step: TrainStep, typical: Typical, peak: WorstBatchResult) -> Lap:
-        whole = self._proves and len(peak.steps_s) > 1 and not self.store.source.varies
-        if self._really_limited or (whole and not self.device.is_host and min(peak.steps_s[1:]) > SLOW_S):
-            return peak.lap if self._really_limited else peak.timed
-        slow = self.purpose is Purpose.PROBE and len(peak.steps_s) > 1 and min(peak.steps_s[1:]) > SLOW_S
-        return self._time(step, typical, SLOW_PACE if slow else PACES[self.purpose])
+        if self._really_limited:
+            return peak.lap
+        slow = len(peak.steps_s) > 1 and min(peak.steps_s[1:]) > SLOW_S
+        if slow and self._proves and not self.store.source.varies and not self.device.is_host:
+            return peak.timed
+        pace = SLOW_PACE if slow and self.purpose is Purpose.PROBE else PACES[self.purpose]
+        try:
+            return self._time(step, typical, pace)
+        except Overdue:
+            if not self._proves:
+                raise
+            return peak.timed
 
     def _compile(self, step: TrainStep, worst: Batch | None, typical: Typical) -> float | Outcome:
         """Runs the first steps of a plan that compiles. Returns their seconds, or why it is not compiled in time.
@@ -397,12 +373,7 @@ class Probe:
     ) -> WorstBatchResult:
         """Runs steps on the worst batch, without clearing the cache between them, and returns their peak.
 
-        Args:
-            step: what runs.
-            worst: the largest micro batch known.
-            typical: the batches of the timed steps.
-            compile_s: seconds of the steps before that compiled; None if the plan does not compile.
-            whole: whether to run the steps of a proof, whatever the purpose.
+        With `whole`, they are the steps of a proof, whatever the purpose.
         """
         count = self.plan.accumulation_steps
         # After the second micro batch of the second step no new kind of tensor is live, so a probe stops there.
@@ -424,7 +395,9 @@ class Probe:
             reading.drain()
             self._gradients.look(step)
 
-        with self._metered(step) as reading, observed(step, react):
+        # Where the host's memory is really limited, there is no meter: its record needs memory too.
+        limited, static = self._really_limited, partial(static_bytes, step)
+        with nullcontext(Reading(LIMITED)) if limited else self.device.meter(static) as reading, observed(step, react):
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
                 try:
                     ran = self._run_step(step, [worst] * parts)
@@ -443,18 +416,12 @@ class Probe:
             self.worst_s = min(peak.steps_s) / peak.samples  # the minimum, so that one disturbed step does not decide
         return peak
 
-    def _metered(self, step: TrainStep) -> AbstractContextManager[Reading]:
-        """Meters the steps inside, unless the host's memory is really limited: the meter's record needs memory too."""
-        if self._really_limited:
-            return nullcontext(Reading(LIMITED))
-        return self.device.meter(lambda: static_bytes(step))
-
     def _time(self, step: TrainStep, typical: Typical, pace: Pace) -> Lap:
         if self.purpose is Purpose.PROOF:
             pace = replace(pace, patience_s=PATIENCE_SHARE * self.watch.clock.left_s)
         with self._reported(step):
             batch_of = partial(self._typical_batch, typical)
-            lap = time_steps(step, batch_of, self.device, pace, typical.cycle, self._fetching)
+            lap = time_steps(step, batch_of, self.device, pace, typical.cycle, partial(self.beat, "fetch"))
         if self.purpose is not Purpose.BLOCK and self.store.meets_new_shapes(typical, self.device.shapes_kept):
             fresh = self.store.fresh(self.plan.micro_batch_size)
             extra_s = new_shape_s(lambda batch: self._run_step(step, [batch]), fresh)
@@ -463,9 +430,6 @@ class Probe:
 
     def _typical_batch(self, typical: Typical, number: int) -> StepBatch:
         return self._step_batch(typical.of_step(number))
-
-    def _fetching(self) -> None:
-        self.beat("fetch")
 
     def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> WindowResult:
         with self._reported(step):
@@ -501,17 +465,12 @@ class Probe:
             yield
 
     def _objection(self, step: TrainStep, typical: Typical, peak: WorstBatchResult) -> Outcome | None:
-        """Returns the outcome of a plan that is not timed; None if it is to be timed.
-
-        A plan is not timed if its peak is over the budget, it never updates, it is hopelessly slow, or no time is left.
-        """
+        """Returns the outcome of a plan that is not timed; None if it is to be timed."""
         if (outcome := objection(peak, self.budget_bytes)) is not None:
             return outcome
         if peak.cut_off:
-            ran = f"{len(peak.steps_s)} of {peak.wanted} steps"
-            return untimed(
-                peak, f"the time ended after {ran} on the worst batch: it is neither timed further nor proven"
-            )
+            ran = f"{len(peak.steps_s)} of {peak.wanted} steps on the worst batch"
+            return untimed(peak, f"the time ended after {ran}: it is neither timed further nor proven")
         if self.purpose is Purpose.PROOF and self.watch.clock.left_s <= 0 and peak.is_sound and not self._grows:
             return self._completed(untimed(peak, "not timed: the time budget ran out"), step, typical)
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Self
 
@@ -20,19 +20,14 @@ LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this
 NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a race")
 
 
-@dataclass(slots=True)
-class WorstBatchResult:
-    """Results of the steps on the worst batch.
+@dataclass(slots=True, kw_only=True)
+class WorstBatchResult(Lap):
+    """Results of the steps on the worst batch. `steps_s` has those that updated the weights.
 
     Attributes:
         samples: samples per step.
         wanted: number of steps to run.
         tokens: useful tokens per step.
-        steps_s: durations of the steps that updated the weights.
-        skipped: number of steps whose update the scaler skipped.
-        skipped_s: duration of the skipped steps.
-        loss: loss of the last step.
-        ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
         memory: peak over all steps.
         growth_bytes: live memory that each step left behind, see `autofit.probing.leaks.growth`.
         cut_off: whether the time ended before all of them ran.
@@ -43,11 +38,6 @@ class WorstBatchResult:
     samples: int
     wanted: int
     tokens: float | None = None
-    steps_s: list[float] = field(default_factory=list)
-    skipped: int = 0
-    skipped_s: float = 0.0
-    loss: float | None = None
-    ruined: int | None = None
     memory: Memory | None = None
     growth_bytes: int = 0
     cut_off: bool = False
@@ -56,14 +46,9 @@ class WorstBatchResult:
 
     def add(self, ran: WindowResult) -> None:
         """Adds one step."""
-        self.loss = ran.loss
-        if ran.ruined and self.ruined is None:
-            self.ruined = len(self.steps_s) + self.skipped + 1
+        self.note(ran)
         if ran.updated:
             self.steps_s.append(ran.seconds)
-        else:
-            self.skipped += 1
-            self.skipped_s += ran.seconds
 
     @property
     def is_sound(self) -> bool:
@@ -126,14 +111,9 @@ class WorstBatchResult:
 
 
 def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical, events: Counters) -> Outcome:
-    """Returns the outcome of a plan whose steps all ran.
+    """Returns the outcome of a plan whose steps all ran: those of `lap` on `typical` batches, with `events` in the run.
 
-    Args:
-        plan: the plan that ran.
-        lap: the timed steps.
-        worst: the steps on the worst batch before them; None in a race, which has none.
-        typical: the batches of the timed steps.
-        events: the allocator's counts during the run.
+    `worst` are the steps on the worst batch before them; None in a race, which has none.
 
     Raises:
         ClockError: the clock stood still or returned a value that is not finite.

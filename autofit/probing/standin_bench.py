@@ -1,7 +1,7 @@
 """StandInBench: a workload for a device that need not be present, ready to be traced. No probe and no gate runs.
 
-It takes the place of a `LocalBench`. A worker opens it for a described device (`chips`); the user's process opens it
-for the device that the model is on, or for a described device while the model is on the host.
+A worker opens it for a described device (`chips`); the user's process opens it for the device that the model is on, or
+for a described device while the model is on the host.
 """
 
 import os
@@ -19,7 +19,6 @@ from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.errors import AutofitError, UsageError, WorkloadError
 from autofit.core.plan import Plan
-from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Device, Reading
@@ -33,7 +32,7 @@ from autofit.probing.local_bench import place, training_notes
 from autofit.probing.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
-from autofit.strategies.base import Span, Strategy
+from autofit.strategies.base import Span
 from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.reduce_config import Chip
@@ -74,10 +73,8 @@ class StandInBench:
         briefing: what is known about the workload. Its techniques are not checked.
 
     Raises:
-        WorkloadError: the workload cannot be used as given, or the device's memory cannot be accounted for.
-        SpaceError: an unknown strategy, or no usable batch size.
-        UsageError: the memory budget cannot be read, or is more than the device has.
-        UserCodeError: the model, loss, loader or optimizer recipe raised an error.
+        WorkloadError: the device's memory cannot be accounted for.
+        AutofitError: as of `autofit.probing.local_bench.LocalBench`.
     """
 
     def __init__(
@@ -97,25 +94,33 @@ class StandInBench:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
         with as_users_errors(devices.host()):
             place(workload, device, options.own_process)
-            self._eval_modules = workload.set_mode()
+            eval_modules = workload.set_mode()
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._batches = PlanBatches(self._source)
-            self._loss = self._resolve()
+            self._loss = self._resolved()
             # The data set here may be smaller than the one to train on.
             budget = device.budget(options.memory_budget, self._source.varies)
             facts = facts_of(workload, self._source, device, options, budget, self._loss)
             facts = replace(facts, dataset_size=None, profile=self._profile)
             strategies = chosen(options.strategies, options.without)
             survey = Survey(facts, strategies, Steps(_nothing_runs, options.seed), self._source)
-            space = _of_memory(survey.run(), strategies)
+            space = survey.run()
+            # Without the refusals of strategies that leave the memory per sample as it is.
+            aside = {name for each in strategies if each.same_memory for name in (each.name, *each.owns)}
+            refused = tuple(each for each in space.refused if each.name.partition("=")[0] not in aside)
             self.briefing = Briefing(
-                space=space,
+                space=space.model_copy(update={"refused": refused}),
                 environment=environment_of(workload, device, self._source, self._loss, facts.optimizer, present=False),
                 budget=budget,
                 enforced=False,
                 account=account,
                 ceilings=device.ceilings(),
-                caveats=(*self._notes(), *survey.caveats),
+                caveats=(
+                    *training_notes(workload, self._loss, eval_modules, "estimated"),
+                    *device.caveats(),
+                    *self._source.notes,
+                    *survey.caveats,
+                ),
                 sequence_length=sequence_length(batch_to_trace(self._source, space.baseline).batch),
             )
 
@@ -192,17 +197,12 @@ class StandInBench:
             return profiled_on_copy(self.workload, self._loss, plan, blocks, marked, batch)
         return ()
 
-    def _resolve(self) -> LossRule:
+    def _resolved(self) -> LossRule:
         workload, size = self.workload, self._source.small_size
         if self._alone and workload.training and workload.update_fn is None:
             with suppress(Exception):  # the user's code may need real data, with which any error will show
                 return _resolved_without_data(workload, Counted(self._source.typical(size, 1)[0], size))
         return loss_of(workload, self._source, self._device.torch_device)
-
-    def _notes(self) -> Iterator[str]:
-        yield from training_notes(self.workload, self._loss, self._eval_modules, "estimated")
-        yield from self._device.caveats()
-        yield from self._source.notes
 
 
 class _Absent(Device):
@@ -265,13 +265,6 @@ class _Absent(Device):
         """Returns the caching allocator with the options of this process, and a typical context."""
         options = next((os.environ[name] for name in OPTIONS if name in os.environ), "")
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
-
-
-def _of_memory(space: SpaceFacts, strategies: Sequence[Strategy]) -> SpaceFacts:
-    """Returns the space without the refusals of strategies that leave the memory per sample as it is."""
-    aside = {name for strategy in strategies if strategy.same_memory for name in (strategy.name, *strategy.owns)}
-    refused = tuple(refusal for refusal in space.refused if refusal.name.partition("=")[0] not in aside)
-    return space.model_copy(update={"refused": refused})
 
 
 def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:

@@ -115,6 +115,7 @@ class Lap:
         ruined: number of the first step whose loss was found not to be finite, counted from 1; None if there was none.
             Only the last loss of a window is checked.
         new_shape_s: seconds per step that preparing kernels for new shapes takes, measured in separate steps.
+        ran: number of steps so far.
     """
 
     warmup_s: list[float] = field(default_factory=list)
@@ -127,6 +128,16 @@ class Lap:
     loss: float | None = None
     ruined: int | None = None
     new_shape_s: float = 0.0
+    ran: int = 0
+
+    def note(self, ran: WindowResult) -> None:
+        """Notes the loss of a window of steps, and those that the scaler skipped; its times are the caller's."""
+        self.loss = ran.loss
+        self.ran += ran.steps
+        if ran.ruined and self.ruined is None:
+            self.ruined = self.ran
+        self.skipped += ran.skipped
+        self.skipped_s += ran.seconds * ran.skipped / ran.steps
 
     @property
     def timed_steps(self) -> int:
@@ -163,20 +174,16 @@ def time_steps(
         beat: called before each window, as a sign of life.
     """
     timing = _Timing(step, batch_of, device, pace, cycle, beat, Lap(cycle=cycle))
-    lap = timing.lap
-    lap.settled = warm_up(lap.warmup_s, lambda number: timing.run(number, 1), pace, cycle)
+    timing.lap.settled = warm_up(timing.lap.warmup_s, lambda number: timing.run(number, 1), pace, cycle)
     timing.measure()
-    return lap
+    return timing.lap
 
 
 def warm_up(times_s: list[float], run_step: Callable[[int], WindowResult], pace: Pace, cycle: int) -> bool:
     """Runs steps one by one until they settle. Returns whether they did, or whether they did not have to.
 
-    Args:
-        times_s: an empty list, which receives the durations of the steps that updated the weights.
-        run_step: runs the step of a number, counted from 0. A step that the scaler skipped is run again.
-        pace: number and duration of the steps.
-        cycle: number of steps after which the batches repeat, if they differ in shape; 1 if all are alike.
+    `times_s` is an empty list, which receives the durations of the steps that updated the weights. `run_step` runs the
+    step of a number, counted from 0. A step that the scaler skipped is run again.
     """
     skipped, began = 0, perf_counter()
     while len(times_s) < pace.warmup_most and skipped < MOST_SKIPPED:
@@ -202,7 +209,7 @@ def has_settled(times_s: Sequence[float], cycle: int) -> bool:
 
 @dataclass(slots=True)
 class _Timing:
-    """State of the timing in `time_steps`; `ran` is the number of steps so far."""
+    """State of the timing in `time_steps`."""
 
     step: TrainStep
     batch_of: Callable[[int], StepBatch]
@@ -211,7 +218,6 @@ class _Timing:
     cycle: int
     beat: Callable[[], None]
     lap: Lap
-    ran: int = 0
 
     def measure(self) -> None:
         """Runs windows until there are enough. The first window is one step, which determines how wide windows can be.
@@ -233,13 +239,8 @@ class _Timing:
     def run(self, first: int, steps: int) -> WindowResult:
         """Runs a window that begins with step number `first`, and records its result."""
         self.beat()
-        ran, lap = run_window(self.step, lambda number: self.batch_of(first + number), steps, self.device), self.lap
-        lap.loss = ran.loss
-        self.ran += ran.steps
-        if ran.ruined and lap.ruined is None:
-            lap.ruined = self.ran
-        lap.skipped += ran.skipped
-        lap.skipped_s += ran.seconds * ran.skipped / ran.steps
+        ran = run_window(self.step, lambda number: self.batch_of(first + number), steps, self.device)
+        self.lap.note(ran)
         return ran
 
     def _widen(self, step_s: float) -> bool:

@@ -29,7 +29,7 @@ from autofit.probing.workload_facts import baseline_notes
 from autofit.strategies.base import Facts, Offer, Span, Strategy, no_profile
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted_batches import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.workload import each_of
 
 T = TypeVar("T")
@@ -50,10 +50,8 @@ class Survey:
     """Finds the search space of a workload.
 
     Attributes:
-        facts: facts about the workload on its device.
         strategies: the strategies to search. The knobs of all others stay as in the baseline.
         steps: train steps, for looks at the model's blocks and at `update_fn`.
-        source: provides the batches.
         watch: stops looks that take too long.
         pinned: value by knob; only plans with these values are searched.
         refused: what was left out, with the reason. Set by `run`.
@@ -78,23 +76,21 @@ class Survey:
         """
         facts, knobs = self.facts, self._knobs()
         self.caveats += baseline_notes(facts, self.source.user_batch_size)
-        self.caveats += self._uneven_steps() if facts.update_fn else ()
+        if facts.update_fn:
+            self.caveats += self._in_time(lambda batch: uneven_steps(self.steps, batch))
         sizes = [facts.micro_batch_size]
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
         knobs.pop(ACCUMULATION_STEPS, None)
         constants = {knob.name for _, offer in self._offered for knob in offer.constants}
         playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in constants)
-        defaults: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
-        batch: dict[str, KnobValue] = {
-            MICRO_BATCH_SIZE: facts.micro_batch_size,
-            ACCUMULATION_STEPS: facts.accumulation_steps,
-        }
+        baseline: dict[str, KnobValue] = {MICRO_BATCH_SIZE: facts.micro_batch_size}
+        baseline |= {ACCUMULATION_STEPS: facts.accumulation_steps, **{knob.name: knob.default for knob in playing}}
         space = SpaceFacts(
             knobs=playing,
             sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
             global_batch_size=facts.global_batch_size,
-            baseline=Plan(values={**batch, **defaults}),
+            baseline=Plan(values=baseline),
             refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
             forbidden=tuple(conflicts(playing, [strategy.conflict for strategy in self.strategies])),
             pinned=dict(self.pinned),
@@ -107,39 +103,24 @@ class Survey:
         return space.model_copy(update={"refused": (*space.refused, *pinned)})
 
     def _knobs(self) -> dict[str, Knob]:
-        knobs: dict[str, Knob] = {}
         # Not kept: a survey that holds its own method is freed late, and with it the user's objects.
         facts = replace(self.facts, profile=self._profile) if self.facts.profile is no_profile else self.facts
         self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
         every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
         _check_pinned_names(self.pinned, every, self.refused)
-        for _, offer in offered:
-            for knob in offer.knobs + offer.constants:
-                knobs[knob.name] = narrowed(knob, self.pinned, self.refused)
-        return knobs
+        return {name: narrowed(knob, self.pinned, self.refused) for name, knob in every.items()}
 
     def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
         """Returns what the parts of a forward pass keep and compute. See `autofit.strategies.base.SpanProfile`."""
+        return self._in_time(lambda batch: profiled(self.steps, plan, blocks, marked, batch))
 
-        def seen(found: Cuttable) -> Sequence[Span]:
-            return profiled(self.steps, plan, blocks, marked, Counted(found.batch, found.samples))
-
-        return self._in_time(seen)
-
-    def _uneven_steps(self) -> Sequence[str]:
-        """Returns a caveat if the user's step does not do the same updates in each call."""
-
-        def seen(found: Cuttable) -> Sequence[str]:
-            return uneven_steps(self.steps, Counted(found.batch, found.samples))
-
-        return self._in_time(seen)
-
-    def _in_time(self, look: Callable[[Cuttable], Sequence[T]]) -> Sequence[T]:
+    def _in_time(self, look: Callable[[Counted], Sequence[T]]) -> Sequence[T]:
         """Returns what a look at a step found; nothing if it takes too long or the user's code fails, as in a probe."""
 
         def on(size: int) -> Sequence[T]:
-            return look(self.source.cuttable(size, 1)[0])
+            found = self.source.cuttable(size, 1)[0]
+            return look(Counted(found.batch, found.samples))
 
         with suppress(Exception, Overdue):
             return self.watch.allowed(lambda: self.source.on_small(on), LOOK_S)
@@ -172,11 +153,7 @@ def uneven_steps(steps: Steps, batch: Counted) -> list[str]:
 
 
 def conflicts(knobs: Sequence[Knob], objections: Sequence[Objection]) -> Iterator[Conflict]:
-    """Yields the values that do not go together, those of the first strategy first.
-
-    Args:
-        knobs: the knobs in play.
-        objections: for each strategy, whether it objects to a plan. The answer may depend on the plan alone.
+    """Yields the values of knobs that do not go together, those of the first objection first.
 
     Raises:
         SpaceError: a strategy looks at too many knobs: it would have to be asked about too many plans.
@@ -184,11 +161,11 @@ def conflicts(knobs: Sequence[Knob], objections: Sequence[Objection]) -> Iterato
     domains = {knob.name: knob.values for knob in knobs}
     defaults = {knob.name: knob.default for knob in knobs}
     for objection in objections:
-        yield from _conflicts(domains, defaults, objection)
+        yield from _conflicts_of(objection, domains, defaults)
 
 
-def _conflicts(
-    domains: Mapping[str, Sequence[KnobValue]], defaults: Mapping[str, KnobValue], objection: Objection
+def _conflicts_of(
+    objection: Objection, domains: Mapping[str, Sequence[KnobValue]], defaults: Mapping[str, KnobValue]
 ) -> Iterator[Conflict]:
     asked, begun = 0, list[dict[str, KnobValue]]([{}])
     while begun:

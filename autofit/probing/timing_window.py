@@ -63,13 +63,7 @@ class WindowResult:
 
 
 def steps_per_window(device: Device, step_s: float, cycle: int = 1) -> int:
-    """Returns how many steps of `step_s` seconds are timed together: one step, or whole cycles.
-
-    Args:
-        device: where the steps run.
-        step_s: duration of one step, as far as known.
-        cycle: number of steps after which the batches repeat; 1 if all are alike.
-    """
+    """Returns how many steps of `step_s` seconds are timed together: one step, or whole cycles of batches."""
     if not device.queues_work or not 0 < step_s < WINDOW_S:
         return 1
     return cycle * math.ceil(min(WINDOW_S / (cycle * step_s), MOST_STEPS // cycle))

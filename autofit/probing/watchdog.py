@@ -145,8 +145,10 @@ class Watchdog:
             self._report_after_s = max(first_s, LEAST_REPORT_S)
         if phase[0] != WAITING and now - phase[1] >= self._report_after_s:
             self._report_after_s *= 2
+            duration = format_duration(now - phase[1])
+            text = f"no sign of life for {duration}: {phase[0]!r} is still running"
             with suppress(Exception):  # an error of the user's listener must not stop the watchdog
-                self._say(_report(phase[0], format_duration(now - phase[1])))
+                self._say(f"compiling for {duration} so far" if phase[0] == COMPILING else text)
         if self._interrupts and now >= self._until and SIGNAL is not None and not self._ended.is_set():
             signal.pthread_kill(self._worker, SIGNAL)
 
@@ -163,12 +165,6 @@ class Watchdog:
         if self.clock.left_s > 0:
             return f"not finished in the time that it was given of the budget of {format_duration(limit_s)}"
         return f"the time budget of {format_duration(limit_s)} ran out"
-
-
-def _report(phase: str, duration: str) -> str:
-    if phase == COMPILING:
-        return f"compiling for {duration} so far"
-    return f"no sign of life for {duration}: {phase!r} is still running"
 
 
 def _watch(watched: weakref.ref[Watchdog], ended: threading.Event) -> None:

@@ -22,23 +22,19 @@ class Bench(Protocol):
     @property
     def briefing(self) -> Briefing:
         """Facts that are known before the first probe. Without an `account`, no plan is traced."""
-        ...
 
     @property
     def proof_start_s(self) -> float:
         """Seconds that a proof needs to start a fresh process; 0 if it needs none."""
-        ...
 
     def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
         """Runs a plan on the given terms.
 
         Expected events are outcomes. Only `KeyboardInterrupt` or an `AutofitError` is raised.
         """
-        ...
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Compares the gradient of a plan with the baseline's, given the verdicts on values that are known."""
-        ...
 
     def trace(self, plan: Plan) -> Trace:
         """Returns the allocations of a plan's training steps, without running them.
@@ -47,4 +43,3 @@ class Bench(Protocol):
             Untraceable: something in the step cannot run without data.
             SpaceError: the plan cannot be applied to this workload.
         """
-        ...

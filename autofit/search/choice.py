@@ -38,18 +38,21 @@ def finalists(trials: Iterable[Trial], baseline: Plan, objective: Objective, mos
     the tie margin of the fastest the one with the smallest batch. The baseline is added if it was measured, whatever
     its speed.
     """
-    measured = ranked(trials, objective)
-    best = measured[:1]
-    close = [
-        t for place, t in enumerate(measured)
-        if _may_win(best[0], t, objective) or (place < MIN_FINALISTS and _near(best[0], t, objective))
-    ][:most]  # fmt: skip
-    tied = [t for t in measured if _rate(best[0], objective) <= (1 + objective.tie_ratio) * _rate(t, objective)]
-    small = min(tied, key=lambda t: t.plan.global_batch_size, default=None)
-    if small is not None and small not in close:
+    if not (measured := ranked(trials, objective)):
+        return []
+    best = measurement_of(measured[0])
+    fastest = objective.score(best)
+
+    def may_win(place: int, trial: Trial) -> bool:
+        near = place < MIN_FINALISTS and _rate(trial, objective) >= DISTURBED_RATIO * fastest
+        return near or quotient(best, measurement_of(trial), objective).low <= 1
+
+    close = [t for place, t in enumerate(measured) if may_win(place, t)][:most]
+    tied = [t for t in measured if fastest <= (1 + objective.tie_ratio) * _rate(t, objective)]
+    small = min(tied, key=lambda t: t.plan.global_batch_size)
+    if small not in close:
         close[-1] = small
-    left = [t for t in measured if t.plan == baseline and t not in close]
-    return close + left
+    return close + [t for t in measured if t.plan == baseline and t not in close]
 
 
 def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
@@ -74,11 +77,7 @@ def quotient(
 ) -> Ratio:
     """Returns the throughput ratio of two separate probes with a 95 % interval, `pairs` 0.
 
-    Args:
-        ours: the numerator.
-        theirs: the denominator.
-        objective: the quantity to compare.
-        noise_ratio: standard deviation of such a ratio beyond the spread of the steps within the probes.
+    `noise_ratio` is the standard deviation of such a ratio beyond the spread of the steps within the probes.
     """
     value = objective.score(ours) / objective.score(theirs)
     noise = math.sqrt(noise_ratio**2 + ours.spread_ratio**2 + theirs.spread_ratio**2)
@@ -100,13 +99,9 @@ def choose(
     noise is never chosen. A leader that is ahead of the baseline by less than the tie margin ties with it, however
     certain that lead is.
 
-    Args:
-        candidates: measured trials, at least one; the baseline among them if it can be recommended.
-        baseline: the user's own plan.
-        objective: the quantity to maximise, with the tie margin.
-        ratio: returns the throughput of the first over the second, with its interval.
-        claim: returns the same with the interval that is reported, which must exclude 1 for a change of the global
-            batch; None for `ratio`.
+    The baseline is among the candidates if it can be recommended. `ratio` returns the throughput of the first over the
+    second with its interval, `claim` the same with the interval that is reported, which must exclude 1 for a change of
+    the global batch; None for `ratio`.
     """
     claim = claim or ratio
     reference = next((c for c in candidates if c.plan == baseline), None)
@@ -178,10 +173,6 @@ def front(points: Iterable[FrontPoint], tie_ratio: float) -> list[FrontPoint]:
     For every plan left out, one on the front is as fast within the tie margin and needs no more memory, where peaks
     within `SAME_MEMORY_RATIO` are equal. Plans are compared with those that stay, not pair by pair: of ten plans, each
     a little slower and lighter than the one before, pairs would leave only the slowest.
-
-    Args:
-        points: one point for each plan.
-        tie_ratio: relative difference in speed that counts as a tie.
     """
     distinct: list[FrontPoint] = []  # for none, a faster plan needs the same memory or less
     for point in sorted(points, key=lambda point: (-point.speed, point.memory_bytes, point.key)):
@@ -207,14 +198,6 @@ def _as_good(
 
 def _peak(trial: Trial) -> int:
     return measurement_of(trial).memory.judged_bytes
-
-
-def _may_win(best: Trial, other: Trial, objective: Objective) -> bool:
-    return best is other or quotient(measurement_of(best), measurement_of(other), objective).low <= 1
-
-
-def _near(best: Trial, other: Trial, objective: Objective) -> bool:
-    return _rate(other, objective) >= DISTURBED_RATIO * _rate(best, objective)
 
 
 def _rate(trial: Trial, objective: Objective) -> float:

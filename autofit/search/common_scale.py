@@ -8,8 +8,8 @@ probes are the scale, and on a shared machine a ratio of two probes has a wide i
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import NamedTuple
 
 from autofit.core.answer import Ratio
 from autofit.core.measurement import Measurement
@@ -29,11 +29,6 @@ if time has no limit. Scored by scripts/bench/claims.py."""
 
 class CommonScale:
     """Throughput of all measured plans from probes and race.
-
-    Args:
-        objective: the quantity to maximise.
-        measured: the latest trial of each plan that was measured.
-        noise_ratio: standard deviation of the ratio of two separate probes.
 
     Attributes:
         race: the race, once it has begun.
@@ -76,7 +71,8 @@ class CommonScale:
         if pairing is not None:
             return pairing.ratio()
         log = self._log(ours) - self._log(theirs)
-        half = DEVIATIONS_95 * math.hypot(self._reported_deviation(ours), self._reported_deviation(theirs))
+        shift = self._now().shift
+        half = DEVIATIONS_95 * math.hypot(self._deviation(ours, shift), self._deviation(theirs, shift))
         return Ratio(value=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
 
     def _pairing(self, race: Race, ours: str, theirs: str) -> Pairing | None:
@@ -120,17 +116,15 @@ class CommonScale:
             return scale.logs[key]
         return math.log(self._objective.score(measurement_of(trial))) - scale.shift
 
-    def _deviation(self, trial: Trial) -> float:
-        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced."""
-        return 0.0 if self.raced(trial) else math.hypot(self._now().doubt, measurement_of(trial).spread_ratio)
+    def _deviation(self, trial: Trial, shift: float = 0.0) -> float:
+        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced.
 
-    def _reported_deviation(self, trial: Trial) -> float:
-        """Returns the same as it is reported.
-
-        Where the machine has changed its speed between the probes and the race, a plan that did not race may have run
-        before or after that.
+        Reported ones include the `shift`: where the machine has changed its speed between the probes and the race, a
+        plan that did not race may have run before or after that.
         """
-        return 0.0 if self.raced(trial) else math.hypot(self._deviation(trial), self._now().shift)
+        if self.raced(trial):
+            return 0.0
+        return math.hypot(self._now().doubt, measurement_of(trial).spread_ratio, shift)
 
     def _now(self) -> "Scale":
         """Returns the scale; computed again after each round of the race."""
@@ -141,8 +135,7 @@ class CommonScale:
         return self._scale
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """The scale of a race.
 
     Attributes:

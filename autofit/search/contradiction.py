@@ -24,14 +24,8 @@ def contradiction(
 ) -> str:
     """Returns the difference beyond the noise, in words; "" if there is none, or if the two cannot be compared.
 
-    The peak of live tensors is not compared (`other_peak`).
-
-    Args:
-        then: outcome of a plan in the study.
-        now: outcome of the same plan in this run.
-        objective: gives the score to compare.
-        memory_bytes: the budget for both.
-        blocks: blocks of a race: their median counts, and `now` is the last of them.
+    The outcomes are those of a plan in the study and in this run, under one budget. Of the `blocks` of a race, of which
+    `now` is the last, the median counts. The peak of live tensors is not compared (`other_peak`).
     """
     old, new = then.measurement, now.measurement
     if old is None or new is None:
@@ -51,9 +45,8 @@ def proof_contradicts(proof: Measurement, proven_per_s: float, shown_per_s: floa
 
     A proof that ran the worst batch only is not compared.
     """
-    if proof.of_worst_batch:
-        return False
-    return max(shown_per_s, proven_per_s) > SPEED_RATIO * min(shown_per_s, proven_per_s)
+    low, high = sorted((shown_per_s, proven_per_s))
+    return high > SPEED_RATIO * low and not proof.of_worst_batch
 
 
 def other_peak(then: Outcome, now: Outcome) -> str:

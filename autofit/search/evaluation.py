@@ -27,33 +27,6 @@ def training_request(request: Request) -> Request:
     return request if request.time_s is None else replace(request, time_s=(1 - TIME_SHARE) * request.time_s)
 
 
-def evaluation_request(request: Request, left_s: float | None) -> Request:
-    """Returns the request of the search of evaluation.
-
-    Args:
-        request: the request of the whole call.
-        left_s: seconds that are left of the time budget; None without one.
-    """
-    title = f"evaluation of {request.title}" if request.title else "evaluation"
-    return replace(request, time_s=left_s, planned_steps=None, title=title)
-
-
-def evaluation_options(options: Options, training: Answer) -> Options:
-    """Returns the options of the search of evaluation. Pinned values are those of the training's plan alone.
-
-    Args:
-        options: options of the training's search.
-        training: its result, whose memory budget and resident bytes hold for evaluation too.
-    """
-    changes = {
-        "memory_budget": training.budget.memory_bytes,
-        "resident_bytes": training.proof.memory.static_bytes or 0,
-        "pinned": {},
-        "cold": False,
-    }
-    return options.model_copy(update=changes)
-
-
 def with_evaluation(
     training: Answer,
     options: Options,
@@ -63,22 +36,20 @@ def with_evaluation(
 ) -> Answer:
     """Returns the training's answer with that of evaluation, or with a caveat that says why there is none.
 
-    The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat.
-
-    Args:
-        training: the result of the training's search.
-        options: options of the training's search.
-        request: the request of the whole call.
-        clock: running since the call began.
-        search: searches evaluation, with its own options, request and clock.
+    The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat. The
+    `options` are those of the training's search, `request` and `clock` those of the whole call; `search` gets its own.
 
     Raises:
         AutofitError: the device does not respond, the user's objects could not be restored, or autofit failed.
         SearchInterrupted: the user stopped it; the training's answer is kept.
     """
+    kept_bytes = training.proof.memory.static_bytes or 0
+    changes = {"memory_budget": training.budget.memory_bytes, "resident_bytes": kept_bytes, "cold": False}
+    asked = options.model_copy(update={**changes, "pinned": {}})  # pins are for the training's plan alone
+    title = f"evaluation of {request.title}" if request.title else "evaluation"
     try:
         left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
-        asked, second = evaluation_options(options, training), evaluation_request(request, left_s)
+        second = replace(request, time_s=left_s, planned_steps=None, title=title)
         return training.model_copy(update={"evaluation": search(asked, second, Clock(limit_s=left_s))})
     except KeyboardInterrupt:
         raise SearchInterrupted(training) from None

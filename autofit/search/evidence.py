@@ -94,18 +94,12 @@ class RaceLog(_EvidencePart):
 
 
 class SearchEvidence(_EvidencePart):
-    """What a search knows beside its answer.
+    """What a search knows beside its answer. Attributes that are not listed here are those of `Answer`.
 
     Attributes:
         began: UTC time in ISO 8601 at which the search began.
-        title: what was tuned.
-        command: the command or call that started the search.
         baseline: the user's own plan.
-        budget: the limits of the search.
-        objective: what was maximised.
-        environment: where plans were measured.
         gates: results of the gates.
-        refused: strategies and knob values left out of the search.
         caveats: notes from before the first probe.
         stopped: why the search phase ended; "" if it has not ended.
         failure: why the search has no answer; "" if it has one, or has not ended.
@@ -163,15 +157,10 @@ class SearchEvidence(_EvidencePart):
 
 @dataclass(slots=True)
 class Seen:
-    """What a search has seen so far. The search fills it while it runs.
+    """What a search has seen so far, for its `SearchEvidence`. The search fills it while it runs.
 
     Attributes:
         trials: every trial, those of earlier runs first.
-        estimates: estimated peak of each plan before it first ran, by the plan's key.
-        omissions: combinations that were never measured.
-        race: the race; None if there was none.
-        answers: each answer so far.
-        stopped: why the search phase ended; "" while it is running.
         verdicts: verdicts of checks, by value.
         refused: values that checks found at fault.
     """
@@ -187,15 +176,11 @@ class Seen:
 
     def race_logs(self) -> Iterator[RaceLog]:
         """Yields the blocks of each plan that raced, those that began the race first."""
-        plans = {trial.plan.key: trial.plan for trial in self.trials}
-        for name in self.race.names if self.race is not None else ():
-            assert self.race is not None
-            yield RaceLog(
-                plan=plans[name],
-                joined=self.race.joined.get(name, 0),
-                log_rates=tuple(self.race.logs[name]),
-                note=self.race.left.get(name, ""),
-            )
+        race, plans = self.race, {trial.plan.key: trial.plan for trial in self.trials}
+        if race is not None:
+            for name in race.names:
+                logs, note = tuple(race.logs[name]), race.left.get(name, "")
+                yield RaceLog(plan=plans[name], joined=race.joined.get(name, 0), log_rates=logs, note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Explanations: why each plan was not chosen, and the caveats of the result.
-
-What the user should know about the loader: whether it keeps up with the plan, and with how many worker processes.
-"""
+"""Explanations: why each plan was not chosen, and the caveats of the result, also on the loader of the data."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,13 +27,9 @@ _REASON = 120
 class Explanations:
     """Caveats about the race and the gain, and the reasons why plans were not chosen.
 
-    Args:
-        runner: holds every trial.
-        measured: the latest trial of each plan that was measured, fastest first.
-        baseline: the latest trial of the baseline.
-        scale: the throughput of all plans on one scale.
-        unproven: the note on a plan that was the choice and is not proven and checked, by the plan's key.
-        doubt: how the proof of the winner contradicts the throughput that is shown for it; "" if it does not.
+    `measured` are the latest trials of the plans that were measured, fastest first. `unproven` has a note on each plan
+    that was the choice and is not proven and checked, by its key. `doubt` says how the proof of the winner contradicts
+    the throughput that is shown for it; "" if it does not.
     """
 
     def __init__(
@@ -93,10 +86,7 @@ class Explanations:
     def untried(self, winner: Trial, end: SearchEnd, searched_s: float) -> str:
         """Returns why only the baseline was measured, and what a longer search needs; "" if another plan was measured.
 
-        Args:
-            winner: the chosen plan.
-            end: how the search phase ended.
-            searched_s: its duration, in seconds.
+        `searched_s` is the duration of the search phase in seconds.
         """
         if winner is not self._baseline or len(self._measured) > 1:
             return ""

@@ -29,8 +29,6 @@ class Ledger:
         self._fixed_s: list[float] = []
         self._checks_s: list[float] = []
 
-    # Learning
-
     def probed(self, took_s: float, outcome: Outcome) -> None:
         """Records the duration of a probe, without a warm-up that later runs of the plan do not have."""
         measured = outcome.measurement
@@ -42,8 +40,6 @@ class Ledger:
     def checked(self, took_s: float) -> None:
         """Records the duration of a check."""
         self._checks_s.append(took_s)
-
-    # Answers
 
     def left_s(self) -> float:
         """Returns the seconds left of the time budget; infinity without one."""

@@ -73,6 +73,7 @@ class Loop:
         self.end = SearchEnd("")
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
         self._refused, self._naming = 0, False
+        tuning.seen.trials, tuning.seen.estimates = self.runner.trials, self.feasibility.looked_at
         self._searcher = tuning.searcher(
             Problem(
                 space=tuning.space,
@@ -85,13 +86,10 @@ class Loop:
             )
         )
 
-    def recall(self) -> None:
+    def _recall(self) -> None:
         """Learns the trials of earlier runs, after their best plan and the baseline ran again.
 
         The best plan runs first, so that what an earlier run had found is the answer at once.
-
-        Raises:
-            UserCodeError: the baseline gives a loss that is not finite.
         """
         runner, earlier = self.runner, self.runner.earlier
         if plans := len({trial.plan.key for trial in earlier.known}):
@@ -124,6 +122,17 @@ class Loop:
         return self._tuning.space.unpinned(plan) is None and not self.checks.refusal(plan)
 
     def search(self) -> None:
+        """Learns what earlier runs found, then searches. The baseline has an outcome when this returns.
+
+        Raises:
+            UserCodeError: the user's code fails with any plan, or the baseline gives a loss that is not finite.
+            BudgetSpent: the time was over before any plan ran, and the baseline did not end one step.
+        """
+        self._recall()
+        self._ask_and_run()
+        self._ensure_baseline()
+
+    def _ask_and_run(self) -> None:
         """Asks and runs until the searcher has nothing left, a limit is reached, or a race is worth more."""
         self.runner.say("stage", "searching")
         repeats = 0
@@ -173,12 +182,8 @@ class Loop:
         self._look(plan, alone=True)
         return self._run(plan)
 
-    def ensure_baseline(self) -> None:
-        """Gives the baseline an outcome if the searcher did not ask for it.
-
-        Raises:
-            BudgetSpent: the time was over before any plan ran, and the baseline did not end one step.
-        """
+    def _ensure_baseline(self) -> None:
+        """Gives the baseline an outcome if the searcher did not ask for it."""
         record, runner = self.runner.record, self.runner
         if self._baseline.key in record:
             return

@@ -68,7 +68,7 @@ def nothing_measured(
     `trials` are all trials, the skipped ones included. `early` says that a limit ended the search, and
     `estimated` is the estimated peak of each plan by its key.
     """
-    crashed = _crashed_throughout(trials)
+    crashed, note = _crashed_throughout(trials), budget.memory_note
     said = len(crashed) > 1 or any(_last_error(t.outcome.traceback_text) for t in crashed)  # else something killed it
     if crashed and (not early or (said and all(t.outcome.status is Status.CRASHED for t in crashed))):
         return _crash(crashed, baseline)
@@ -84,7 +84,7 @@ def nothing_measured(
         return _user_code(failed[0], len(failed), baseline)
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
-            f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. "
+            f"no plan fits into {format_bytes(budget.memory_bytes)}{f' ({note})' * bool(note)}. "
             f"{_smallest(trials, baseline, budget, estimated)} {_tried(trials, baseline)}{_gated(refused)} "
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
@@ -92,12 +92,7 @@ def nothing_measured(
 
 
 def too_short(stopped: str, elapsed_s: float) -> BudgetSpent:
-    """Returns the error for a time budget that ended before one step of the baseline.
-
-    Args:
-        stopped: reason why the search ended.
-        elapsed_s: seconds since the call began, which opening the workload took.
-    """
+    """Returns the error for a time budget that opening the workload used up, before one step of the baseline."""
     return BudgetSpent(
         f"the search ended before one step of the baseline: {stopped}. Opening the workload took "
         f"{format_duration(elapsed_s)}: give at least {format_duration(2 * elapsed_s)}."
@@ -105,13 +100,9 @@ def too_short(stopped: str, elapsed_s: float) -> BudgetSpent:
 
 
 def nothing_proven(failed: Sequence[Trial], baseline: Plan, measured: int, budget: Budget) -> AutofitError:
-    """Returns the error for a search whose plans ran as probes, but none of which could be proven.
+    """Returns the error for a search with `measured` plans that ran as probes, none of which could be proven.
 
-    Args:
-        failed: the blocks and proofs that failed; none if only a check was missing.
-        baseline: the user's own plan.
-        measured: number of plans that ran as probes.
-        budget: limits on memory, time and trials.
+    `failed` are the blocks and proofs that failed; none if only a check was missing.
     """
     users = [t for t in failed if t.outcome.status.of_users_code]
     if users:
@@ -218,10 +209,6 @@ def _last_error(text: str) -> str:
     return next((line[:_WORDS] for line in reversed(lines) if _ERROR_LINE.match(line)), "")
 
 
-def _note(budget: Budget) -> str:
-    return f" ({budget.memory_note})" if budget.memory_note else ""
-
-
 def _smallest(trials: Sequence[Trial], baseline: Plan, budget: Budget, estimated: Mapping[str, Estimate]) -> str:
     """Returns the smallest measured or else estimated peak in words, with the part that no smaller batch saves."""
     measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
@@ -248,7 +235,7 @@ def _tried(trials: Sequence[Trial], baseline: Plan) -> str:
     if not trials:
         return "Nothing was tried."
     skipped = [t for t in trials if t.outcome.status is Status.SKIPPED]
-    first, *others = _ran_or_all(trials)
+    first, *others = [t for t in trials if t.outcome.status is not Status.SKIPPED] or trials
     lines = [f"{describe_plan(first.plan, baseline)}: {_became(first)}"]
     lines += [f"{describe_plan(t.plan, baseline)}: {_became(t)}" for t in others[-_SHOWN:]]
     more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
@@ -257,11 +244,6 @@ def _tried(trials: Sequence[Trial], baseline: Plan) -> str:
         last = f"{describe_plan(skipped[-1].plan, baseline)}: {cut_middle(skipped[-1].outcome.reason, _WORDS)}"
         unrun = f" Not run: {last}{f'; and {len(skipped) - 1} more' if len(skipped) > 1 else ''}."
     return f"Tried: {'; '.join(lines)}{more}.{unrun}"
-
-
-def _ran_or_all(trials: Sequence[Trial]) -> Sequence[Trial]:
-    """Returns the trials that ran, or all if none did."""
-    return [t for t in trials if t.outcome.status is not Status.SKIPPED] or trials
 
 
 def _gated(refused: Sequence[Refusal]) -> str:

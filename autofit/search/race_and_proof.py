@@ -1,7 +1,4 @@
-"""Race and proof: races the best plans and the baseline, proves the winner, and explains the choice.
-
-Finalists: which plans race. The most promising come first, as many as can run enough rounds in the time left.
-"""
+"""Race and proof: races the best plans and the baseline, proves the winner, and explains the choice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -33,7 +30,7 @@ MOST_LATE = 3
 
 
 class Finalists:
-    """Selects the plans that begin a race and those that join it."""
+    """Selects the plans that begin a race and those that join it: the most promising, as many as there is time for."""
 
     def __init__(self, runner: TrialRunner, measured: Sequence[Trial], scale: CommonScale) -> None:
         self._runner, self._measured, self._scale = runner, measured, scale
@@ -157,22 +154,16 @@ class Final:
         self._runner, self._tuning, self._ledger = runner, runner.tuning, runner.ledger
         self._answers: Answers = loop.answers
         self._checks: Checks = loop.checks
-        self._end, self._estimates = loop.end, loop.feasibility.looked_at
+        self._estimates = loop.feasibility.looked_at
         self._consider: Callable[[Plan], Trial] = loop.consider
         self._objective = self._tuning.objective
         self._record: Mapping[str, Trial] = runner.record
         self._measured = ranked(self._record.values(), self._objective)
         if not self._measured:
             left_out = (*self._tuning.space.facts.refused, *self._checks.refused)
-            raise nothing_measured(
-                runner.trials,
-                runner.baseline,
-                self._tuning.budget,
-                self._end.stopped,
-                self._end.early,
-                self._estimates,
-                left_out,
-            )
+            trials, baseline, end = runner.trials, runner.baseline, loop.end
+            budget, estimates = self._tuning.budget, self._estimates
+            raise nothing_measured(trials, baseline, budget, end.stopped, end.early, estimates, left_out)
         self._baseline = self._record[runner.baseline.key]
         self._scale = CommonScale(self._objective, self._measured, self._tuning.noise_ratio)
         self._ratio = self._scale.ratio
@@ -192,23 +183,17 @@ class Final:
         self._race(self._able())
         self._prove()
 
-    def stop(self, error: BaseException) -> None:
-        """Ends the race or the proof with the answer so far."""
-        self._loop.stop(error)
-        self._end = self._loop.end
-
     def findings(self) -> Findings:
         """Returns the result: the answer, and why it was chosen."""
         answer = self._answers.best
         assert answer is not None, "a search that has measured a plan ends with an answer or an error"
         winner, proof = self._placed(answer), self._charged(answer.plan, measurement_of(answer))
         self._scale.anchor(winner)
-        trials = tuple(self._runner.trials)
         doubt = self._scale.doubt_of_proof(winner, proof)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven, doubt)
         gain = self._gain(winner)
         self._caveats = explanations.faults(winner.plan) + self._caveats + self._passed_over_caveats()
-        self._caveats += explanations.caveats(winner, self._end)
+        self._caveats += explanations.caveats(winner, self._loop.end)
         self._caveats += self._checks.caveats(winner.plan)
         if not is_proven(answer):
             self._caveats.insert(0, "; ".join(("the baseline is not proven", *proof.warnings)))
@@ -221,18 +206,18 @@ class Final:
             baseline=self._candidate(self._baseline, "", keys),
             gain=None if gain and winner is not self._baseline and explanations.is_unknown(gain) else gain,
             rate_per_s=self._scale.rate_per_s(winner),
-            untried=explanations.untried(winner, self._end, self._searched_s),
+            untried=explanations.untried(winner, self._loop.end, self._searched_s),
             alternatives=tuple(
                 self._alternative(t, winner, explanations, keys)
                 for t in self._measured
                 if t.plan not in (winner.plan, self._baseline.plan)
             ),
-            caveats=tuple(self._caveats),
-            trials=trials,
-            counts=dict(Counter(t.outcome.status.value for t in trials)),
-            stopped=self._end.stopped,
+            caveats=(*self._runner.earlier.caveats, *self._caveats),
+            trials=tuple(self._runner.trials),
+            counts=dict(Counter(t.outcome.status.value for t in self._runner.trials)),
+            stopped=self._loop.end.stopped,
             estimate=self._estimates.get(winner.plan.key),
-            interrupted=self._end.interrupted,
+            interrupted=self._loop.end.interrupted,
             weighing=self._checks.weighing,
             refused=tuple(self._checks.refused),
             allowed=self._checks.allowed,
@@ -269,21 +254,20 @@ class Final:
         self._run_race(race)
 
     def _run_race(self, race: Race) -> None:
-        plans = {t.plan.key: t.plan for t in self._measured}
         began, round_s = self._tuning.clock.elapsed_s, 0.0
 
         def enough() -> bool:
             nonlocal began, round_s
             now = self._tuning.clock.elapsed_s
             round_s, began = self._finalists.shed(race, max(round_s, now - began)), now
-            self._say_round(race, plans)
+            self._say_round(race)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # fewer rounds decide nothing
             return long or self._ledger.left_s() <= rest_s
 
         def block(key: str) -> float | str:
             before_s = self._tuning.clock.elapsed_s
-            result = self._block(plans[key])
+            result = self._block(self._record[key].plan)
             self._finalists.ran(self._tuning.clock.elapsed_s - before_s)
             return result
 
@@ -295,31 +279,22 @@ class Final:
 
         run_race(race, block, enough, joining, lambda: self._ledger.left_s() <= 0)
         if race.over:  # the last round, after which `enough` is not asked
-            self._say_round(race, plans)
+            self._say_round(race)
 
-    def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
+    def _say_round(self, race: Race) -> None:
         """Reports how the plans compare after a round."""
         if not race.rounds:
             return
-        leader = plans[race.leader()] if race.ripe and race.running else None
-        trial = self._record[leader.key] if leader is not None else None
-        gain = self._gain(trial) if trial is not None else None
-        left = len(race.contenders)
-        text = f"round {race.rounds}: {left} plan{'s' if left != 1 else ''} left"
-        self._runner.say("race", text, plan=leader, gain=gain, standings=self._standings(race))
-
-    def _standings(self, race: Race) -> tuple[Placing, ...]:
-        """Returns how the plans of the race compare now, best first."""
-        trials = sorted((self._record[name] for name in race.names), key=self._scale.rate_per_s, reverse=True)
-        return tuple(
-            Placing(
-                plan=t.plan,
-                gain=self._gain(t),
-                rate_per_s=self._scale.rate_per_s(t),
-                note=race.left.get(t.plan.key, ""),
-            )
+        leader = self._record[race.leader()] if race.ripe and race.running else None
+        plan, gain = (None, None) if leader is None else (leader.plan, self._gain(leader))
+        left, rate = len(race.contenders), self._scale.rate_per_s
+        trials = sorted((self._record[name] for name in race.names), key=rate, reverse=True)
+        standings = tuple(
+            Placing(plan=t.plan, gain=self._gain(t), rate_per_s=rate(t), note=race.left.get(t.plan.key, ""))
             for t in trials
         )
+        text = f"round {race.rounds}: {left} plan{'s' if left != 1 else ''} left"
+        self._runner.say("race", text, plan=plan, gain=gain, standings=standings)
 
     def _race_ratio(self, race: Race) -> float:
         """Returns the maximum duration of an undecided race, as a share of the search."""
@@ -370,9 +345,10 @@ class Final:
         self._drop_failed()
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
         if not left and (pinned := self._tuning.space.facts.pinned):
-            end, likely = self._end, self._loop.feasibility.some_are_likely
-            trials, baseline = self._pinned_trials(), self._runner.baseline
+            end, likely = self._loop.end, self._loop.feasibility.some_are_likely
+            trials = [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]
             why = next((why for t in trials if t.outcome.measured and (why := self._checks.refusal(t.plan))), "")
+            baseline = self._runner.baseline
             raise nothing_pinned(trials, baseline, pinned, end.stopped, early=end.early, likely=likely, refused=why)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
             chosen = self._choose(self._pool(left))
@@ -423,11 +399,10 @@ class Final:
 
     def _passed_over_caveats(self) -> list[str]:
         """Returns why plans that were the choice are not the answer, in one sentence for each reason."""
-        texts = []
-        for why, (first, *others) in self._passed_over.items():
-            also = f" (the same for {len(others)} more)" if others else ""
-            texts.append(f"{first} was the choice, but {why}{also}")
-        return texts
+        return [
+            f"{first} was the choice, but {why}{f' (the same for {len(others)} more)' * bool(others)}"
+            for why, (first, *others) in self._passed_over.items()
+        ]
 
     def _proof(self, chosen: Trial) -> Trial | None:
         """Returns the trial of a proof; None if it failed, which is recorded."""
@@ -449,9 +424,6 @@ class Final:
         else:
             self._unproven[plan.key] = f"{PROOF_FAILED} ({outcome.status.value}: {outcome.reason})"
             self._caveats.append(f"{self._runner.named(plan)} was the choice, but its proof failed ({outcome.reason})")
-
-    def _pinned_trials(self) -> list[Trial]:
-        return [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]
 
     def _smaller(self) -> list[Trial]:
         """Returns the last plan that was too large at half its micro batch or less, if that runs as a probe."""

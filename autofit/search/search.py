@@ -5,30 +5,43 @@ Never loads torch: the command line runs it in a process that does not import th
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from autofit import estimators, locks
 from autofit.core.answer import Answer, Candidate
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import WEIGHING, Environment
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, StudyError
 from autofit.core.objective import Objective
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.units import format_duration
+from autofit.core.wording import describe_plan
 from autofit.estimators import Context
+from autofit.estimators.base import Estimator
+from autofit.memory.profile import Profile
 from autofit.search.bench import Bench
 from autofit.search.choice import DEVICE_NOISE_RATIO, DISTURBED_NOISE_RATIO
 from autofit.search.event import Event
-from autofit.search.evidence import BATCH_CHANGED, LEARNING_RATE_RULE
-from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.evidence import (
+    BATCH_CHANGED,
+    CLOSED,
+    LEARNING_RATE_RULE,
+    OPENED,
+    Placing,
+    SearchEvidence,
+    SearchResult,
+    Seen,
+    notes_of,
+)
 from autofit.search.explanations import loading_caveats
-from autofit.search.phases import run
+from autofit.search.loop import Loop
+from autofit.search.race_and_proof import Final
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
 from autofit.study import Study
@@ -42,6 +55,9 @@ as compilation. That is minutes to hours of training, the range in which the cos
 LEAST_WAIT_S = 1.0
 """Shortest wait for the device that is reported."""
 _CHANGES: Effect = "changes the result"
+
+Note = Callable[[str, dict[str, object]], None]
+"""Keeps a value beside the trials, under a name."""
 
 
 class SearchInterrupted(KeyboardInterrupt):
@@ -58,6 +74,114 @@ class SearchInterrupted(KeyboardInterrupt):
         self.fit: object | None = None
 
 
+class EvidenceRecorder:
+    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message.
+
+    Attributes:
+        seen: filled by the search while it runs.
+    """
+
+    def __init__(self, asked: SearchEvidence, note: Note, estimators: Sequence[Estimator], listen: Listen) -> None:
+        self._asked, self._note, self._estimators, self._listen = asked, note, estimators, listen
+        self.seen, self._done = Seen(), 0
+        self._keep(asked, OPENED)
+        text = f"searching plans for {asked.title or 'the workload'}"
+        self._listen(Event("start", text, asked=asked))
+
+    def tell(self, event: Event) -> None:
+        """Passes an event of the search on."""
+        self._done = event.done
+        self._listen(event)
+
+    def show(self, plan: Plan) -> None:
+        """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
+        with self._harmless(f"{self._named(plan)} was not traced for the report"):
+            if self._profile(plan) is None:
+                self._say(f"tracing {self._named(plan)} for the report")
+                for estimator in self._estimators:
+                    estimator.show(plan)
+
+    @contextmanager
+    def _harmless(self, what: str) -> Iterator[None]:
+        """Reports an error inside: the answer matters more than what is shown with it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._say(f"{what}: {type(error).__name__}: {error}")
+
+    def _named(self, plan: Plan) -> str:
+        return describe_plan(plan, self._asked.baseline)
+
+    def found(self, answer: Answer) -> None:
+        """Keeps the evidence for an answer, and tells the listener both."""
+        text = f"recommended: {self._named(answer.plan)}"
+        self._listen(Event("result", text, done=self._done, result=self._result(answer, None)))
+
+    def failed(self, error: AutofitError) -> None:
+        """Keeps the evidence of a search that ends with an error, and tells the listener."""
+        result = self._result(None, error)
+        try:
+            self._listen(Event("result", "no plan is recommended", done=self._done, result=result))
+        except Exception as lesser:  # noqa: BLE001  # the caller raises the error that ended the search
+            error.add_note(f"a listener failed too: {type(lesser).__name__}: {lesser}")
+
+    def _result(self, answer: Answer | None, failed: AutofitError | None) -> SearchResult:
+        ended = {} if failed is None else {"failure": str(failed), "failure_code": failed.exit_code}
+        kept = None if answer is None else answer.model_copy(update={"alternatives": ()})
+        evidence = self._asked.model_copy(update={**ended, "answer": kept})
+        with self._harmless("the evidence for the report is incomplete"):
+            evidence = self._evidence(answer, evidence)
+        self._keep(evidence, CLOSED)
+        return SearchResult(answer, evidence, tuple(self.seen.trials))
+
+    def _evidence(self, answer: Answer | None, asked: SearchEvidence) -> SearchEvidence:
+        seen, baseline, r = self.seen, self._asked.baseline, answer
+        others = () if r is None else r.alternatives
+        verdicts = seen.verdicts.items()
+        return asked.model_copy(
+            update={
+                "stopped": seen.stopped,
+                "gates": tuple(GateRecord(name=name, passed=v.passed, reason=v.reason) for name, v in verdicts),
+                "refused": (*seen.refused, *asked.refused),
+                "standings": tuple(Placing(**each.model_dump(exclude={"outcome"})) for each in others),
+                "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
+                "race": tuple(seen.race_logs()),
+                "omissions": tuple(seen.omissions),
+                "answers": tuple(seen.answers),
+                "profile": self._profile(baseline if r is None else r.plan),
+                "baseline_profile": None if r is None or r.plan == baseline else self._profile(baseline),
+            }
+        )
+
+    def _profile(self, plan: Plan) -> Profile | None:
+        """Returns the profile of a plan from its trace; None if it was not traced."""
+        found = (estimator.profile(plan) for estimator in self._estimators)
+        return next((profile for profile in found if profile is not None), None)
+
+    def _keep(self, evidence: SearchEvidence, name: str) -> None:
+        with self._harmless("the evidence for the report was not kept"):
+            for part, value in notes_of(evidence, name).items():
+                self._note(part, value)
+
+    def _say(self, text: str) -> None:
+        self._listen(Event("stage", text, done=self._done))
+
+
+def asked(briefing: Briefing, budget: Budget, request: Request, notes: Sequence[str]) -> SearchEvidence:
+    """Returns what a search is asked, as the evidence that there is when it begins."""
+    return SearchEvidence(
+        began=datetime.now(UTC).isoformat(),
+        title=request.title,
+        command=request.command,
+        baseline=briefing.space.baseline,
+        budget=budget,
+        objective=request.objective,
+        environment=briefing.environment,
+        refused=briefing.space.refused,
+        caveats=(*briefing.caveats, *notes),
+    )
+
+
 def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Answer:
     """Searches the space of a bench and returns the proven answer.
 
@@ -68,7 +192,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         clock: clock that runs since the call began, so that the time for opening the bench counts.
 
     Raises:
-        AutofitError: see `autofit.search.phases.run` and `autofit.study.Study`.
+        AutofitError: see `run` and `autofit.study.Study`.
     """
     clock, briefing = clock or Clock(), bench.briefing
     request = replace(request, objective=_planned(request, briefing))
@@ -96,13 +220,43 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         return _search(bench, request, study, clock, tell_all)
 
 
+def run(tuning: Tuning) -> Findings:
+    """Searches, races the finalists and proves the winner. Once there is an answer, it is returned whatever happens.
+
+    An error or an interrupt of the user then only ends the search (`Findings.stopped`, `Findings.interrupted`).
+
+    Raises:
+        NothingFits: no plan ran inside the memory budget, or none could be proven.
+        UserCodeError: the user's code failed with the baseline and with another plan.
+        NonFiniteLoss: the baseline gives a loss that is not finite.
+        BudgetSpent: the time or the trials were used up before any plan was measured.
+        WorkloadError: no plan could be measured for reasons other than memory.
+        DevicePoisoned: the device answers every call with an error; with an answer, only of a device in this process.
+        RestoreError: the user's objects could not be restored.
+        StudyError: the study cannot be written.
+        KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
+    """
+    loop = Loop(tuning)
+    final: Final | None = None
+    try:
+        loop.search()
+        final = Final(loop)
+        final.settle()
+    except (KeyboardInterrupt, AutofitError) as error:
+        loop.answers.fall_back()
+        # On a poisoned device of this process nothing can be put back, so that the user has no model to train any more.
+        lost = isinstance(error, DevicePoisoned) and not tuning.isolated
+        if loop.answers.best is None or lost or isinstance(error, RestoreError | StudyError):
+            raise
+        loop.stop(error)
+    return (final or Final(loop)).findings()
+
+
 def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Answer:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     made = _estimators(bench, budget, clock)
-    recorder = EvidenceRecorder(
-        asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen
-    )
+    recorder = EvidenceRecorder(asked(briefing, budget, request, study.notes), study.note, made, listen)
     tuning = _tuning(bench, budget, request, study, clock, made, recorder)
     try:
         findings = run(tuning)
@@ -130,6 +284,7 @@ def _tuning(
 ) -> Tuning:
     """Returns the arguments of the search."""
     briefing = bench.briefing
+    held = json.dumps([briefing.environment.model_dump(mode="json"), briefing.space.baseline.key], sort_keys=True)
     return Tuning(
         space=SearchSpace(briefing.space),
         evaluate=bench.evaluate,
@@ -147,14 +302,8 @@ def _tuning(
         seen=recorder.seen,
         noise_ratio=DISTURBED_NOISE_RATIO if briefing.environment.is_host else DEVICE_NOISE_RATIO,
         check=bench.check,
-        checked_as=_checked_as(briefing),
+        checked_as=hashlib.sha256(held.encode()).hexdigest()[:16],
     )
-
-
-def _checked_as(briefing: Briefing) -> str:
-    """Returns a digest of what the verdicts on a plan's gradient hold for."""
-    text = json.dumps([briefing.environment.model_dump(mode="json"), briefing.space.baseline.key], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.Estimator]:
@@ -180,10 +329,7 @@ def _planned(request: Request, briefing: Briefing) -> Objective:
 
 
 def tracing_s(time_s: float | None, spent_s: float) -> float:
-    """Returns the seconds for estimating memory, given the time budget and the time already spent.
-
-    If nothing is left, only the baseline is traced.
-    """
+    """Returns the seconds for estimating memory. If nothing is left of the time, only the baseline is traced."""
     if time_s is None:
         return TRACING_S
     return max(min(TRACING_RATIO * (time_s - spent_s), TRACING_S), 0.0)
@@ -282,16 +428,13 @@ def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord,
     found = [
         each if changing.isdisjoint(each.knobs) else each.model_copy(update={"effect": _CHANGES}) for each in found
     ]
-    return tuple(_switched_off(each) if _is_off(each, changed) else each for each in found)
+    return tuple(_as_used(each, changed) for each in found)
 
 
-def _is_off(strategy: StrategyRecord, changed: Mapping[str, KnobValue]) -> bool:
-    """Returns whether a plan only switches off what the user has switched on: it changes nothing else of a strategy."""
-    return not any(changed[name] for name in strategy.knobs if name in changed)
-
-
-def _switched_off(strategy: StrategyRecord) -> StrategyRecord:
-    """Returns the record of a strategy that the plan does without."""
+def _as_used(strategy: StrategyRecord, changed: Mapping[str, KnobValue]) -> StrategyRecord:
+    """Returns the record of a strategy, which says so if the plan only switches off what the user has switched on."""
+    if any(changed[name] for name in strategy.knobs if name in changed):
+        return strategy
     about = f"is switched off by the plan. Where it is on, it {strategy.about}"
     return strategy.model_copy(update={"about": about if strategy.about else "", "cost": ""})
 

@@ -1,8 +1,6 @@
 """TrialRunner: runs plans, and records each run on disk as a trial before the next one starts.
 
-Earlier: the trials of earlier runs, compared with what runs now.
-
-Ambiguous failures, resolved by a second run and by what the same combination showed at other micro batches.
+Earlier: the trials of earlier runs, compared with what runs now. `settled` and `doubted` judge ambiguous failures.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,13 +35,8 @@ def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
 def doubted(trials: Iterable[Trial], plan: Plan, outcome: Outcome, memory_bytes: int) -> Outcome:
     """Returns a lack of memory as ambiguous if the plan may not be its cause, so that the plan runs once more.
 
-    Another process may have taken the memory for a moment. A peak above the budget is never in doubt.
-
-    Args:
-        trials: the trials that are valid; a larger micro batch of the same combination that ran is evidence.
-        plan: what ran.
-        outcome: its outcome.
-        memory_bytes: the budget.
+    Another process may have taken the memory for a moment: that is likely if a larger micro batch of the combination
+    has run, or if the peak is far below the budget. A peak above the budget is never in doubt.
     """
     memory = None if outcome.measurement is None else outcome.measurement.memory
     above = memory is not None and not (memory.allocator_retries or memory.swallowed_ooms)
@@ -101,13 +94,10 @@ class Earlier:
         ]
 
     def measure_again(self, run: Callable[[], Trial]) -> None:
-        """Runs the baseline, once more if it contradicts the study.
+        """Screens, runs and records the baseline by `run`, once more if it contradicts the study.
 
         A baseline that ended every process in which it ran is not run again. If it is screened out now, its earlier
         trials stay valid.
-
-        Args:
-            run: screens, runs and records the baseline.
         """
         known = [t for t in self.known if t.plan == self._baseline]
         if known and known[-1].outcome.reason == DIED:
@@ -143,14 +133,11 @@ class Earlier:
         Blocks, whose memory is not compared, are collected until there are enough.
         """
         then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
-        if not then or (purpose is Purpose.BLOCK and outcome.measurement is None):
-            return "", ""
-        blocks: list[Measurement] = []
-        if purpose is Purpose.BLOCK and outcome.measurement is not None:
-            blocks = self._blocks.setdefault(plan.key, [])
+        blocks = self._blocks.setdefault(plan.key, []) if purpose is Purpose.BLOCK else []
+        if then and purpose is Purpose.BLOCK and outcome.measurement is not None:
             blocks.append(outcome.measurement)
-            if len(blocks) < BLOCKS:
-                return "", ""
+        if not then or (purpose is Purpose.BLOCK and (outcome.measurement is None or len(blocks) < BLOCKS)):
+            return "", ""
         peak = "" if blocks else other_peak(then[-1], outcome)
         budget_bytes = self._tuning.budget.memory_bytes
         return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)
@@ -176,12 +163,9 @@ class TrialRunner:
     """Runs plans and keeps their trials.
 
     Attributes:
-        tuning: the arguments of the search.
-        baseline: the user's own plan.
         trials: every trial, those of earlier runs first. Of the blocks of a race, only those that failed are trials.
         record: the latest informative trial of each plan, by the plan's key.
         earlier: trials of earlier runs in the study.
-        ledger: what actions cost, and the time left.
         probes: number of probes that have run.
         so_far: returns the throughput of the answer so far over the baseline's; None before there is one.
         phase: phase of the search (`Event.phase`).

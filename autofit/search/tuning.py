@@ -32,27 +32,21 @@ class TrialLog(Protocol):
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
         """Records on disk that a plan is running, and returns the number of its trial."""
-        ...
 
     def finish(self, number: int, outcome: Outcome) -> Trial:
         """Records the outcome on disk, then returns the trial."""
-        ...
 
     def earlier(self) -> Sequence[Trial]:
         """Returns the comparable trials of earlier runs, in order."""
-        ...
 
     def drop(self, reason: str, plan: Plan | None = None) -> None:
         """Discards the comparable trials of earlier runs, or those of a plan, for good, and records the reason."""
-        ...
 
     def note(self, name: str, value: dict[str, object]) -> None:
         """Records a value beside the trials."""
-        ...
 
     def kept_notes(self) -> Mapping[str, object]:
         """Returns the values beside the trials, those of earlier runs among them."""
-        ...
 
 
 @dataclass(slots=True)
@@ -102,21 +96,10 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The result of a search.
+    """The result of a search. Attributes that are not listed here are those of `autofit.core.answer.Answer`.
 
     Attributes:
-        plan: the recommended plan.
-        proof: the measurement of its proof.
-        baseline: the baseline and its outcome.
-        gain: throughput of `plan` over the baseline; None when the baseline was not measured.
-        alternatives: the other measured plans, fastest first, with the reason why each was not chosen.
-        caveats: limitations of the result that the user should know.
         trials: all trials, those of earlier runs first. Of the blocks of the race, only those that failed are trials.
-        counts: number of trials by status.
-        stopped: reason why the search phase ended.
-        estimate: estimate of the plan's peak before it first ran; None if it is known from earlier runs.
-        rate_per_s: throughput of the plan on the scale of the race, in the objective's unit.
-        untried: reason why only the baseline was measured; "" if another plan was.
         interrupted: whether the user stopped the search.
         weighing: quantity by which micro batches are weighted; "" for their number of samples.
         refused: values that were found to change the gradient.

@@ -27,7 +27,7 @@ def test_nothing_is_said_of_what_was_not_traced() -> None:
 
 def test_a_survey_ends_when_its_share_of_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     now = VirtualTime()
-    monkeypatch.setattr("autofit.estimators.combination_traces.perf_counter", now)
+    monkeypatch.setattr("autofit.estimators.traced.perf_counter", now)
 
     class Slow(Tracer):
         def __call__(self, wanted: Plan) -> Trace:

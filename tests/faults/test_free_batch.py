@@ -18,7 +18,7 @@ from autofit.core.trial import Trial
 from autofit.probing.remote.worker import workload_of
 from autofit.reports.summary import summarize
 from autofit.search.choice import choose, finalists
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.strategies.base import Facts
 from autofit.strategies.batching import Batching
 from autofit.workloads.workload import Workload

@@ -7,7 +7,7 @@ from autofit.core.errors import AutofitError, BudgetSpent, NothingFits, UserCode
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Trial
 from autofit.search.no_answer import nothing_measured
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import FakeBench, small_bench, tuning_of
 from tests.study.samples import PLAN, failed
 

@@ -7,7 +7,7 @@ import pytest
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import FakeBench, MemoryLog, small_bench, tuning_of
 from tests.study.samples import PLAN, failed, measured, reopen
 

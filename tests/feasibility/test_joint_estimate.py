@@ -53,15 +53,16 @@ def together(*opinions: Mapping[str, int | bool | str]) -> dict[str, object]:
 
 def told(joint: JointEstimate) -> None:
     outcome = Outcome(status=Status.OUT_OF_MEMORY, reason="CUDA out of memory")
-    joint.tell(Trial(number=0, plan=PLAN, purpose=Purpose.PROBE, outcome=outcome))
+    trial = Trial(number=0, plan=PLAN, purpose=Purpose.PROBE, outcome=outcome)
+    joint.learn(lambda each: each.tell(trial))
 
 
 def refined(joint: JointEstimate) -> None:
-    joint.refine(PLAN)
+    joint.learn(lambda each: each.refine(PLAN))
 
 
 def all_refined(joint: JointEstimate) -> None:
-    joint.refine_all([PLAN])
+    joint.learn(lambda each: each.refine_all([PLAN]))
 
 
 @pytest.mark.parametrize("learn", [told, refined, all_refined])

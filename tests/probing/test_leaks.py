@@ -1,5 +1,6 @@
 """What a run leaves on the device is noticed and named; what belongs to the search is not."""
 
+import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -171,6 +172,7 @@ def replaced(seen: list[Any]) -> None:
 
 
 def proof_of(keep: Callable[[list[Any]], object]) -> Measurement:
+    gc.collect()  # garbage of other tests would be freed in between
     workload = Workload(model=Noticing(keep), loader=targets.vectors(), optimizer=torch.optim.AdamW)
     with LocalBench(workload, CPU(), Options(memory_budget="8GiB", strategies=())) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)

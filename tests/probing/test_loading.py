@@ -212,7 +212,7 @@ def test_workers_live_on_where_starting_them_again_is_felt_and_the_data_set_is_n
 def test_an_outcome_without_a_passed_proof_is_left_as_it_is() -> None:
     outcome = Outcome(status=Status.OVER_BUDGET, reason="too much", measurement=proof(0.001))
     source = source_of(Slow(sample_s=0.0))
-    assert LoaderTrials(source, Cpu()).added(outcome, SIZE) is outcome
+    assert LoaderTrials(source, Cpu()).added(outcome, SIZE, 0.0, lambda: None) is outcome
 
 
 def test_a_whole_search_leaves_no_trace_and_its_step_has_the_workers() -> None:

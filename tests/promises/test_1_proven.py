@@ -5,7 +5,7 @@ import pytest
 from autofit.core.errors import NothingFits
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import always, during, small_bench, tuning_of
 from tests.promises.conftest import Tuned
 

@@ -1,7 +1,7 @@
 """Promise 2: the fastest plan wins, not the largest; a tie goes to less memory, then to fewer changes."""
 
 from autofit.core.plan import Plan
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import MIB, PRECISION, Effect, small_bench, space_of, tuning_of
 
 

@@ -11,7 +11,7 @@ from autofit.core.errors import AutofitError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import always, small_bench, tuning_of
 from tests.promises.conftest import Tuned
 from tests.study.samples import reopen

@@ -1,6 +1,6 @@
 """Promise 7: every plan that was tried, skipped or refused has a reason that a person can read."""
 
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import MIB, MemoryLog, small_bench, tuning_of
 from tests.promises.conftest import Tuned
 

@@ -19,7 +19,6 @@ WITHOUT_TWIN = {
     "autofit/probing/supervisor.py": "a process of its own: tests/faults/test_processes.py",
     "autofit/search/bench.py": RECORD,
     "autofit/search/event.py": RECORD,
-    "autofit/search/phases.py": RECORD,
     "autofit/search/tuning.py": RECORD,
     "autofit/searchers/base.py": BASE,
     "autofit/strategies/base.py": BASE,

@@ -15,7 +15,7 @@ from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.answers import is_proven
 from autofit.search.event import Event
 from autofit.search.loop import Loop
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.search.tuning import Check, Findings
 from tests.fakes import FakeBench, MemoryLog, always, during, small_bench, tuning_of
 from tests.search.listed import at, calm, only

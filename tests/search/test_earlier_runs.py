@@ -2,7 +2,7 @@
 
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose, Trial
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import (
     MemoryLog,
     tuning_of,

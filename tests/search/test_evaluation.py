@@ -1,5 +1,7 @@
 """The search of evaluation: its share of the time, its budget, and what its failure costs."""
 
+from typing import Any
+
 import pytest
 
 from autofit.core.answer import Answer
@@ -15,13 +17,7 @@ from autofit.core.errors import (
     UserCodeError,
     WorkloadError,
 )
-from autofit.search.evaluation import (
-    TIME_SHARE,
-    evaluation_options,
-    evaluation_request,
-    training_request,
-    with_evaluation,
-)
+from autofit.search.evaluation import TIME_SHARE, training_request, with_evaluation
 from autofit.search.request import Request
 from tests.recorded import recorded_search
 
@@ -37,14 +33,16 @@ def test_the_search_of_the_training_leaves_a_share_of_the_time() -> None:
     assert training_request(Request()).time_s is None
 
 
-def test_evaluation_is_asked_for_in_the_time_that_is_left() -> None:
-    asked = evaluation_request(Request(time_s=100.0, planned_steps=10, title="train.py", study="s.db"), 35.0)
-    assert (asked.time_s, asked.planned_steps, asked.title, asked.study) == (
-        35.0,
-        None,
-        "evaluation of train.py",
-        "s.db",
-    )
+def asked_for(training: Answer, options: Options, request: Request, clock: Clock) -> tuple[Options, Request, Clock]:
+    """Returns what the search of evaluation is asked."""
+    asked: list[tuple[Options, Request, Clock]] = []
+
+    def search(*what: Any) -> Answer:
+        asked.append(what)
+        return answer()
+
+    with_evaluation(training, options, request, clock, search)
+    return asked[0]
 
 
 def test_evaluation_has_the_budget_of_the_training_and_counts_what_that_keeps() -> None:
@@ -52,7 +50,7 @@ def test_evaluation_has_the_budget_of_the_training_and_counts_what_that_keeps() 
     memory = found.proof.memory.model_copy(update={"static_bytes": 4096})
     found = found.model_copy(update={"proof": found.proof.model_copy(update={"memory": memory})})
     options = Options(memory_budget=0.5, numerics="exact", pinned={"precision": "bf16"}, cold=True, seed=3)
-    asked = evaluation_options(options, found)
+    asked, _, _ = asked_for(found, options, Request(), Clock())
     assert asked.memory_budget == found.budget.memory_bytes
     assert asked.resident_bytes == 4096
     assert (asked.pinned, asked.cold, asked.numerics, asked.seed) == ({}, False, "exact", 3)
@@ -64,17 +62,11 @@ def test_the_answer_has_that_of_evaluation() -> None:
 
 
 def test_evaluation_is_searched_in_what_is_left_of_the_call() -> None:
-    asked: list[tuple[Options, Request, Clock]] = []
-
-    def search(options: Options, request: Request, clock: Clock) -> Answer:
-        asked.append((options, request, clock))
-        return answer()
-
     times = iter((5.0, 35.0))
-    with_evaluation(answer(), Options(), Request(time_s=100.0), Clock(now=lambda: next(times)), search)
-    ((options, request, clock),) = asked
-    assert options.memory_budget == answer().budget.memory_bytes
-    assert (request.time_s, clock.limit_s) == (70.0, 70.0)
+    request = Request(time_s=100.0, planned_steps=10, title="train.py", study="s.db")
+    _, second, clock = asked_for(answer(), Options(), request, Clock(now=lambda: next(times)))
+    assert (second.time_s, clock.limit_s) == (70.0, 70.0)
+    assert (second.planned_steps, second.title, second.study) == (None, "evaluation of train.py", "s.db")
 
 
 def failing(error: AutofitError) -> Answer:

@@ -13,9 +13,8 @@ from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
 from autofit.search.event import Event
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult
-from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.request import Request
-from autofit.search.search import search
+from autofit.search.search import EvidenceRecorder, asked, search
 from autofit.study import Study
 from tests.fakes import briefing_of, opened, small_bench
 from tests.recorded import GATES, REFUSED, RecordedBench, recorded_search, table
@@ -153,7 +152,7 @@ def test_the_study_has_both_notes_and_a_killed_search_leaves_the_first(tmp_path:
     kept: dict[str, object] = {}
     bench = RecordedBench(table("resnet"))
     request = Request(title="what", command="how")
-    evidence = asked(bench.briefing, bench.briefing.budget, request.objective, request, ["a note of the study"])
+    evidence = asked(bench.briefing, bench.briefing.budget, request, ["a note of the study"])
     EvidenceRecorder(evidence, kept.__setitem__, [], lambda event: None)
     assert list(kept) == [OPENED]
     assert (evidence.title, evidence.command, evidence.stopped, evidence.answer) == ("what", "how", "", None)

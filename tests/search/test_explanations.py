@@ -12,8 +12,8 @@ from autofit.search.common_scale import CommonScale
 from autofit.search.event import Event
 from autofit.search.explanations import Explanations
 from autofit.search.loop import SearchEnd
-from autofit.search.phases import run
 from autofit.search.race import Race
+from autofit.search.search import run
 from autofit.search.trial_runner import TrialRunner
 from tests.fakes import (
     FakeBench,

@@ -22,7 +22,7 @@ from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.search.event import Event
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.searchers.guided.guided import Guided
 from tests.fakes import (
     MIB,

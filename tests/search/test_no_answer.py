@@ -16,7 +16,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.search.no_answer import nothing_measured
-from autofit.search.phases import run
+from autofit.search.search import run
 from tests.fakes import (
     MIB,
     Fixed,

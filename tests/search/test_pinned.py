@@ -10,7 +10,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.search.no_answer import nothing_proven
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.searchers.base import Searcher
 from tests.fakes import FakeBench, MemoryLog, always, tuning_of
 from tests.search.listed import calm, only

@@ -10,8 +10,8 @@ from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
 from autofit.search.loop import Loop
-from autofit.search.phases import run
 from autofit.search.race import Race
+from autofit.search.search import run
 from autofit.search.tuning import Tuning
 from tests.fakes import (
     MIB,

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from autofit.core import errors
 from autofit.core.briefing import Briefing
@@ -25,7 +25,6 @@ from autofit.probing.compile_cache import VARIABLE, CompileCache
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.nursery import Nursery
 from autofit.probing.remote.output import OutputLog
-from autofit.probing.remote.replies import asked, evaluated, parsed
 
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 
@@ -40,14 +39,49 @@ SUFFICES_RATIO, ROUNDED_S = 2.0, 10
 """Time that probably suffices for an opening, relative to the time after which it was cut off, rounded up to a multiple
 of `ROUNDED_S` seconds: the phase that was cut off may have been near its end, and a probe must follow."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
+_Record = TypeVar("_Record", bound=BaseModel)
+
+
+def asked(
+    child: Child,
+    request: dict[str, Any],
+    expected: str | tuple[str, ...],
+    patience_s: float,
+    beat: Callable[[str], None],
+) -> dict[str, Any]:
+    """Returns the child's reply of an expected kind.
+
+    Raises:
+        ChildEnded: as in `Child.ask`.
+        AutofitError: any other reply is the child's final error, which is raised here. The child is gone then.
+    """
+    reply = child.ask(request, beat, patience_s)
+    if reply["kind"] in ((expected,) if isinstance(expected, str) else expected):
+        return reply
+    child.kill()
+    kind = getattr(errors, str(reply.get("type")), None)
+    if not (isinstance(kind, type) and issubclass(kind, errors.AutofitError)):
+        kind = errors.AutofitError
+    message, text = str(reply.get("message", "")), str(reply.get("traceback", ""))
+    raise kind(message, text) if issubclass(kind, errors.UserCodeError) else kind(message)
+
+
+def parsed(child: Child, reply: dict[str, Any], record: type[_Record]) -> _Record:
+    """Returns the record that a reply has under the name of its kind.
+
+    Raises:
+        ChildEnded: it is not valid. The child is gone.
+    """
+    try:
+        return record.model_validate(reply.get(reply["kind"]))
+    except ValidationError as error:
+        child.kill()
+        reason = f"the probe's process sent no valid {reply['kind']}: {error.errors()[0]['msg']}"
+        raise ChildEnded(Outcome(status=Status.CRASHED, reason=reason)) from None
 
 
 class Phases:
-    """Follows the phases that a child reports while it opens its target.
-
-    Args:
-        clock: the time of the search.
-        report: called with each phase as the child reports it.
+    """Follows the phases that a child reports while it opens its target, and passes them on to `report`.
 
     Attributes:
         current: the current phase.
@@ -148,7 +182,11 @@ class RemoteBench:
             return Outcome(status=Status.SKIPPED, reason=f"{self._over()} before it began")
         try:
             if purpose is Purpose.PROOF and self.briefing.environment.is_host:
-                limited = self._prove_limited(plan)
+                child, _ = self._start(HOST_LIMIT_ENVIRONMENT, enforce=True)
+                try:
+                    limited = self._evaluate(child, plan, purpose, OPEN)
+                finally:
+                    child.kill()
                 if not limited.measured:
                     return limited
             child = self._warm_for(plan)
@@ -175,12 +213,8 @@ class RemoteBench:
             request = {"do": "check", "plan": plan.model_dump(mode="json"), "known": verdicts}
             child = self._warm_for(plan)
             return parsed(child, asked(child, request, "checked", patience_s, self._beat), Checked)
-        except ChildEnded as ended:
-            self._retire()
-            reason = ended.outcome.reason
-        except (errors.BudgetSpent, errors.DevicePoisoned) as error:  # of that process only, which has ended
-            reason = str(error)
-        return Checked(passed=False, checked=False, reason=f"could not be checked: {reason}")
+        except (ChildEnded, errors.BudgetSpent, errors.DevicePoisoned) as error:  # of that process, which has ended
+            return Checked(passed=False, checked=False, reason=f"could not be checked: {error}")
 
     def trace(self, plan: Plan, length: int | None = None) -> Trace:
         """Returns the allocations of the plan's training steps, traced in the warm child.
@@ -206,12 +240,7 @@ class RemoteBench:
             if "trace" not in reply:
                 raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
             return parsed(child, reply, Trace)
-        except errors.BudgetSpent as spent:
-            raise errors.Untraceable(str(spent), where) from None
-        except ChildEnded as ended:
-            self._retire()
-            raise errors.Untraceable(ended.outcome.reason, where) from None
-        except errors.DevicePoisoned as error:  # in that process only, which has ended
+        except (ChildEnded, errors.BudgetSpent, errors.DevicePoisoned) as error:  # in that process, which has ended
             raise errors.Untraceable(str(error), where) from None
 
     def fixed_parts(self) -> tuple[Part, ...]:
@@ -219,7 +248,6 @@ class RemoteBench:
         try:
             reply = asked(self._warm(), {"do": "fixed_parts"}, "fixed_parts", self._clock.patience_s(), self._beat)
         except ChildEnded:
-            self._retire()
             return ()
         return tuple(Part.model_validate(part) for part in reply["parts"])
 
@@ -344,18 +372,15 @@ class RemoteBench:
     def _over(self) -> str:
         return f"the time budget of {format_duration(self._clock.limit_s or 0.0)} ran out"
 
-    def _evaluate(self, child: Child, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+    def _evaluate(self, child: Child, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         limit_s = math.inf if terms.limit_s is None else terms.limit_s + SOFT_S  # the child ends it first, and lives
         patience_s = min(self._clock.patience_s() + SOFT_S, limit_s)
-        return evaluated(child, plan, purpose, terms, patience_s, self._beat)
-
-    def _prove_limited(self, plan: Plan) -> Outcome:
-        """Proves a plan in a child of its own, whose memory is really limited."""
-        child, _ = self._start(HOST_LIMIT_ENVIRONMENT, enforce=True)
+        request = {"do": "evaluate", "plan": plan.model_dump(mode="json"), "purpose": purpose.value}
+        request["terms"] = terms.model_dump(mode="json")
         try:
-            return self._evaluate(child, plan, Purpose.PROOF)
-        finally:
-            child.kill()
+            return parsed(child, asked(child, request, "outcome", patience_s, self._beat), Outcome)
+        except ChildEnded as ended:
+            return ended.outcome
 
     def _retire(self) -> None:
         child, self._child = self._child, None

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.units import format_duration
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence
-from autofit.probing.remote.nursery import SUPERVISOR, ForkedProcess, Nursery
+from autofit.probing.remote.nursery import ForkedProcess, Nursery, fresh
 from autofit.probing.remote.output import KEPT_BYTES, OutputLog, last_exception
 
 _LINE_BYTES = 16 * 2**20
@@ -44,27 +43,6 @@ class Deadlines:
     total_s: float = 1800.0
     grace_s: float = 5.0
     exit_s: float = 60.0
-
-
-def _fresh(theirs: tuple[int, int, int, int], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts a fresh interpreter, given its ends of the pipes: life, requests, replies and output."""
-    *pipes, output = theirs
-    given = (text for name, end in zip(("life", "read", "write"), pipes, strict=True) for text in (f"--{name}", end))
-    # -P: a file in the working directory must not shadow a module of the standard library.
-    return subprocess.Popen(
-        [sys.executable, "-P", str(SUPERVISOR), *map(str, given)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
-        pass_fds=pipes,
-        process_group=0,
-    )
-
-
-def _not_started(patience_s: float) -> Outcome:
-    reason = f"its process was not ready after {format_duration(patience_s)}"
-    return Outcome(status=Status.TIMED_OUT, reason=reason)
 
 
 class ChildEnded(Exception):
@@ -111,13 +89,15 @@ class Child:
         try:
             patience_s = min(patience_s, deadlines.first_s)
             forked = None if nursery is None else nursery.fork(theirs, environment, patience_s)
-            variables = environment if nursery is None else {**nursery.environment, **environment}
-            self.process: ForkedProcess | subprocess.Popen[bytes] = forked or _fresh(theirs, variables)
+            variables = {**os.environ, **(nursery.environment if nursery is not None else {}), **environment}
+            given = {"life": life_read, "read": requests_read, "write": replies_write}
+            self.process: ForkedProcess | subprocess.Popen[bytes] = forked or fresh(given, variables, output)
         except BaseException as error:
             for descriptor in (self._life, self._out, self._in, self._printed):
                 os.close(descriptor)
             if isinstance(error, TimeoutError):
-                raise ChildEnded(_not_started(patience_s)) from None
+                reason = f"its process was not ready after {format_duration(patience_s)}"
+                raise ChildEnded(Outcome(status=Status.TIMED_OUT, reason=reason)) from None
             raise
         finally:
             for descriptor in theirs:
@@ -133,11 +113,11 @@ class Child:
         beat: Callable[[str], None] = lambda phase: None,
         patience_s: float = math.inf,
     ) -> dict[str, Any]:
-        """Sends a request and returns the reply. Signs of life are passed on to `beat`.
+        """Sends a request and returns the reply.
 
         Args:
             request: the request.
-            beat: called with each phase that the child enters.
+            beat: called with each phase that the child enters, as a sign of life.
             patience_s: limit that the time budget sets for this request, in addition to the deadlines.
 
         Raises:
@@ -174,15 +154,12 @@ class Child:
 
         A second Ctrl-C only cuts the grace period short.
         """
-        if self._ended:
-            return
         try:
-            with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if all are gone
-                os.killpg(self.process.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(self.deadlines.grace_s)
+            if not self._ended:
+                with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if all are gone
+                    os.killpg(self.process.pid, signal.SIGTERM)
         finally:
-            self._finish()
+            self.close()
 
     def close(self) -> None:
         """Waits for the child to end by itself. After the grace period, kills it and all processes that it started."""

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from autofit.linux_process import IS_LINUX
 from autofit.probing.forked_state import can_set
@@ -23,14 +23,23 @@ ANSWER_S = 20.0
 _NAMES = 500  # names in a message; the names of modules are far shorter than 100 characters
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """Why the nursery forked nothing.
+def fresh(given: Mapping[str, int], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    """Starts a fresh interpreter with a supervisor, given descriptors by option."""
+    options = (text for name, descriptor in given.items() for text in (f"--{name}", str(descriptor)))
+    # -P: a file in the working directory must not shadow a module of the standard library.
+    return subprocess.Popen(
+        [sys.executable, "-P", str(SUPERVISOR), *options],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**environment, "PYTHONUNBUFFERED": "1"},
+        pass_fds=tuple(given.values()),
+        process_group=0,
+    )
 
-    Attributes:
-        reason: its reason; "" if it died or does not answer.
-        culprit: the module after whose import it could not be forked any more; "" if none is known.
-    """
+
+class _Refused(NamedTuple):
+    """Why the nursery forked nothing; "" if it died or does not answer. The culprit is the module that is at fault."""
 
     reason: str = ""
     culprit: str = ""
@@ -43,9 +52,6 @@ class ForkedProcess:
         pid: its process id.
         status: descriptor on which it writes its wait status; it closes when the process ends.
         ended: called once when the process has ended.
-
-    Attributes:
-        returncode: as of `subprocess.Popen`.
     """
 
     def __init__(self, pid: int, status: int, ended: Callable[[int], None]) -> None:
@@ -55,37 +61,29 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Returns the return code, or None while the process is alive."""
-        return self._found(0.0)
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: float) -> int:
         """Waits for the process to end and returns its return code.
 
         Raises:
             subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
         """
-        code = self._found(math.inf if timeout is None else timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-        return code
-
-    def _found(self, wait_s: float) -> int | None:
-        until = monotonic() + wait_s
+        until = monotonic() + timeout
         while self.returncode is None:
-            left_s = None if wait_s == math.inf else max(until - monotonic(), 0.0)
-            if not select.select([self._status], [], [], left_s)[0]:
-                return None
+            if not select.select([self._status], [], [], max(until - monotonic(), 0.0))[0]:
+                raise subprocess.TimeoutExpired("a forked process", timeout)
             said = os.read(self._status, 4096)
             self._said += said
-            if not said:
-                self._end()
+            if not said:  # a supervisor that said nothing was killed itself
+                word, _, status = self._said.decode().partition(" ")
+                self.returncode = os.waitstatus_to_exitcode(int(status)) if word == "ended" else -signal.SIGKILL
+                os.close(self._status)
+                self._ended(self.pid)
         return self.returncode
-
-    def _end(self) -> None:
-        """Takes the return code from what was said. A supervisor that said nothing was killed itself."""
-        word, _, status = self._said.decode().partition(" ")
-        self.returncode = os.waitstatus_to_exitcode(int(status)) if word == "ended" else -signal.SIGKILL
-        os.close(self._status)
-        self._ended(self.pid)
 
 
 class Nursery:
@@ -147,9 +145,7 @@ class Nursery:
     def learn(self, libraries: Sequence[str], gpus: int) -> None:
         """Has the nursery import modules while it has nothing else to do.
 
-        Args:
-            libraries: the modules.
-            gpus: number of GPUs that torch sees, which libraries ask for on import.
+        Libraries that ask torch meanwhile for the number of GPUs get `gpus`.
         """
         self.libraries, self._gpus = list(libraries), gpus
         self._send_libraries()
@@ -204,7 +200,7 @@ class Nursery:
                 os.close(read)
                 culprit, _, reason = content.partition(" ")
                 return _Refused(reason, culprit)
-            return ForkedProcess(int(content), read, self._reap)
+            return ForkedProcess(int(content), read, lambda pid: self._send({"do": "reap", "pid": pid}))
         except BaseException as error:
             with suppress(OSError):
                 os.close(read)
@@ -237,15 +233,8 @@ class Nursery:
         life, self._life = os.pipe()
         self._variables = self._present()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(SUPERVISOR), "--nursery", str(theirs.fileno()), "--life", str(life)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=self._variables,
-                pass_fds=(theirs.fileno(), life),
-                process_group=0,
-            )
+            given = {"nursery": theirs.fileno(), "life": life}
+            self._process = fresh(given, self._variables, subprocess.DEVNULL)
         except BaseException:
             ours.close()
             os.close(self._life)
@@ -257,14 +246,11 @@ class Nursery:
         self._send_libraries()
 
     def _present(self) -> dict[str, str]:
-        return {**os.environ, **self.environment, "PYTHONUNBUFFERED": "1"}
+        return {**os.environ, **self.environment}
 
     def _send_libraries(self) -> None:
         for at in range(0, len(self.libraries), _NAMES):
             self._send({"do": "import", "names": self.libraries[at : at + _NAMES], "gpus": self._gpus})
-
-    def _reap(self, pid: int) -> None:
-        self._send({"do": "reap", "pid": pid})
 
     def _send(self, message: Mapping[str, object]) -> None:
         """Sends a message that has no answer. A nursery that is gone or does not read misses it."""

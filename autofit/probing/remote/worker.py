@@ -23,11 +23,10 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO
@@ -46,7 +45,6 @@ from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
 from autofit.failures.evidence import collect, scrub
 from autofit.gates.verdict import Checked, GateVerdict
-from autofit.memory.trace import Trace
 from autofit.probing.child_request import OTHER_VERSION
 from autofit.probing.frozen_heap import collect_as_usual
 from autofit.probing.local_bench import LocalBench
@@ -70,17 +68,20 @@ class Worker:
         self._held = ExitStack()
 
     def serve(self) -> None:
-        """Answers requests until `close` or the end of input."""
-        with self._held:
-            for line in self._requests:
-                request = json.loads(line)
-                try:
-                    done = self._answer(request)
-                except AutofitError as error:
-                    self._say("error", **describe_error(error))
-                    return
-                if done:
-                    return
+        """Answers requests until `close`, the end of input or an error, which it reports to the parent."""
+        with suppress(BrokenPipeError):  # the parent is gone
+            try:
+                with self._held:
+                    for line in self._requests:
+                        if self._answer(json.loads(line)):
+                            return
+            except AutofitError as error:
+                text = error.traceback_text if isinstance(error, UserCodeError) else ""
+                self._say("error", type=type(error).__name__, message=str(error), traceback=text)
+            except BaseException:  # outside the user's code: an internal error
+                trace = redacted(traceback.format_exc())
+                self._say("error", type="AutofitError", message=f"the probing process failed.\n{trace}")
+                raise
 
     def _answer(self, request: dict[str, Any]) -> bool:
         if request["do"] == "open":
@@ -88,19 +89,13 @@ class Worker:
                 self._open(request)
         elif request["do"] == "evaluate":
             assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
-            terms = RunTerms.model_validate(request["terms"])
-            plan, purpose = Plan.model_validate(request["plan"]), Purpose(request["purpose"])
-            outcome = self._evaluated(self._bench, plan, purpose, terms)
-            self._say("outcome", outcome=outcome.model_dump(mode="json"))
+            self._say("outcome", outcome=_evaluated(self._bench, request).model_dump(mode="json"))
         elif request["do"] == "check":
             assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
-            known = {name: GateVerdict.model_validate(each) for name, each in request["known"].items()}
-            checked = self._checked(self._bench, Plan.model_validate(request["plan"]), known)
-            self._say("checked", checked=checked.model_dump(mode="json"))
+            self._say("checked", checked=_checked(self._bench, request).model_dump(mode="json"))
         elif request["do"] == "trace":
             assert self._bench is not None, "open comes first"
-            asked = {name: request[name] for name in ("limit_s", "length") if request.get(name) is not None}
-            self._trace(partial(self._bench.trace, **asked), Plan.model_validate(request["plan"]))
+            self._say("trace", **_traced(self._bench, request))
         elif request["do"] == "fixed_parts":
             assert isinstance(self._bench, StandInBench), "open comes first, with a stand-in"
             self._say("fixed_parts", parts=[part.model_dump(mode="json") for part in self._bench.fixed_parts()])
@@ -110,33 +105,6 @@ class Worker:
             self._say("closed")
             return True
         return False
-
-    def _evaluated(self, bench: LocalBench, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
-        try:
-            with _exits_as_errors(f"with {plan}"):
-                return bench.evaluate(plan, purpose, terms)
-        except UserCodeError as error:
-            return Outcome(status=Status.USER_ERROR, reason=str(error), traceback_text=error.traceback_text)
-
-    def _checked(self, bench: LocalBench, plan: Plan, known: dict[str, GateVerdict]) -> Checked:
-        try:
-            with _exits_as_errors(f"in the check of {plan}"):
-                return bench.check(plan, known)
-        except UserCodeError as error:
-            return Checked(passed=False, checked=False, reason=str(error))
-
-    def _trace(self, tracer: Callable[[Plan], Trace], plan: Plan) -> None:
-        """Replies with the trace of a plan, or with the reason why there is none. This process keeps running."""
-        try:
-            with _exits_as_errors("in the trace"):
-                trace = tracer(plan)
-            self._say("trace", trace=trace.model_dump(mode="json"))
-        except UserCodeError as error:
-            self._say("trace", reason=str(error), where="in your code")
-        except Untraceable as error:
-            self._say("trace", reason=error.reason, where=error.where)
-        except SpaceError as error:
-            self._say("trace", reason=str(error), where="in preparing the plan")
 
     def _open(self, request: dict[str, Any]) -> None:
         self._beat("import")
@@ -152,13 +120,11 @@ class Worker:
         check_names(options)
         described = request.get("stand_in")
         if described is None:
-            wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
-            known = _known(request)
-            watch = self._held.enter_context(Watchdog(_clock(request.get("time_budget"))))
-            briefing = self._open_bench(workload, wanted, options, claims, known, watch)
+            self._open_bench(workload, request["device"] or arguments.get("device"), options, request)
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
-            briefing = self._bench.briefing
+        assert self._bench is not None, "one of the two is open"
+        briefing = self._bench.briefing
         unused = [name for name in _OF_THE_CALLER if name in arguments]
         if unused:
             note = f"{', '.join(unused)} from {request['target']} was ignored: pass it to the command instead"
@@ -168,16 +134,11 @@ class Worker:
         self._say("briefing", briefing=briefing.model_dump(mode="json"), **loaded)
 
     def _open_bench(
-        self,
-        workload: Workload,
-        device_name: str | None,
-        options: Options,
-        claims: bool,
-        known: Briefing | None,
-        watch: Watchdog,
-    ) -> Briefing:
+        self, workload: Workload, device_name: str | None, options: Options, request: dict[str, Any]
+    ) -> None:
+        known, watch = _known(request), self._held.enter_context(Watchdog(_clock(request.get("time_budget"))))
         device = devices.choose(device_name)
-        if claims:
+        if request.get("claims"):
             self._say("device", key=device.lock_key, name=f"{device.name()} ({device.type})")
             if not self._requests.readline():  # the parent waits until no other process uses the device
                 raise BrokenPipeError
@@ -185,7 +146,6 @@ class Worker:
             options = options.model_copy(update={"enforce": True})
         self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known)
         bench.__enter__()
-        return bench.briefing
 
     def _beat(self, phase: str) -> None:
         self._say("beat", phase=phase)
@@ -193,6 +153,39 @@ class Worker:
     def _say(self, kind: str, **content: object) -> None:
         self._replies.write(json.dumps({"kind": kind, **content}) + "\n")
         self._replies.flush()
+
+
+def _evaluated(bench: LocalBench, request: dict[str, Any]) -> Outcome:
+    plan, terms = Plan.model_validate(request["plan"]), RunTerms.model_validate(request["terms"])
+    try:
+        with _exits_as_errors(f"with {plan}"):
+            return bench.evaluate(plan, Purpose(request["purpose"]), terms)
+    except UserCodeError as error:
+        return Outcome(status=Status.USER_ERROR, reason=str(error), traceback_text=error.traceback_text)
+
+
+def _checked(bench: LocalBench, request: dict[str, Any]) -> Checked:
+    plan = Plan.model_validate(request["plan"])
+    known = {name: GateVerdict.model_validate(each) for name, each in request["known"].items()}
+    try:
+        with _exits_as_errors(f"in the check of {plan}"):
+            return bench.check(plan, known)
+    except UserCodeError as error:
+        return Checked(passed=False, checked=False, reason=str(error))
+
+
+def _traced(bench: LocalBench | StandInBench, request: dict[str, Any]) -> dict[str, object]:
+    """Returns the trace of a plan, or the reason why there is none. This process keeps running."""
+    more = {name: request[name] for name in ("limit_s", "length") if request.get(name) is not None}
+    try:
+        with _exits_as_errors("in the trace"):
+            return {"trace": bench.trace(Plan.model_validate(request["plan"]), **more).model_dump(mode="json")}
+    except UserCodeError as error:
+        return {"reason": str(error), "where": "in your code"}
+    except Untraceable as error:
+        return {"reason": error.reason, "where": error.where}
+    except SpaceError as error:
+        return {"reason": str(error), "where": "in preparing the plan"}
 
 
 def _known(request: dict[str, Any]) -> Briefing | None:
@@ -285,8 +278,10 @@ def installed_modules(target: str) -> list[str]:
     Args:
         target: what the user asked to open, such as `package.module:function`.
     """
-    package = target.partition(":")[0].partition(".")[0]
-    folders = _folders()
+    package, paths = target.partition(":")[0].partition(".")[0], sysconfig.get_paths()
+    installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed += [*site.getsitepackages(), site.getusersitepackages()]
+    folders = tuple(f"{Path(folder)}/" for folder in installed)
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -294,23 +289,6 @@ def installed_modules(target: str) -> list[str]:
         if isinstance(file, str) and top not in ("__main__", "__mp_main__", package) and file.startswith(folders):
             found.append(name)
     return found
-
-
-def _folders() -> tuple[str, ...]:
-    """Returns the folders of installed packages and of the standard library, each with a slash at its end."""
-    paths = sysconfig.get_paths()
-    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple(f"{Path(folder)}/" for folder in found)
-
-
-def describe_error(error: AutofitError) -> dict[str, str]:
-    """Returns what the parent needs to raise the error again."""
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": error.traceback_text if isinstance(error, UserCodeError) else "",
-    }
 
 
 def serve(read: int, write: int) -> None:
@@ -321,17 +299,4 @@ def serve(read: int, write: int) -> None:
     os.set_inheritable(read, False)
     os.set_inheritable(write, False)
     with os.fdopen(read, encoding="utf-8") as requests, os.fdopen(write, "w", encoding="utf-8") as replies:
-        worker = Worker(requests, replies)
-        _guarded(worker.serve, worker)
-
-
-def _guarded(serve: Callable[[], None], worker: Worker) -> None:
-    """Serves requests. Reports to the parent any error raised outside the user's code: it is an internal error."""
-    try:
-        serve()
-    except BrokenPipeError:
-        return
-    except BaseException:
-        trace = redacted(traceback.format_exc())
-        worker._say("error", type="AutofitError", message=f"the probing process failed.\n{trace}")
-        raise
+        Worker(requests, replies).serve()

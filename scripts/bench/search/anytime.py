@@ -24,7 +24,7 @@ from autofit import estimators
 from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S, Budget, Clock
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.search.tuning import Findings, Tuning
 from scripts.bench import files
 from scripts.bench.search import timelines

@@ -18,7 +18,7 @@ from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.search.event import Event
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.search.tuning import Findings, Tuning
 from autofit.searchers.base import Searcher
 from scripts.bench.search.cases import Case

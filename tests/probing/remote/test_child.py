@@ -118,7 +118,7 @@ def test_a_child_that_closes_its_pipe_and_lives_on_is_ended(start: Start) -> Non
 def test_a_child_that_is_dead_before_it_is_asked_is_a_crash(start: Start) -> None:
     child = start("pass")
     os.kill(child.process.pid, signal.SIGKILL)
-    child.process.wait()
+    child.process.wait(60)
     assert ending(child).status is Status.CRASHED
 
 
@@ -249,7 +249,7 @@ def test_is_alive_tells_the_living_from_the_dead(start: Start) -> None:
     child = start("say('outcome')")
     assert is_alive(child.process.pid)
     os.kill(child.process.pid, signal.SIGKILL)
-    child.process.wait()
+    child.process.wait(60)
     until = time.monotonic() + 10.0
     while is_alive(child.process.pid) and time.monotonic() < until:  # the nursery, its parent, has to fetch its status
         time.sleep(0.01)

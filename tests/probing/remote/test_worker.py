@@ -19,7 +19,7 @@ from autofit.core.outcome import Outcome
 from autofit.core.run_terms import OPEN
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import SURVEY, Target
-from autofit.probing.remote.worker import Worker, _guarded, options_of, workload_of
+from autofit.probing.remote.worker import Worker, options_of, workload_of
 from autofit.probing.watchdog import Watchdog
 from tests.probing import targets
 
@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         text = "".join(json.dumps(request) + "\n" for request in requests)
         said = io.StringIO()
         worker = Worker(io.StringIO(text), said)
-        _guarded(worker.serve, worker)
+        worker.serve()
         lines = [json.loads(line) for line in said.getvalue().splitlines()]
         return [line for line in lines if beats or line["kind"] != "beat"]
 
@@ -151,7 +151,7 @@ def test_an_error_of_our_own_is_said_as_that(run: Run, monkeypatch: pytest.Monke
     said = io.StringIO()
     worker = Worker(io.StringIO(json.dumps(opening()) + "\n"), said)
     with pytest.raises(RuntimeError):
-        _guarded(worker.serve, worker)
+        worker.serve()
     last = json.loads(said.getvalue().splitlines()[-1])
     assert last["type"] == "AutofitError"
     assert "the probing process failed" in last["message"]
@@ -164,7 +164,7 @@ def test_a_parent_that_is_gone_ends_it_quietly() -> None:
             raise BrokenPipeError
 
     worker = Worker(io.StringIO(json.dumps(opening()) + "\n"), Closed())
-    _guarded(worker.serve, worker)
+    worker.serve()
 
 
 def test_an_accelerators_limit_is_always_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.search.phases import run
+from autofit.search.search import run
 from scripts.bench.search.replay import TableBench, limited
 from scripts.bench.search.replay.table import Block, Entry, Table
 from scripts.bench.search.tables import record, synthetic

@@ -10,7 +10,7 @@ from autofit import estimators
 from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility import Feasibility
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.searchers.guided.gain_per_second import (
     EQUAL_RATIO,
     HOPEFUL_GAIN,

@@ -20,7 +20,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.feasibility import Feasibility
 from autofit.feasibility.surrogate import Belief
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.searchers.base import Searcher
 from autofit.searchers.guided.guided import Guided
 from autofit.searchers.guided.throughput import Throughput

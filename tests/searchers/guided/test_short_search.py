@@ -5,7 +5,7 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.strategies import compilation, linear_cross_entropy, optimizer_implementation, precision
 from scripts.bench.search.large import Choice, LargeBench
 from scripts.bench.search.simulated import Effect, space_of

@@ -2,7 +2,7 @@
 
 from autofit.core.knob import Knob
 from autofit.core.space import SearchSpace
-from autofit.search.phases import run
+from autofit.search.search import run
 from autofit.searchers.guided.throughput import LARGER, usual_plans
 from tests.fakes import OPTIMIZER, PRECISION, small_bench, space_of, tuning_of
 

@@ -1,4 +1,4 @@
-"""What a child answers is the record that was asked for, an outcome of its end, or the error that it reports."""
+"""What a child answers is the record that was asked for, or the error that it reports."""
 
 import math
 import sys
@@ -8,21 +8,16 @@ from pathlib import Path
 import pytest
 
 from autofit.core.errors import AutofitError, DevicePoisoned, UserCodeError
-from autofit.core.outcome import Status
-from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN
-from autofit.core.trial import Purpose
 from autofit.memory.trace import Kind, Trace
+from autofit.probing.remote.bench import asked, parsed
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
-from autofit.probing.remote.replies import asked, evaluated, parsed
 from tests.memory.traces import Script
 from tests.probing.remote.fake_worker import install, session
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 DEADLINES = Deadlines(first_s=60.0, progress_s=60.0, total_s=60.0, grace_s=10.0, exit_s=30.0)
-PLAN = Plan(values={"micro_batch_size": 8})
 Start = Callable[[str], Child]
 
 
@@ -68,30 +63,6 @@ def test_any_other_reply_is_raised_as_the_error_that_it_reports(
     assert type(caught.value) is kind
     assert getattr(caught.value, "traceback_text", None) == traceback_text
     assert session(child.process.pid) == []
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "status", "reason", "ended"),
-    [
-        ("say('outcome', outcome=dict(status='user error', reason=request['purpose']))", "user error", "proof", False),
-        ("say('outcome', outcome=dict(status='splendid')); time.sleep(100)", "crashed", "no valid outcome", True),
-        ("os._exit(3)", "crashed", "3", True),
-    ],
-)
-def test_a_plan_that_a_child_runs_has_an_outcome(
-    start: Start, behaviour: str, status: str, reason: str, ended: bool
-) -> None:
-    child = start(behaviour)
-    outcome = evaluated(child, PLAN, Purpose.PROOF, OPEN, math.inf, lambda phase: None)
-    assert outcome.status is Status(status)
-    assert reason in outcome.reason
-    assert child.ended is ended
-
-
-def test_a_plan_has_no_more_time_than_it_is_given(start: Start) -> None:
-    outcome = evaluated(start("time.sleep(100)"), PLAN, Purpose.PROBE, OPEN, 0.3, lambda phase: None)
-    assert outcome.status is Status.TIMED_OUT
-    assert "the limit that the time budget sets" in outcome.reason
 
 
 def test_a_record_in_a_reply_is_the_one_that_was_sent(start: Start) -> None:
