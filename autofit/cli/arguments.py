@@ -89,8 +89,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "--max-grad-norm": {"type": float, "metavar": "X", "help": "clip gradients to this L2 norm"},
     "--mode": {"choices": ("train", "inference"), "help": "train (default), or inference for the forward pass alone"},
-    "--arg": _REPEATED
-    | {
+    "--arg": {
+        **_REPEATED,
         "metavar": "NAME=VALUE",
         "help": "keyword argument for the function; VALUE is read as YAML. May be repeated",
     },
@@ -107,8 +107,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--device": {"metavar": "NAME", "help": "cuda, cuda:1, cpu (default: the best that is available)"},
     "--numerics": {"choices": ("exact", "mixed", "any"), "help": _NUMERICS},
     "--without": {"metavar": "A,B"},
-    "--set": _REPEATED
-    | {
+    "--set": {
+        **_REPEATED,
         "dest": "pinned",
         "metavar": "KNOB=VALUE",
         "help": "pin a knob: search only plans with this value, such as precision=bf16 or micro_batch_size=16. The "
@@ -129,8 +129,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
         "(default: .autofit/study.journal)",
     },
     "--force": {"action": "store_true", "help": "replace FILE even if autofit did not write it"},
-    "--track": _REPEATED
-    | {
+    "--track": {
+        **_REPEATED,
         "metavar": "NAME[:PLACE]",
         "help": "experiment tracker to log to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT], or one that another "
         "package adds. May be repeated. A tracker that fails never ends the search",

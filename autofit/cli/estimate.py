@@ -9,7 +9,7 @@ from autofit.cli import values
 from autofit.core.errors import NothingFits
 from autofit.core.printable import ascii_json
 from autofit.estimation.estimate import described, estimate_target
-from autofit.estimation.estimation import Estimation, draw
+from autofit.estimation.estimation import draw
 from autofit.estimation.page import render
 from autofit.probing.remote.bench import Target
 from autofit.reports import writing
@@ -22,7 +22,11 @@ def execute(given: argparse.Namespace) -> int:
     """Estimates the target and prints the result. Returns 3 if nothing fits."""
     if given.html is not None:
         writing.check_replaceable(given.html, force=given.force)
-    estimation = _estimated(_target(given), quiet=given.quiet, with_laws=given.html is not None)
+    try:
+        with _progress(shown=not given.quiet) as beat:
+            estimation = estimate_target(_target(given), beat, with_laws=given.html is not None)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; nothing was estimated or written") from None
     if given.html is not None:
         writing.write(writing.marked(render(estimation)), given.html, force=given.force)
     if given.json:
@@ -41,14 +45,6 @@ def _target(given: argparse.Namespace) -> Target:
         options=options,
         stand_in=described(given.device, options.memory_budget),
     )
-
-
-def _estimated(target: Target, *, quiet: bool, with_laws: bool) -> Estimation:
-    try:
-        with _progress(shown=not quiet) as beat:
-            return estimate_target(target, beat, with_laws=with_laws)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; nothing was estimated or written") from None
 
 
 @contextmanager

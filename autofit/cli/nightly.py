@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from autofit import strict_yaml
 from autofit.cli import values
-from autofit.cli.outcome import terminable
+from autofit.cli.outcome import say, terminable
 from autofit.cli.saving import check_output
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError
@@ -227,4 +227,4 @@ def _relative(target: str, folder: Path) -> str:
 
 def _say(line: str) -> None:
     """Prints a line on stderr. Problems are printed also with --quiet."""
-    print(f"autofit: {one_line(line)}", file=sys.stderr, flush=True)
+    say(one_line(line))

@@ -68,6 +68,11 @@ def _give_up_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def say(text: str) -> None:
+    """Prints a text on stderr, since stdout is for the result, or for the script that runs."""
+    print(f"autofit: {printable(text)}", file=sys.stderr, flush=True)
+
+
 def failure(code: int, kind: str, message: str, trace: str = "") -> str:
     """Returns the JSON document that `--json` prints when a command fails."""
     error = {"type": kind, "message": message, "traceback": trace, "exit_code": code}

@@ -5,9 +5,9 @@ import json
 import sys
 
 from autofit import exporters, planfile
+from autofit.cli.outcome import say
 from autofit.cli.saving import save_export
 from autofit.core.printable import ascii_json, printable
-from autofit.exporters.base import Export
 from autofit.reports import differences, sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
@@ -37,7 +37,7 @@ def diff(given: argparse.Namespace) -> int:
     elif given.output is None:
         print(printable(differences.to_text(*plans, names, Canvas.of(sys.stdout))))
     elif not given.quiet:
-        print(f"autofit: differences written to {printable(given.output)}", file=sys.stderr)
+        say(f"differences written to {given.output}")
     return 0
 
 
@@ -57,9 +57,9 @@ def report(given: argparse.Namespace) -> int:
         done = {"output": given.output, "format": kind, "headline": report.headline, "missing": report.missing}
         print(ascii_json(json.dumps(done, indent=2)))
     elif not given.quiet:
-        print(f"autofit: report written to {printable(given.output)}", file=sys.stderr)
+        say(f"report written to {given.output}")
         for part in report.missing:
-            print(f"autofit: not in the report: {part}", file=sys.stderr)
+            say(f"not in the report: {part}")
     return 0
 
 
@@ -76,13 +76,8 @@ def export(given: argparse.Namespace) -> int:
         print(ascii_json(json.dumps(document, indent=2)))
     elif given.output is None:
         print(printable(export.text), end="")
-    if not given.quiet:
-        for text in _remarks(export, given.to):
-            print(f"autofit: {printable(text)}", file=sys.stderr)
+    unmapped = [f"{given.to} cannot express {', '.join(export.unmapped)}"] if export.unmapped else []
+    to_do = [f"to do in your code: {line}" for line in export.by_hand.values()]
+    for text in [] if given.quiet else [*export.warnings, *to_do, *unmapped]:
+        say(text)
     return 0
-
-
-def _remarks(export: Export, target: str) -> list[str]:
-    """Returns what a person has to know beside the file."""
-    found = [*export.warnings, *(f"to do in your code: {line}" for line in export.by_hand.values())]
-    return [*found, f"{target} cannot express {', '.join(export.unmapped)}"] if export.unmapped else found

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from autofit.cli import values
-from autofit.cli.outcome import INTERRUPTED
+from autofit.cli.outcome import INTERRUPTED, say
 from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, UsageError, WorkloadError
-from autofit.core.printable import printable
 from autofit.core.units import parse_time
 from autofit.fit import Fit
 from autofit.integrations.observed_loop import ObservedLoop, ObservedWorkload, accelerate_precision
@@ -54,9 +53,9 @@ def execute(given: argparse.Namespace) -> int:
     if code or run.tuned or not run.loop.here:
         return code
     if not run.loop.searched:
-        run.say(f"{given.script} made no optimizer step in this process, so that nothing was tuned. {_LINES}")
+        say(f"{given.script} made no optimizer step in this process, so that nothing was tuned. {_LINES}")
     elif not given.quiet:
-        run.say(f"{given.script} calls autofit.tune itself: nothing else was tuned, and {given.output} is not written.")
+        say(f"{given.script} calls autofit.tune itself: nothing else was tuned, and {given.output} is not written.")
     return code
 
 
@@ -104,10 +103,6 @@ class _Run:
         self.tuned = True
         return self._answer
 
-    def say(self, text: str) -> None:
-        """Prints a note on stderr, since stdout is the script's."""
-        print(f"autofit: {printable(text)}", file=sys.stderr, flush=True)
-
     def _on_step(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         if self.begin() is None:
             return
@@ -119,7 +114,7 @@ class _Run:
             lines = _lines(observed, self._given.output)
             return observed.tune(self.arguments)
 
-        self._answer(find, lambda fit: self.say(lines) if fit.plan != fit.baseline.plan else None, "")
+        self._answer(find, lambda fit: say(lines) if fit.plan != fit.baseline.plan else None, "")
 
     def _answer(self, find: Callable[[], Fit], apply: Callable[[Fit], None], applied: str = _APPLIED) -> None:
         """Tunes; saves and shows what was found; and applies it. The script continues unless it must not train."""
@@ -134,20 +129,20 @@ class _Run:
         except Exception as error:  # noqa: BLE001  # whatever fails, the script need not
             kind = "" if isinstance(error, AutofitError) else f"internal error, {type(error).__name__}: "
             advice = _LINES if type(error) in (UsageError, WorkloadError) else "The script continues as it is."
-            return self.say(f"{self._given.script} was not tuned: {kind}{error}\n{advice}")
+            return say(f"{self._given.script} was not tuned: {kind}{error}\n{advice}")
         self._show(fit.answer)
         try:
             apply(fit)
         except AutofitError as error:
-            return self.say(f"the plan was not applied: {error}")
-        return self.say(applied) if applied else None
+            return say(f"the plan was not applied: {error}")
+        return say(applied) if applied else None
 
     def _show(self, found: Answer) -> None:
         given = self._given
         unsaved = save_plan(found, given.output, force=given.force)
         print(brief(found, Canvas.of(sys.stderr), given.output), file=sys.stderr)
         if unsaved or not given.quiet:
-            self.say(unsaved or f"plan written to {given.output}")
+            say(unsaved or f"plan written to {given.output}")
 
 
 def _lines(observed: ObservedWorkload, plan_file: str) -> str:

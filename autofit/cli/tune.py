@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autofit import locks
 from autofit.cli import values
-from autofit.cli.outcome import INTERRUPTED, terminable
+from autofit.cli.outcome import INTERRUPTED, say, terminable
 from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
 from autofit.core.briefing import Options
@@ -17,7 +17,7 @@ from autofit.core.budget import Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
-from autofit.core.printable import ascii_json, printable
+from autofit.core.printable import ascii_json
 from autofit.core.units import parse_time
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
@@ -52,13 +52,12 @@ def execute(given: argparse.Namespace) -> int:
     else:
         print(brief(answer, Canvas.of(sys.stdout), given.output))
     if unsaved:  # on stderr, since the result above is the only document on stdout
-        print(f"autofit: {printable(unsaved)}", file=sys.stderr)
+        say(unsaved)
         return PlanFileError.exit_code
     if not (given.json or given.quiet):
-        print(f"autofit: plan written to {printable(given.output)}", file=sys.stderr)
+        say(f"plan written to {given.output}")
     if interrupted:
-        text = "interrupted; the plan is the best so far, and the same command resumes from the trials in the study"
-        print(f"autofit: {text}", file=sys.stderr)
+        say("interrupted; the plan is the best so far, and the same command resumes from the trials in the study")
     return INTERRUPTED if interrupted else 0
 
 
@@ -83,7 +82,9 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
     track = () if target.evaluation else given.track
     with (
         terminable("the same command resumes from the trials in the study"),
-        following(track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
+        following(
+            track, warn=lambda text: say(f"warning: {text}"), attach=attached, time_s=request.time_s
+        ) as followers,
         ExitStack() as held,
     ):
         watch = held.enter_context(Watchdog(clock))
@@ -131,11 +132,6 @@ def _request(given: argparse.Namespace) -> Request:
         title=given.target,
         command=command_line(given.words),
     )
-
-
-def _warn(text: str) -> None:
-    """Prints a warning, also with --quiet."""
-    print(f"autofit: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _log(study: str | Path | None) -> Path | None:

@@ -89,24 +89,19 @@ def pins(pairs: list[str]) -> dict[str, KnobValue]:
 
 
 def _assigned(flag: str, pairs: list[str], example: str) -> dict[str, Any]:
+    """Returns the values by name. They must be representable as JSON, because they are sent to the child process."""
     found: dict[str, Any] = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
+        name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
             raise UsageError(f"{flag} {pair!r} is not of the form NAME=VALUE. Write, for example, {flag} {example}.")
-        found[name] = _value(flag, pair, value)
+        try:
+            found[name] = yaml.safe_load(text)
+            json.dumps(found[name])
+        except (yaml.YAMLError, TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError) as error:
+            problem = str(error).partition("\n")[0]
+            raise UsageError(
+                f"the value of {flag} {pair!r} cannot be read: {problem}. Expected a number, true, false, a string or "
+                "a list, in YAML. Quote a string that YAML reads as something else, as in --arg 'day=\"2026-01-31\"'."
+            ) from None
     return found
-
-
-def _value(flag: str, pair: str, text: str) -> Any:
-    """Returns the value of an `--arg`. It must be representable as JSON, because it is sent to the child process."""
-    try:
-        value = yaml.safe_load(text)
-        json.dumps(value)
-    except (yaml.YAMLError, TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError) as error:
-        problem = str(error).partition("\n")[0]
-        raise UsageError(
-            f"the value of {flag} {pair!r} cannot be read: {problem}. Expected a number, true, false, a string or a "
-            "list, in YAML. Quote a string that YAML reads as something else, as in --arg 'day=\"2026-01-31\"'."
-        ) from None
-    return value

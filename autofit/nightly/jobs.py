@@ -108,11 +108,7 @@ def _memory(given: Any) -> Any:
 
 
 def _text(given: str) -> str:
-    try:
-        unusable = "\0" in given or not given.encode().strip()
-    except UnicodeEncodeError:
-        unusable = True
-    if unusable:
+    if "\0" in given or not given.strip() or any("\ud800" <= letter <= "\udfff" for letter in given):
         raise expected("a non-empty text without NUL or unpaired surrogates")
     return given
 

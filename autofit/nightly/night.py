@@ -74,9 +74,9 @@ class NightOptions:
 def run_night(jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened) -> NightResult:
     """Checks the jobs, one after the other, and returns the result of the night.
 
-    The record of a job is in the history before the next job begins; while the history cannot be written, each record
-    is tried again with the next one. An interrupt ends the running job, keeps what has
-    a verdict, and leaves the night unfinished, so that the next call continues it.
+    The record of a job is in the history before the next job begins; one that cannot be written is tried again with the
+    next one. An interrupt ends the running job, keeps what has a verdict, and leaves the night unfinished, so that the
+    next call continues it.
 
     Raises:
         Busy: another night over all jobs runs. Nights over named jobs may run beside it; each job is checked by one.

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from autofit.terminal import wrapped
 
 History = Mapping[str, Sequence[NightRecord]]
 """All records of each job, oldest first."""
-SCHEMA = "autofit.nightly/1"
 SCHEMA_FILE = Path(__file__).parent / "nightly.schema.json"
 """The published JSON Schema, made by `schema_text`."""
 MOST_LETTERS = 60_000
@@ -96,7 +96,7 @@ def to_json(night: NightResult) -> str:
     Numbers that JSON does not have are null, and unpaired surrogates are "?".
     """
     text = json.dumps(night.model_dump(mode="json", by_alias=True))
-    document = {"schema": SCHEMA, **json.loads(text, parse_constant=lambda name: None)}
+    document = json.loads(text, parse_constant=lambda name: None)
     return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="replace").decode() + "\n"
 
 
@@ -110,8 +110,6 @@ def schema_text() -> str:
     for about in [schema, *schema["$defs"].values()]:
         if "properties" in about:  # a document has all fields, those with a default too
             about["required"] = list(about["properties"])
-    schema["properties"] = {"schema": {"const": SCHEMA, "title": "Schema", "type": "string"}, **schema["properties"]}
-    schema["required"] = ["schema", *schema["required"]]
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
@@ -232,12 +230,9 @@ def _sections(night: NightResult, history: History) -> Iterator[_Section]:
 
 
 def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Section:
-    verdict, nights = record.verdict, 0
-    for one in reversed(records):
-        if one.verdict.kind is not verdict.kind:
-            break
-        first, nights = one, nights + 1
-    lasting = [f"the same verdict for {nights:,} nights, since {moment(first.night)}"] if nights > 1 else []
+    verdict = record.verdict
+    same = list(takewhile(lambda one: one.verdict.kind is verdict.kind, reversed(records)))
+    lasting = [f"the same verdict for {len(same):,} nights, since {moment(same[-1].night)}"] if len(same) > 1 else []
     changed = [f"changed since the last steady night: {text}" for text in verdict.changed]
     items = [*lasting, *evidence(record), *_some(changed), *_some(record.notes)]
     return f"{shortened(record.job, _NAME)}: {verdict.kind.value}", verdict.reason, items

@@ -195,10 +195,11 @@ class NightRecord(_NightPart):
     notes: tuple[str, ...] = ()
 
 
-class NightResult(BaseModel):
+class NightResult(_NightPart):
     """The result of a night, for its outputs and its exit code.
 
     Attributes:
+        schema_name: the schema and version of the result.
         night: identifier of the night: the UTC time at which it began, in ISO 8601.
         records: one record for each job that was checked, in the order in which they were checked. A continued night
             has those of its earlier processes first.
@@ -208,8 +209,7 @@ class NightResult(BaseModel):
         exit_code: exit code of the command line.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+    schema_name: Literal["autofit.nightly/1"] = Field(default="autofit.nightly/1", alias="schema")
     night: str
     records: tuple[NightRecord, ...] = ()
     problems: tuple[str, ...] = ()

@@ -100,12 +100,13 @@ class SearchState:
     def live(self, width: int) -> str:
         """Returns the line that is redrawn: phase, trials, memory, the answer so far, time left."""
         trials = "1 trial" if self._trials == 1 else f"{self._trials} trials"
+        time = self._time_text()
         parts: dict[str, Forms] = {
             "phase": self._phase_forms(),
             "trials": (trials, str(self._trials), "") if self._trials or self._phase != "survey" else ("",),
             "now": self._now_forms(),
             "bar": (bar(self._share(), self._blocks), ""),
-            "end": self._end_forms(),
+            "end": tuple(f"{each}, {time}" for each in self._answer_forms()) or (time,),
         }
         return fitted(parts, width)
 
@@ -119,25 +120,17 @@ class SearchState:
         return lambda width: [cut(line, width) for line in wrapped(text, width, "autofit: ", " " * 9)]
 
     def _finished(self, trial: Trial, *, is_proof: bool) -> Callable[[int], list[str]]:
-        self._running = None
-        measurement = trial.outcome.measurement if trial.outcome.measured else None
-        is_best = measurement is not None and not is_proof and self._learn(trial.plan, measurement)
+        self._running, is_best, ratio = None, False, None
+        found = trial.outcome.measurement if trial.outcome.measured else None
         # A proof is not compared: probes and proofs are different runs, and the race has decided by then.
-        ratio = None if measurement is None or is_proof else self._ratio(measurement)
+        if found is not None and not is_proof:
+            score, baseline = self._against.objective.score, self._against.baseline
+            is_best = trial.plan != baseline and all(score(found) > score(each) for each in self._measured.values())
+            self._measured[trial.plan.key] = found
+            reference = None if baseline is None else self._measured.get(baseline.key)
+            ratio = None if reference is None else score(found) / score(reference)
         name = "proof" if is_proof else str(self._trials)
         return lambda width: self._rows.lines(trial, name, ratio, is_best, width)
-
-    def _learn(self, plan: Plan, measurement: Measurement) -> bool:
-        """Learns from the probe of a plan, and returns whether it is the fastest so far and not the baseline."""
-        score = self._against.objective.score
-        is_fastest = all(score(measurement) > score(each) for each in self._measured.values())
-        self._measured[plan.key] = measurement
-        return is_fastest and plan != self._against.baseline
-
-    def _ratio(self, measurement: Measurement) -> float | None:
-        score, plan = self._against.objective.score, self._against.baseline
-        baseline = None if plan is None else self._measured.get(plan.key)
-        return None if baseline is None else score(measurement) / score(baseline)
 
     def _phase_forms(self) -> Forms:
         if self._against.doing() == WAITING:
@@ -146,11 +139,6 @@ class SearchState:
         if not detail and self._running is None:
             detail = _DOING.get(self._against.doing(), "")
         return (f"{self._phase}: {detail}", self._phase) if detail else (self._phase, self._phase)
-
-    def _end_forms(self) -> Forms:
-        """Returns the answer so far and the time left."""
-        time = self._time_text()
-        return tuple(f"{each}, {time}" for each in self._answer_forms()) or (time,)
 
     def _answer_forms(self) -> Forms:
         """Returns the throughput of the answer over the baseline; that of the race, with its interval, once it has one.

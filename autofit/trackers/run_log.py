@@ -53,7 +53,9 @@ class RunLog:
     def __call__(self, event: Event) -> None:
         """Logs one event."""
         if event.asked is not None:
-            self._open(event.asked)
+            self._objective, self._baseline = event.asked.objective, event.asked.baseline
+            self._opened = True
+            self._tracker.open(event.asked.title, parameters_of(event.asked))
         elif event.kind in ("trial", "proof") and event.trial is not None:
             self._log_trial(event.kind, event.trial)
         elif event.result is not None:
@@ -64,11 +66,6 @@ class RunLog:
         if self._opened:
             self._opened = False
             self._tracker.close(self._ending)
-
-    def _open(self, asked: SearchEvidence) -> None:
-        self._objective, self._baseline = asked.objective, asked.baseline
-        self._opened = True
-        self._tracker.open(asked.title, parameters_of(asked))
 
     def _log_trial(self, kind: str, trial: Trial) -> None:
         self._steps += 1
@@ -84,7 +81,8 @@ class RunLog:
 
     def _conclude(self, result: SearchResult) -> None:
         r, evidence = result.answer, result.evidence
-        self._ending = _ending_of(r)
+        interrupted = r is not None and r.stopped.startswith(STOPPED_BY_USER)
+        self._ending = Ending.FAILED if r is None else Ending.INTERRUPTED if interrupted else Ending.FINISHED
         counts = Counter(t.outcome.status.value for t in result.trials)
         metrics: dict[str, float | None] = {"result/trials": len(result.trials)}
         metrics |= {f"result/trials_{status.replace(' ', '_')}": count for status, count in counts.items()}
@@ -137,12 +135,6 @@ def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
     found |= {f"setting.{name}": setting for name, setting in environment.settings.items()}
     found |= {f"baseline.{knob}": value for knob, value in asked.baseline.values.items()}
     return {one_line(name): _value(value) for name, value in found.items() if value is not None}
-
-
-def _ending_of(answer: Answer | None) -> Ending:
-    if answer is None:
-        return Ending.FAILED
-    return Ending.INTERRUPTED if answer.stopped.startswith(STOPPED_BY_USER) else Ending.FINISHED
 
 
 def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) -> dict[str, Value | None]:

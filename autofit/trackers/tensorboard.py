@@ -7,7 +7,7 @@ parameters are the run's hyperparameters (tab "HParams"). Files are written into
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -43,27 +43,23 @@ class TensorBoard(Tracker):
         file = (self._folder / f"events.out.tfevents.{int(time.time())}.autofit.{os.getpid()}").open("wb")
         self._writer = _module("tensorboard.summary.writer.record_writer").RecordWriter(file)
         self._write(file_version=FILE_VERSION)
-        self._add(_module("tensorboard.plugins.hparams.summary_v2").hparams_pb(dict(parameters)), 0)
+        hparams = _module("tensorboard.plugins.hparams.summary_v2").hparams_pb(dict(parameters))
+        self._write(step=0, summary=hparams)
 
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Writes scalars and texts."""
-        values = [*_scalars(metrics), *(_text(name, _escaped(text)) for name, text in texts.items())]
-        self._add(_summary(values), step)
+        self._write(step=step, summary=_summary(metrics, texts))
 
     def conclude(self, conclusion: Conclusion) -> None:
         """Writes the final figures and texts, and the files."""
-        texts = [_text(name, _escaped(text)) for name, text in conclusion.texts.items()]
-        self._add(_summary([*_scalars(conclusion.metrics), *texts]), 0)
+        self.log(0, conclusion.metrics, conclusion.texts)
         for name, text in conclusion.documents.items():
             (self._folder / name).write_text(text, encoding="utf-8")
 
     def close(self, ending: Ending) -> None:
         """Writes how the search ended, and closes the file."""
-        self._add(_summary([_text("result/ending", ending.value)]), 0)
+        self.log(0, {}, {"result/ending": ending.value})
         self._writer.close()
-
-    def _add(self, summary: Any, step: int) -> None:
-        self._write(step=step, summary=summary)
 
     def _write(self, **fields: Any) -> None:
         """Writes one event at once, so that a running TensorBoard shows it."""
@@ -93,13 +89,10 @@ def _new_folder(parent: Path, title: str) -> Path:
             return folder
 
 
-def _summary(values: Iterable[Any]) -> Any:
-    return _module("tensorboard.compat.proto.summary_pb2").Summary(value=list(values))
-
-
-def _scalars(metrics: Mapping[str, float]) -> list[Any]:
-    value = _module("tensorboard.compat.proto.summary_pb2").Summary.Value
-    return [value(tag=name, simple_value=figure) for name, figure in metrics.items()]
+def _summary(metrics: Mapping[str, float], texts: Mapping[str, str]) -> Any:
+    proto = _module("tensorboard.compat.proto.summary_pb2")
+    scalars = [proto.Summary.Value(tag=name, simple_value=figure) for name, figure in metrics.items()]
+    return proto.Summary(value=[*scalars, *(_text(name, _escaped(text)) for name, text in texts.items())])
 
 
 def _text(tag: str, markdown: str) -> Any:

@@ -1,14 +1,18 @@
-"""A night over simulated jobs: order, budgets, failures that stop no other job, kills, exit codes and the command."""
+"""A night over simulated jobs: order, budgets, failures that stop no other job, exit codes; and on a Ray cluster."""
 
+import json
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autofit import locks
+from autofit import locks, planfile
 from autofit.core import errors
 from autofit.core.errors import (
     AutofitError,
@@ -22,11 +26,15 @@ from autofit.core.errors import (
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.nightly.night import WORST_FIRST, FailOn, code_of, notify, worst
+from autofit.nightly.history import History
+from autofit.nightly.jobs import JobsFile, read_jobs
+from autofit.nightly.night import WORST_FIRST, FailOn, NightOptions, code_of, notify, run_on_ray, worst
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
 from autofit.nightly.schedule import scheduled
+from tests.cli.processes import TARGETS
 from tests.fakes import always
 from tests.nightly.benches import faster
+from tests.nightly.history_samples import jobs_file
 from tests.nightly.nights import MachineRoom, stop_at
 
 
@@ -373,3 +381,63 @@ def test_while_the_history_cannot_be_written_the_night_goes_on_and_says_so(room:
     assert result.exit_code == StudyError.exit_code
     assert "not in the history: the records of b. the study at sqlite:///" in result.notes[0]
     assert [len(room.records(name)) for name in "ab"] == [2, 1]
+
+
+def test_without_ray_the_command_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    jobs = read_jobs(jobs_file(tmp_path, "jobs:\n  - {name: a, workload: a.py, plan: a.yaml}\n"))
+    with pytest.raises(UsageError, match=r"found no Ray; .* pip install 'torch-autofit\[ray\]'"):
+        run_on_ray(jobs, NightOptions())
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """Two machines of a local cluster, each with one processor and one GPU in name."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster  # noqa: PLC0415
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
+    made.machines = [made.add_node(num_cpus=1, num_gpus=1) for _ in range(2)]
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def file_of(folder: Path, *jobs: dict[str, Any]) -> JobsFile:
+    defaults = {"device": "cpu", "memory": "64MiB", "strategies": ["batching"], "time": "20s"}
+    path = folder / "jobs.yaml"
+    path.write_text(json.dumps({"schema": "autofit.jobs/1", "defaults": defaults, "jobs": jobs}))
+    return read_jobs(path)
+
+
+@pytest.mark.slow
+@pytest.mark.leaves("Ray keeps threads and descriptors until the process ends")
+def test_each_job_is_a_task_and_a_job_whose_machine_is_killed_is_checked_on_the_other(
+    cluster: Any, tmp_path: Path
+) -> None:
+    marker = tmp_path / "opened"
+    jobs = file_of(
+        tmp_path,
+        *({"name": name, "workload": f"{TARGETS}:make_slow", "plan": f"{name}.yaml", "args": {"marker": str(marker)}}
+          for name in "ab"),
+        {"name": "bad", "workload": f"{TARGETS}:make_failing", "plan": "bad.yaml", "gpus": 0},
+    )  # fmt: skip
+
+    def kill() -> None:
+        while not marker.exists():
+            time.sleep(0.05)
+        cluster.remove_node(cluster.machines[0], allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    said = list[str]()
+    result = run_on_ray(jobs, NightOptions(say=said.append))
+    killer.join()
+    assert {record.job: record.verdict.kind.value for record in result.records} == {
+        "a": "cannot compare", "b": "cannot compare", "bad": "error",
+    }, said  # fmt: skip
+    assert (result.exit_code, result.unchecked) == (5, {})
+    for name in "ab":
+        assert planfile.load(tmp_path / f"{name}.yaml").environment.device_type == "cpu"
+        assert len(History(jobs.history, jobs.mark).of_job(name)) == 1
