@@ -1,10 +1,11 @@
-"""LargestBatches: finds the largest micro batches that fit, by tracing one plan after another.
+"""LargestBatches: finds for each choice the largest micro batch that fits, by tracing one plan after another.
 
-Root finding: finds with few evaluations where an approximately linear quantity crosses a limit.
+Choices are the knob values whose memory an estimate looks at, from what the knobs say of themselves. Root finding finds
+with few evaluations where an approximately linear quantity crosses a limit.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,15 +13,61 @@ from autofit.core.account import Account
 from autofit.core.briefing import Briefing
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.knob import Knob
-from autofit.core.plan import MICRO_BATCH_SIZE, Plan
+from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.space import SearchSpace, divisors
 from autofit.core.work import StepWork
-from autofit.estimation.choices import Choice, choices, traded
 from autofit.estimation.records import EstimatedPlan, Need, Row
 from autofit.estimators import Traced, Tracer, samples_per_s
 from autofit.memory.breakdown import Breakdown
 from autofit.memory.roofline import in_precision
 from autofit.memory.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One knob's value beside the baseline's values of all other knobs.
+
+    Attributes:
+        knob: name of the knob; "" for the baseline where no knob changes the memory per sample.
+        value: value of the knob.
+        is_baseline: whether the value is the baseline's.
+        same_memory: whether the value has the memory per sample of the baseline's.
+    """
+
+    knob: str = ""
+    value: KnobValue = ""
+    is_baseline: bool = True
+    same_memory: bool = True
+
+    def of(self, baseline: Plan) -> Plan:
+        """Returns the combination of this choice."""
+        return baseline.combination.replace(**{self.knob: self.value}) if self.knob else baseline.combination
+
+
+def choices(knobs: Sequence[Knob]) -> tuple[Choice, ...]:
+    """Returns the values to look at, one knob at a time. The baseline is among them once."""
+    return tuple(_choices(knobs)) or (Choice(),)
+
+
+def _choices(knobs: Sequence[Knob]) -> Iterator[Choice]:
+    gradual, first = traded(knobs), True
+    for knob in knobs:
+        if knob is gradual or all(_is_same(knob, value) for value in knob.values):
+            continue
+        for value in knob.values:
+            if first or not same_value(value, knob.default):
+                yield Choice(knob.name, value, same_value(value, knob.default), _is_same(knob, value))
+        first = False
+
+
+def traded(knobs: Iterable[Knob]) -> Knob | None:
+    """Returns the knob of which an estimate finds the smallest value that suffices: the first that trades memory."""
+    return next((knob for knob in knobs if knob.trades_memory is not None), None)
+
+
+def _is_same(knob: Knob, value: KnobValue) -> bool:
+    return any(same_value(value, each) for each in (knob.default, *knob.same_memory))
+
 
 _PATIENCE = 9
 """Number of evaluations after which bisection replaces linear interpolation, which has then failed."""

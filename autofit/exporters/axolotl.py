@@ -6,7 +6,7 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, adamw_fields, checkpointing_fields, dataloader_fields, optimizer_name
+from autofit.exporters.plan_facts import Settings, adamw_fields, checkpointing_fields, optimizer_name, worker_settings
 from autofit.strict_yaml import dump
 
 _NONE: Settings = {"gradient_checkpointing": False}
@@ -70,7 +70,8 @@ class Axolotl(Exporter):
 
     def loading(self, answer: Answer) -> Settings:
         """Returns the keys of the loader's worker processes, if they were chosen."""
-        return dataloader_fields(answer)
+        workers = worker_settings(answer)
+        return {f"dataloader_{name}": value for name, value in workers.items() if name != "persistent_workers"}
 
     def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the YAML text."""

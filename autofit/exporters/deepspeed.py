@@ -55,9 +55,6 @@ class DeepSpeed(Exporter):
             "half": "torch._functorch.config.activation_memory_budget = 0.5, before the model is compiled",
             "fifth": "torch._functorch.config.activation_memory_budget = 0.2, before the model is compiled",
         },
-        "attention": {
-            "sdpa": 'load the model with attn_implementation="sdpa"',
-        },
     }
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:

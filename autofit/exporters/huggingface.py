@@ -16,10 +16,9 @@ from autofit.exporters.plan_facts import (
     benchmark_line,
     blocks_in_words,
     checkpointing_fields,
-    chosen_loading,
-    dataloader_fields,
     is_inference,
     padding_line,
+    worker_settings,
 )
 from autofit.strict_yaml import dump
 
@@ -115,9 +114,7 @@ class HuggingFace(Exporter):
 
     def loading(self, answer: Answer) -> Settings:
         """Returns the fields of the loader's worker processes, if they were chosen."""
-        loading = chosen_loading(answer)
-        lasting = {} if loading is None else {"dataloader_persistent_workers": loading.persistent_workers}
-        return {**dataloader_fields(answer), **lasting}
+        return {f"dataloader_{name}": value for name, value in worker_settings(answer).items()}
 
     def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the YAML text, with comments."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from autofit.core.answer import Answer
 from autofit.core.block_order import read_order, written_order
-from autofit.core.loading import Loading
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue
 from autofit.workloads.micro_batch_weights import Weighing
 
@@ -75,37 +74,23 @@ def blocks_in_words(order: Sequence[int], count: int) -> str:
     return f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
 
 
-def chosen_loading(answer: Answer) -> Loading | None:
-    """Returns how the loader is to be built, if its workers were chosen by measurement and differ from the user's."""
+def worker_settings(answer: Answer) -> dict[str, object]:
+    """Returns the settings of the DataLoader's worker processes; {} if they were not chosen by measurement."""
     loading = answer.proof.loading
-    return None if loading is None or loading.kept or not loading.workers else loading
-
-
-def dataloader_fields(answer: Answer) -> dict[str, object]:
-    """Returns the fields of the loader's worker processes that Hugging Face made common; {} if they were not chosen."""
-    loading = chosen_loading(answer)
-    if loading is None:
+    if loading is None or loading.kept or not loading.workers:
         return {}
-    pinned = {} if loading.pin_memory is None else {"dataloader_pin_memory": loading.pin_memory}
-    return {
-        "dataloader_num_workers": loading.workers,
-        "dataloader_prefetch_factor": loading.prefetch_factor,
-        **pinned,
-    }
-
-
-def worker_arguments(answer: Answer) -> list[str]:
-    """Returns the arguments of the DataLoader's worker processes, if they were chosen."""
-    loading = chosen_loading(answer)
-    if loading is None:
-        return []
-    given = {
+    settings = {
         "num_workers": loading.workers,
         "pin_memory": loading.pin_memory,
         "persistent_workers": loading.persistent_workers or None,
         "prefetch_factor": loading.prefetch_factor,
     }
-    return [f"{name}={value}" for name, value in given.items() if value is not None]
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def worker_arguments(answer: Answer) -> list[str]:
+    """Returns the arguments of the DataLoader's worker processes, if they were chosen."""
+    return [f"{name}={value}" for name, value in worker_settings(answer).items()]
 
 
 def loader_comment(answer: Answer) -> str:
@@ -159,6 +144,7 @@ def code_lines(answer: Answer) -> dict[str, str]:
     lines = {
         MICRO_BATCH_SIZE: loader_line(answer),
         "precision": _TF32 if values.get("precision") == "tf32" else None,
+        "attention": 'load the model with attn_implementation="sdpa"' if values.get("attention") == "sdpa" else None,
         "cudnn_benchmark": benchmark_line(answer),
         "padding_multiple": padding_line(answer),
         "memory_format": _LAYOUTS.get(values.get("memory_format", "")),

@@ -144,12 +144,9 @@ def _distinct(candidates: Sequence[Candidate], shown: Sequence[Plan]) -> list[Ca
     """Returns the candidates without those that are nearly equal to an earlier one or to a plan that is shown."""
     seen, found = list(shown), []
     for candidate in candidates:
-        if not any(_nearly_equal(candidate.plan, plan) for plan in seen):
+        near = (plan for plan in seen if plan.combination == candidate.plan.combination)
+        sizes = (sorted((plan.micro_batch_size, candidate.plan.micro_batch_size)) for plan in near)
+        if not any(large < _NEAR_RATIO * small for small, large in sizes):
             found.append(candidate)
             seen.append(candidate.plan)
     return found
-
-
-def _nearly_equal(one: Plan, other: Plan) -> bool:
-    small, large = sorted((one.micro_batch_size, other.micro_batch_size))
-    return one.combination == other.combination and large < _NEAR_RATIO * small

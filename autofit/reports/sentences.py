@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from autofit.core.answer import Answer, Ratio
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
 from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
@@ -161,26 +160,19 @@ def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) ->
     """Returns that there is no answer, the cause, and how the runs of the plans ended."""
     if evidence is None:
         return f"No answer is known: {_UNKNOWN}. Make a report of its plan file instead."
-    baseline = _latest(trials, evidence.baseline)
-    ended = "" if baseline is None else f" The baseline, {_batch(baseline.plan)}, {_ended(baseline, trials)}."
+    plan, ended = evidence.baseline, ""
+    ran = [each for each in trials if each.plan == plan and each.outcome.status is not Status.SKIPPED]
+    if ran:
+        steps = f" x {plan.accumulation_steps:,}" if plan.accumulation_steps > 1 else ""
+        ended = f" The baseline, micro batch {plan.micro_batch_size:,}{steps}, {_ended(ran[-1], ran)}."
     return f"No plan is recommended: {cause(evidence, trials)}.{ended}"
 
 
-def _latest(trials: Iterable[Trial], plan: Plan) -> Trial | None:
-    """Returns the last trial of a plan that ran."""
-    ran = [each for each in trials if each.plan == plan and each.outcome.status is not Status.SKIPPED]
-    return ran[-1] if ran else None
-
-
-def _batch(plan: Plan) -> str:
-    steps = plan.accumulation_steps
-    return f"micro batch {plan.micro_batch_size:,}" + (f" x {steps:,}" if steps > 1 else "")
-
-
 def _ended(trial: Trial, trials: Iterable[Trial]) -> str:
+    """Returns how the last of the trials of a plan ended."""
     status = trial.outcome.status
     ended = _ENDINGS.get(status, f"was not completed ({status.value})")
-    ran = any(each.plan == trial.plan and each.outcome.measured for each in trials)
+    ran = any(each.outcome.measured for each in trials)
     if trial.purpose is Purpose.PROBE or status is Status.MEASURED or not ran:
         return ended
     return f"was measured, but its {'proof' if trial.purpose is Purpose.PROOF else 'run in the race'} {ended}"

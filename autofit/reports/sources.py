@@ -129,7 +129,9 @@ def of_study(location: str | Path, name: str | None = None) -> Source:
     """
     chosen = _chosen(studies_of.read_studies(location), location, name)
     newest = chosen.trials[-1].start
-    evidence = _latest(chosen)
+    # The last search: its end, or its beginning if it did not end.
+    known = [each for note in (OPENED, CLOSED) if (each := evidence_in(chosen.notes, note)) is not None]
+    evidence = max(known, key=lambda each: (each.began, bool(each.stopped or each.failure)), default=None)
     missing = "" if evidence is not None else "the study does not have them"
     if evidence is not None and not evidence.stopped and not evidence.failure:
         missing = "the search did not end: it was stopped, its process died, or it still runs"
@@ -162,12 +164,6 @@ def _chosen(studies: Sequence["ReadStudy"], location: str | Path, name: str | No
     if not tried:
         raise StudyError(f"{_shown(location)} has no finished trial; expected at least one. Run `autofit tune` first.")
     return max(tried, key=lambda study: study.trials[-1].start.started)
-
-
-def _latest(study: "ReadStudy") -> SearchEvidence | None:
-    """Returns the evidence of the last search: of its end, or of its beginning if it did not end."""
-    found = [each for name in (OPENED, CLOSED) if (each := evidence_in(study.notes, name)) is not None]
-    return max(found, key=lambda each: (each.began, bool(each.stopped or each.failure)), default=None)
 
 
 def _trials(

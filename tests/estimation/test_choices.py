@@ -2,9 +2,9 @@
 
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
-from autofit.estimation.choices import choices, traded
 from autofit.estimation.estimate import estimate
 from autofit.estimation.estimation import Estimation, draw
+from autofit.estimation.largest_batches import choices, traded
 from autofit.memory.trace import Trace
 from tests.estimation.traces import CHECKPOINTED, MIB, PRECISION, briefing, enlarged, peak_of
 

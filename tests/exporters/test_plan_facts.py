@@ -15,12 +15,11 @@ from autofit.exporters.plan_facts import (
     blocks_in_words,
     checkpointing_fields,
     checkpoints_every_block,
-    chosen_loading,
     code_lines,
     compile_line,
-    dataloader_fields,
     loader_line,
     max_grad_norm,
+    worker_settings,
 )
 from tests.conformance.test_exporters import EVIL, OWN, answer, of_blocks
 
@@ -42,19 +41,14 @@ def test_the_record_of_the_strategy_says_how_many_blocks_there_are(blocks: KnobV
 
 def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
     found = answer(OWN)
-    assert chosen_loading(found) is None
-    chosen = Loading(
-        needed_per_s=10.0,
-        trials=(LoadingTrial(workers=2),),
-        kept="",
-        workers=2,
-        prefetch_factor=2,
-        persistent_workers=True,
-    )
+    assert worker_settings(found) == {}
+    trials = (LoadingTrial(workers=2),)
+    chosen = Loading(needed_per_s=10.0, trials=trials, workers=2, prefetch_factor=4, pin_memory=True)
+    settings = {"num_workers": 2, "prefetch_factor": 4, "pin_memory": True}
     kept, none = (chosen.model_copy(update=fields) for fields in ({"kept": "it keeps up"}, {"workers": 0}))
-    for loading, expected in ((chosen, chosen), (kept, None), (none, None)):
+    for loading, expected in ((chosen, settings), (kept, {}), (none, {})):
         proof = found.proof.model_copy(update={"loading": loading})
-        assert chosen_loading(found.model_copy(update={"proof": proof})) == expected
+        assert worker_settings(found.model_copy(update={"proof": proof})) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,19 +74,6 @@ def test_the_settings_of_checkpointing_are_those_of_no_block_or_of_every_block()
 def test_blocks_are_named_by_their_order_or_their_number() -> None:
     assert blocks_in_words((2, 0, 1), 2) == "blocks 2,0"
     assert blocks_in_words((), 2) == "the first 2 blocks"
-
-
-def test_the_fields_of_the_loader_are_those_that_were_chosen() -> None:
-    found = answer(OWN)
-    assert dataloader_fields(found) == {}
-    trials = (LoadingTrial(workers=2),)
-    chosen = Loading(needed_per_s=10.0, trials=trials, workers=2, prefetch_factor=4, pin_memory=True)
-    proof = found.proof.model_copy(update={"loading": chosen})
-    assert dataloader_fields(found.model_copy(update={"proof": proof})) == {
-        "dataloader_num_workers": 2,
-        "dataloader_prefetch_factor": 4,
-        "dataloader_pin_memory": True,
-    }
 
 
 def test_the_loader_line_makes_a_loader_of_the_plan() -> None:

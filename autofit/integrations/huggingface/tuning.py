@@ -55,11 +55,10 @@ def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
             "step_fn": _step_of(trainer),
             "optimizer": trainer.create_optimizer() or trainer.optimizer,
             "max_grad_norm": args.max_grad_norm if args.max_grad_norm and args.max_grad_norm > 0 else None,
-            "global_batch_size": args.train_batch_size * args.gradient_accumulation_steps,
             **arguments,
         }
-        if arguments.get("max_global_batch_size") is not None:
-            chosen["global_batch_size"] = arguments.get("global_batch_size")
+        if arguments.get("max_global_batch_size") is None:
+            chosen.setdefault("global_batch_size", args.train_batch_size * args.gradient_accumulation_steps)
         if args.fp16:  # which needs a gradient scaler; bf16 is a part of the step
             chosen["pinned"] = {"precision": "fp16", **(arguments.get("pinned") or {})}
         chosen["without"] = _without(args, arguments)

@@ -68,14 +68,9 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def byte_unit(high: float) -> tuple[str, int]:
-    """Returns the largest binary unit that `high` holds at least once."""
-    return next(((name, size) for name, size in _UNITS if high >= size), _UNITS[-1])
-
-
 def byte_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     """Returns ticks at round numbers of one binary unit, as value and label."""
-    unit, size = byte_unit(high)
+    unit, size = next(((name, size) for name, size in _UNITS if high >= size), _UNITS[-1])
     return [
         (tick * size, f"{tick:,.4g} {unit}" if tick else "0") for tick in nice_ticks(low / size, high / size, count)
     ]

@@ -114,11 +114,6 @@ def _front_about(report: Report, rows: list[PlanRow]) -> str:
     return " ".join(texts)
 
 
-def _front_note(report: Report) -> str:
-    low, _ = span([row.rate_per_s or 0.0 for row in _measured(report)])
-    return NOT_FROM_ZERO if low > 0 else ""
-
-
 FRONT: Chart = Chart(
     kind="front",
     heading="Throughput against peak memory",
@@ -129,7 +124,7 @@ FRONT: Chart = Chart(
     available=lambda report: bool(_measured(report)),
     draw=_front_draw,
     table=lambda report: None,
-    note=_front_note,
+    note=lambda report: NOT_FROM_ZERO if span([row.rate_per_s or 0.0 for row in _measured(report)])[0] > 0 else "",
 )
 """Throughput against peak memory."""
 

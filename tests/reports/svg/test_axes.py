@@ -8,7 +8,6 @@ from autofit.reports.svg.axes import (
     AxisScale,
     axes,
     byte_ticks,
-    byte_unit,
     key,
     nice_step,
     nice_ticks,
@@ -72,7 +71,6 @@ def test_ticks_of_bytes_are_round_in_one_unit() -> None:
     assert byte_ticks(0, 21 * GIB, 5) == [
         (0, "0"), (5 * GIB, "5 GiB"), (10 * GIB, "10 GiB"), (15 * GIB, "15 GiB"), (20 * GIB, "20 GiB"),
     ]  # fmt: skip
-    assert byte_unit(512) == ("B", 1)
 
 
 def test_ticks_of_powers_are_thinned() -> None:
