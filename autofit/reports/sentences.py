@@ -10,7 +10,7 @@ from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.core.wording import describe_plan
-from autofit.reports.report import Report
+from autofit.reports.report import AnswerTime, Report
 from autofit.search.contradiction import proof_contradicts
 from autofit.search.evidence import NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED, SearchEvidence
 
@@ -214,12 +214,17 @@ def answer_times(report: Report) -> str:
     """Returns when each answer came: "1.00x after 5.2 s, 4.90x after 41 s"; "" for fewer than two answers."""
     if len(report.answers) < 2:
         return ""
-    worths = (
-        f"{short_number(each.rate_per_s)} {report.unit}/s" if each.ratio is None else format_ratio(each.ratio)
-        for each in report.answers
-    )
-    times = (format_duration(each.at_s if each.at_s < 10 else round(each.at_s)) for each in report.answers)
-    return ", ".join(f"{worth} after {at}" for worth, at in zip(worths, times, strict=True))
+    return ", ".join(f"{answer_worth(report, each)} after {whole_seconds(each.at_s)}" for each in report.answers)
+
+
+def answer_worth(report: Report, answer: AnswerTime) -> str:
+    """Returns the throughput of an answer over the baseline; the throughput itself if the baseline has none."""
+    return f"{short_number(answer.rate_per_s)} {report.unit}/s" if answer.ratio is None else format_ratio(answer.ratio)
+
+
+def whole_seconds(seconds: float) -> str:
+    """Returns a duration in words, from 10 s on without parts of a second."""
+    return format_duration(seconds if seconds < 10 else round(seconds))
 
 
 def ending(outcome: Outcome) -> str:
