@@ -61,13 +61,7 @@ _BELOW = np.frompyfunc(below, 1, 1)
 
 
 class PeakModel:
-    """Gives the probability that a plan fits.
-
-    Args:
-        plans: the plans of the space.
-        knobs: the knobs of the space.
-        memory_bytes: the budget.
-        estimate: estimates the peak of a plan; cheap.
+    """Gives the probability that a plan fits. `estimate` estimates the peak of a plan, and is cheap.
 
     Attributes:
         tried: outcomes of the plans that were tried.

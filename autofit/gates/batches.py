@@ -124,10 +124,7 @@ def uneven(source: BatchSource, size: int) -> Cuttable:
 
 
 def unevenly_weighted(source: BatchSource, size: int, mean: WeightedMean) -> list[Cuttable]:
-    """Returns several batches whose targets a loss weights differently, those that differ most first.
-
-    There are fewer if few differ, and none if none does.
-    """
+    """Returns several batches whose targets a loss weights differently, the most different first, if there are any."""
     scored = [(mean.unevenness(batch.batch, size), batch) for batch in _many(source, size)]
     differing = sorted((each for each in scored if each[0] > 0), key=lambda each: each[0], reverse=True)
     return [batch for _, batch in differing[:_COMPARED]]

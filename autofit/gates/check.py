@@ -56,13 +56,9 @@ class GradientCheck:
     """The check of one plan. `run` it, then ask for the `result`.
 
     Attributes:
-        facts: facts about the workload on its device.
         strategies: all strategies.
-        steps: the steps of the workload.
-        source: provides the batches.
         put_back: restores everything and frees memory, after a comparison that failed with an error.
-        plan: the plan.
-        baseline: the plan whose gradient it must keep.
+        baseline: the plan whose gradient `plan` must keep.
         known: the verdicts of earlier checks, by value.
         found: the new verdicts.
         unchecked: why a value that must be compared has no verdict; "" if there is none.

@@ -27,7 +27,6 @@ class DrawLog:
         samples: number of samples of the step whose draws were recorded last.
         results: what its draws returned, by the state of the generator; of dropout, the mask.
         generators: the user's own generators that were seen, with their initial states.
-        drawn: whether anything was drawn.
         unshared: whether a draw cannot be shared, so that the sides differ by chance.
     """
 

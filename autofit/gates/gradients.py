@@ -71,8 +71,6 @@ class Gradients:
     If a step changes its own state (a moving average of the weights, a counter), each micro batch starts from the same.
 
     Attributes:
-        steps: the steps.
-        modes: sets the modes of the model's modules.
         moves: names of the state that the step was seen to change. Set by `rehearse`.
         moves_tensors_alone: whether these are parameters and buffers of the model, and no generator. Set by `rehearse`.
         first: batch that runs before each gradient if the step changes state. State that only the first batch of a

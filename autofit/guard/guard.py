@@ -52,8 +52,7 @@ class Guard:
             loader: its data set, collate function, generators, samplers and attributes are guarded.
             extras: further objects by name: modules (EMA, losses), schedulers, scalers, generators, anything
                 with attributes or `state_dict`/`load_state_dict`.
-            functions: functions that the search calls, by name. All state that their code and closures reach is
-                guarded.
+            functions: functions that the search calls, by name, with all state that their code and closures reach.
         """
         # First, because reading the state of a user's object may draw a random number.
         self._process = process_pieces()

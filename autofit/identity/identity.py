@@ -77,8 +77,7 @@ def settings(
 ) -> dict[str, str]:
     """Returns other settings that affect measurements, as names and short digests.
 
-    They are what the workload reaches, the options of the optimizer except the learning rate, the worst batch, how
-    samples are counted, and torch's flags. `others` are the facts reached before any step, and after some steps.
+    `others` are the facts reached before any step, and after some steps.
     """
     found = {
         "mode": workload.mode,

@@ -34,11 +34,7 @@ each has a standard error of 2 %, which would otherwise be charged to plans with
 def new_shape_s(run: Callable[[Batch], WindowResult], fresh: Iterator[Batch]) -> float:
     """Returns how many seconds longer a micro batch takes the first time than the second time; 0 if that is noise.
 
-    Each micro batch runs twice in a row, so that neither its size nor the drift of the machine counts.
-
-    Args:
-        run: runs a step of one micro batch.
-        fresh: batches of new shapes.
+    Each micro batch of a new shape runs twice in a row, so that neither its size nor the drift of the machine counts.
     """
     extra_s, again_s, began = list[float](), list[float](), perf_counter()
     for batch in islice(fresh, MOST_PAIRS):

@@ -186,11 +186,7 @@ def _conflicts_of(
 
 
 def check_size(facts: SpaceFacts) -> None:
-    """Checks that the plans of a space can be searched.
-
-    Raises:
-        SpaceError: there are more than `MAX_PLANS`.
-    """
+    """Raises a `SpaceError` if there are more than `MAX_PLANS` plans."""
     most, every = MAX_PLANS // len(facts.sizes), math.prod(len(knob.values) for knob in facts.knobs)
     if every <= most:
         return

@@ -86,12 +86,8 @@ def run_window(step: TrainStep, batch_of: Callable[[int], StepBatch], steps: int
     If a scaler finds an infinity, it skips the update and lowers its scale. Such a step is faster and needs less memory
     than a real one.
 
-    Args:
-        step: the step to run.
-        batch_of: returns the micro batches of a step by its number in the window, from 0. The first is made before the
-            clock starts, the others while the device works.
-        steps: number of steps; at least one.
-        device: synchronised at both edges, and not in between.
+    The device is synchronised at both edges, and not in between. `batch_of` returns the micro batches of a step by its
+    number in the window, from 0. The first is made before the clock starts, the others while the device works.
     """
     scaler = step.draft.scaler
     scale = None if scaler is None else scaler.get_scale()

@@ -50,9 +50,7 @@ class Overdue(BaseException):
 class Watchdog:
     """Watches a search; a context manager. If it was not entered, it stops and reports nothing.
 
-    Args:
-        clock: measures what is left of the time budget.
-        say: receives the reports, in the watchdog's thread.
+    `say` receives the reports, in the watchdog's thread.
     """
 
     def __init__(self, clock: Clock | None = None, say: Callable[[str], None] = lambda text: None) -> None:

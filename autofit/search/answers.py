@@ -45,7 +45,10 @@ class Answers:
 
     def terms(self, plan: Plan, expected_s: float | None) -> RunTerms:
         """Returns the terms of a probe: what it must beat to continue to its proof, and how long it may take."""
-        above = self._threshold(plan)
+        above = None
+        if self._recommendable(plan):
+            best = self.best
+            above = 0.0 if best is None else self._objective.score(self._probe_of(best)) * self._ahead
         return RunTerms(objective=self._objective, above=above, limit_s=self._ledger.limit_s(expected_s))
 
     def consider(self, trial: Trial) -> bool:
@@ -98,13 +101,6 @@ class Answers:
             for trial in sorted(proven, key=lambda t: self._objective.score(measurement_of(t))):
                 if self._recommendable(trial.plan) and not self._checks.is_due(trial.plan):
                     self.consider(trial)
-
-    def _threshold(self, plan: Plan) -> float | None:
-        if not self._recommendable(plan):
-            return None
-        if self.best is None:
-            return 0.0
-        return self._objective.score(self._probe_of(self.best)) * self._ahead
 
     def _probe_of(self, trial: Trial) -> Measurement:
         """Returns the measurement of a plan's probe, which times more steps than a proof of its own."""

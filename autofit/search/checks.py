@@ -93,13 +93,7 @@ class Checks:
 
 
 class _Kept(BaseModel):
-    """The verdicts in a study.
-
-    Attributes:
-        of_what: digest of the workload, device and versions.
-        found: verdict by value.
-        refused: the values that the search leaves out.
-    """
+    """The verdicts in a study, and the digest of the workload, device and versions for which they hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

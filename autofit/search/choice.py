@@ -154,13 +154,7 @@ def lighter(ours_bytes: int, theirs_bytes: int) -> bool:
 
 
 class FrontPoint(NamedTuple):
-    """A measured plan, as the front sees it.
-
-    Attributes:
-        key: the plan's key.
-        speed: throughput, in one unit for all points.
-        memory_bytes: peak that is compared with the budget.
-    """
+    """A measured plan, as the front sees it: by its key, its throughput in one unit for all, and its judged peak."""
 
     key: str
     speed: float

@@ -81,7 +81,6 @@ class RaceLog(_EvidencePart):
     """The blocks of one plan in the race.
 
     Attributes:
-        plan: the plan.
         joined: round in which it joined; 0 for the plans that began the race.
         log_rates: log throughput of each block, one per round from `joined` on.
         note: why it left the race, or "".

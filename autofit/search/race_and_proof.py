@@ -47,15 +47,13 @@ class Finalists:
 
     def first(self) -> list[Trial]:
         """Returns the plans that begin: the best rival, the baseline, and others, as far as the time left goes."""
-        room_s = self._room_s() / MIN_ROUNDS
-        every = [*self._rivals, *self._baseline]
-        costs_s = {t.plan.key: self._runner.ledger.block_s(measurement_of(t)) for t in every}
-        chosen, spent_s = self._rivals[:1], sum(costs_s[t.plan.key] for t in self._rivals[:1])
-        for trial in [*self._baseline, *self._rivals[1:]]:
-            if spent_s + costs_s[trial.plan.key] <= room_s:
-                chosen, spent_s = [*chosen, trial], spent_s + costs_s[trial.plan.key]
-        rivals = [t for t in chosen if t not in self._baseline]
-        return rivals + [t for t in chosen if t in self._baseline] if len(chosen) > 1 else []
+        ledger, chosen, spent_s = self._runner.ledger, list[Trial](), 0.0
+        room_s = ledger.left_s() / MIN_ROUNDS
+        for trial in [*self._rivals[:1], *self._baseline, *self._rivals[1:]]:
+            cost_s = ledger.block_s(measurement_of(trial))
+            if trial in self._rivals[:1] or spent_s + cost_s <= room_s:
+                chosen, spent_s = [*chosen, trial], spent_s + cost_s
+        return sorted(chosen, key=lambda t: t in self._baseline) if len(chosen) > 1 else []
 
     def ran(self, block_s: float) -> None:
         """Records the duration of a block, in seconds."""
@@ -73,7 +71,7 @@ class Finalists:
         """
         while 0 < race.rounds < MIN_ROUNDS and len(race.running) > 2:
             rivals = [t.plan.key for t in self._rivals if t.plan.key in race.running]
-            if len(rivals) < 2 or (MIN_ROUNDS - race.rounds) * round_s <= self._room_s():
+            if len(rivals) < 2 or (MIN_ROUNDS - race.rounds) * round_s <= self._runner.ledger.left_s():
                 break
             round_s *= 1 - 1 / len(race.running)
             race.leave(rivals[-1], "no time for its rounds")
@@ -113,10 +111,7 @@ class Finalists:
 
     def _room_for_one_more(self, race: Race) -> bool:
         needed_s = MIN_ROUNDS * (len(race.running) + 1) * fmean(self._blocks_s)
-        return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._room_s()
-
-    def _room_s(self) -> float:
-        return self._runner.ledger.left_s()
+        return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._runner.ledger.left_s()
 
 
 def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:
@@ -187,7 +182,9 @@ class Final:
         """Returns the result: the answer, and why it was chosen."""
         answer = self._answers.best
         assert answer is not None, "a search that has measured a plan ends with an answer or an error"
-        winner, proof = self._placed(answer), self._charged(answer.plan, measurement_of(answer))
+        # What it is compared by with others: its probe, or else its proof.
+        found, proof = self._record.get(answer.plan.key, answer), self._charged(answer.plan, measurement_of(answer))
+        winner = found if found.outcome.measured else answer
         self._scale.anchor(winner)
         doubt = self._scale.doubt_of_proof(winner, proof)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven, doubt)
@@ -223,11 +220,6 @@ class Final:
             allowed=self._checks.allowed,
             answers=tuple(self._answers.log),
         )
-
-    def _placed(self, answer: Trial) -> Trial:
-        """Returns the trial of the answer by which it is compared with others: its probe, or else its proof."""
-        found = self._record.get(answer.plan.key, answer)
-        return found if found.outcome.measured else answer
 
     def _able(self) -> list[Trial]:
         """Returns the measured plans that may become the answer."""

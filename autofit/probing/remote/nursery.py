@@ -121,10 +121,8 @@ class Nursery:
     def fork(self, given: Sequence[int], variables: Mapping[str, str], patience_s: float) -> ForkedProcess | None:
         """Returns a forked process; None if none can be forked, for the `reason`.
 
-        Args:
-            given: descriptors that it gets: life, requests, replies and output of a `Child`.
-            variables: environment variables for it alone.
-            patience_s: maximum wait.
+        It gets the descriptors `given`, those of a `Child`: life, requests, replies and output. The `variables` of the
+        environment are for it alone.
 
         Raises:
             TimeoutError: the nursery did not answer in that time. It was ended.

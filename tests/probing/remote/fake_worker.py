@@ -42,8 +42,10 @@ def install(folder: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch, nurse
     """
     path = folder / "fake_worker"
     behaviour, nursery = indent(dedent(behaviour), " " * 8), indent(dedent(nursery), " " * 4)
-    path.write_text(_SCRIPT.format(python=PYTHON, behaviour=behaviour, nursery=nursery))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    new = folder / "fake_worker.new"  # renamed at once, as an earlier child may still be reading it
+    new.write_text(_SCRIPT.format(python=PYTHON, behaviour=behaviour, nursery=nursery))
+    new.chmod(new.stat().st_mode | stat.S_IXUSR)
+    new.rename(path)
     monkeypatch.setattr(sys, "executable", str(path))
 
 
