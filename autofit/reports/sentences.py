@@ -214,7 +214,7 @@ def answer_times(report: Report) -> str:
     """Returns when each answer came: "1.00x after 5.2 s, 4.90x after 41 s"; "" for fewer than two answers."""
     if len(report.answers) < 2:
         return ""
-    return ", ".join(f"{answer_worth(report, each)} after {whole_seconds(each.at_s)}" for each in report.answers)
+    return ", ".join(f"{answer_worth(report, each)} after {duration_text(each.at_s)}" for each in report.answers)
 
 
 def answer_worth(report: Report, answer: AnswerTime) -> str:
@@ -222,7 +222,7 @@ def answer_worth(report: Report, answer: AnswerTime) -> str:
     return f"{short_number(answer.rate_per_s)} {report.unit}/s" if answer.ratio is None else format_ratio(answer.ratio)
 
 
-def whole_seconds(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Returns a duration in words, from 10 s on without parts of a second."""
     return format_duration(seconds if seconds < 10 else round(seconds))
 

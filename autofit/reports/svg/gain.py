@@ -11,7 +11,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.units import format_ratio, short_number
 from autofit.reports.markup import DataTable
 from autofit.reports.report import PlanRow, Report
-from autofit.reports.sentences import answer_times, answer_worth, interval_text, value_in_words, whole_seconds
+from autofit.reports.sentences import answer_times, answer_worth, duration_text, interval_text, value_in_words
 from autofit.reports.svg.axes import (
     LINE,
     NOT_FROM_ZERO,
@@ -206,7 +206,7 @@ def _answers_table(report: Report) -> DataTable:
     rows = [
         (
             short_label(report.row(each.rank)),
-            whole_seconds(each.at_s),
+            duration_text(each.at_s),
             short_number(each.rate_per_s),
             answer_worth(report, each),
         )
