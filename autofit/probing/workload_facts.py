@@ -97,14 +97,18 @@ def baseline_batch(
     if global_batch_size is None:
         return user_batch_size, 1
     found = f"found a global batch of {global_batch_size} with a loader whose batches of {user_batch_size}"
-    advice = "Change one of the two, or give a DataLoader over samples with a collate_fn."
     if whole and global_batch_size != user_batch_size and not (resizable and joinable):
-        raise SpaceError(f"{found} cannot be joined; expected equal ones, since {WHOLE}. {advice}")
+        raise SpaceError(
+            f"{found} cannot be joined; expected equal ones, since {WHOLE}. Change one of the two, or give a "
+            "DataLoader over samples with a collate_fn."
+        )
     if whole:
         return global_batch_size, 1
     if not resizable and global_batch_size % user_batch_size:
-        wanted = "expected a multiple of the loader's batch"
-        raise SpaceError(f"{found} can be neither cut nor joined; {wanted}. {advice}")
+        raise SpaceError(
+            f"{found} can be neither cut nor joined; expected a multiple of the loader's batch. Change one of the two, "
+            "or give a DataLoader over samples with a collate_fn."
+        )
     if not joinable:
         micro = math.gcd(user_batch_size, global_batch_size)
     else:

@@ -10,7 +10,7 @@ from autofit.reports.svg.gain import ANSWERS, RACE, WHY
 from autofit.reports.svg.memory import BREAKDOWN, TIMELINE
 from autofit.reports.svg.speed import CURVES, FRONT
 
-CHARTS = (WHY, ANSWERS, FRONT, CURVES, BREAKDOWN, TIMELINE, RACE)
+CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE)
 """All charts, in the order of a report."""
 KINDS = tuple(chart.kind for chart in CHARTS)
 """Names of the charts that can be plotted."""
