@@ -91,7 +91,7 @@ def test_of_two_values_the_one_that_is_estimated_faster_is_tried() -> None:
     [
         (0, True, MIN_GAIN),
         (MANY_MEASURED, True, MIN_GAIN),
-        (2 * MANY_MEASURED, True, 4 * MIN_GAIN),
+        (MANY_MEASURED + 5, True, (1 + 5 / MANY_MEASURED) ** 2 * MIN_GAIN),
         (100 * MANY_MEASURED, True, MAX_MIN_GAIN),
         (2 * MANY_MEASURED, False, MIN_GAIN),
     ],
