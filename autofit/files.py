@@ -53,7 +53,9 @@ def replaceable(
 def unwritable(path: str | Path, error: OSError, kind: type[UsageError] = UsageError) -> UsageError:
     """Returns the error of a file that cannot be written."""
     found = error.strerror or error
-    return kind(f"{path} was not written: {found}; expected a directory that has space. Choose another path.")
+    return kind(
+        f"{path} was not written: {found}; expected a directory that exists and has space. Choose another path."
+    )
 
 
 def head_of(path: Path, most_bytes: int) -> bytes:

@@ -122,8 +122,8 @@ class Fit:
 
         Args:
             kind: "why" (what each change brings), "front" (throughput against peak memory), "curves" (speed by micro
-                batch size), "breakdown" (what the memory holds), "timeline" (memory during one optimizer step) or
-                "race".
+                batch size), "breakdown" (what the memory holds), "timeline" (memory during one optimizer step),
+                "answers" (when each answer came) or "race".
 
         Raises:
             UsageError: no chart has this name, or the search kept no values for it.
@@ -176,7 +176,7 @@ class Fit:
             loss_fn=terms.loss_fn,
             step_fn=terms.step_fn,
             optimizer=terms.optimizer,
-            mode="inference" if self._setting("mode") == "inference" else "train",
+            mode="inference" if self.answer.environment.is_inference else "train",
             max_grad_norm=self._clipping() if max_grad_norm is None else max_grad_norm,
             update_fn=terms.update_fn,
         )

@@ -74,7 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[argparse.Namespace], int]:
-    """Returns the function that runs a command: `execute` in a module of its name, or one of its name in another."""
+    """Returns the function that runs a command.
+
+    It is `init` of the module `nightly` for "nightly init", `execute` in a module of the command's name, and the
+    function of its name in a module of several commands.
+    """
     module, _, action = name.partition(" ")
     found: Callable[[argparse.Namespace], int] = getattr(
         import_module(f"autofit.cli.{_SHARED.get(name, module)}"), action or (name if name in _SHARED else "execute")

@@ -289,7 +289,7 @@ def nightly(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--markdown", metavar="FILE", help="also write Markdown, for a pull request or a job summary")
     page = "also write the history of all jobs as one HTML page that needs no network"
     output.add_argument("--html", metavar="FILE", help=page)
-    _add(output, "--force")
+    _add(output, "--force", help="replace the files of --markdown and --html even if autofit did not write them")
     output.add_argument(
         "--fail-on",
         choices=("regression", "change", "never"),
@@ -307,7 +307,7 @@ def nightly_init(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--device", "--global-batch", "--memory")
     _add(parser, "--time", default=None, help="time for tuning the job again: 10min, 1h")
     _output(parser, JOBS_FILE, "file to write, - for stdout (default: %(default)s)")
-    _add(parser, "--force")
+    _add(parser, "--force", help="replace FILE if it exists")
 
 
 def nightly_accept(parser: argparse.ArgumentParser) -> None:

@@ -68,7 +68,7 @@ def _night(
         show_trace=lambda trace: print(printable(trace).rstrip(), file=sys.stderr, flush=True),
     )
     if given.on == "ray":
-        result = run_on_ray(jobs, options)
+        result = run_on_ray(jobs, history, options)
         history = History(jobs.history, jobs.mark)
     else:
         result = run_night(jobs, history, options)
@@ -82,7 +82,10 @@ def _night(
         try:
             writing.write(_FORMATS[kind](result, past), path, force=given.force)
         except UsageError as error:  # on stderr, since the result above is the only document on stdout
-            _say(f"{error} The records of the night are in the history: only this file is missing.")
+            if history.unwritten:
+                _say(str(error))
+            else:
+                _say(f"{error} The records of the night are in the history: only this file is missing.")
             codes.append(error.exit_code)
     return worst(codes)
 

@@ -3,11 +3,14 @@
 import argparse
 import json
 import sys
+from functools import partial
+from pathlib import Path
 
 from autofit import exporters, planfile
 from autofit.cli.outcome import say
-from autofit.cli.saving import save_export
 from autofit.core.printable import ascii_json, printable
+from autofit.exporters.base import Export
+from autofit.files import head_of, replaceable, unwritable, write_atomically
 from autofit.reports import differences, sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
@@ -81,3 +84,23 @@ def export(given: argparse.Namespace) -> int:
     for text in [] if given.quiet else [*export.warnings, *to_do, *unmapped]:
         say(text)
     return 0
+
+
+def save_export(export: Export, output: str, *, force: bool) -> None:
+    """Writes an export completely or not at all. An earlier export at `output` is replaced.
+
+    Raises:
+        UsageError: `output` is a file that autofit did not export, or cannot be written.
+    """
+    try:
+        earlier = partial(_is_earlier, export=export)
+        write_atomically(replaceable(output, "an autofit export", earlier, force=force), export.text.encode())
+    except OSError as error:
+        raise unwritable(output, error) from None
+
+
+def _is_earlier(path: Path, export: Export) -> bool:
+    """Returns whether a file is empty, or begins with the first line of every export."""
+    head = head_of(path, 2**12)
+    mark, colon, _ = export.text.partition("\n")[0].partition("autofit plan:")
+    return not head or (bool(colon) and head.startswith(f"{mark}{colon}".encode()))

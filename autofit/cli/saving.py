@@ -3,14 +3,12 @@
 import os
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from autofit import planfile
 from autofit.core.answer import Answer
 from autofit.core.errors import PlanFileError, UsageError
-from autofit.exporters.base import Export
-from autofit.files import head_of, replaceable, unwritable, write_atomically
+from autofit.files import unwritable
 
 
 def check_output(path: Path, check: Callable[..., Path] = planfile.check_replaceable, *, force: bool) -> None:
@@ -42,23 +40,3 @@ def save_plan(answer: Answer, output: str, *, force: bool) -> str:
         study = f"the study {answer.study}" if answer.study else "the study"
         return f"{unsaved} The trials are in {study}: run the same command again to get the plan from them."
     return f"{unsaved} The plan was written to {path} instead: `autofit show {path}`."
-
-
-def save_export(export: Export, output: str, *, force: bool) -> None:
-    """Writes an export completely or not at all. An earlier export at `output` is replaced.
-
-    Raises:
-        UsageError: `output` is a file that autofit did not export, or cannot be written.
-    """
-    try:
-        earlier = partial(_is_earlier, export=export)
-        write_atomically(replaceable(output, "an autofit export", earlier, force=force), export.text.encode())
-    except OSError as error:
-        raise unwritable(output, error) from None
-
-
-def _is_earlier(path: Path, export: Export) -> bool:
-    """Returns whether a file is empty, or begins with the first line of every export."""
-    head = head_of(path, 2**12)
-    mark, colon, _ = export.text.partition("\n")[0].partition("autofit plan:")
-    return not head or (bool(colon) and head.startswith(f"{mark}{colon}".encode()))

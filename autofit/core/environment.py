@@ -37,6 +37,11 @@ class Environment(BaseModel):
         """Whether the device is the CPU, whose memory is the machine's main memory."""
         return self.device_type == "cpu"
 
+    @property
+    def is_inference(self) -> bool:
+        """Whether forward passes alone were measured."""
+        return self.settings.get("mode") == "inference"
+
     def differences(self, other: "Environment") -> list[str]:
         """Returns the differences that make measurements incomparable, as "name: value, was other value"."""
         now, before = self._facts(), other._facts()

@@ -50,6 +50,13 @@ class Loading(BaseModel):
     persistent_workers: bool = False
 
     @property
+    def arguments(self) -> dict[str, int | bool | None]:
+        """The arguments of a DataLoader with these settings; a None takes the user's away."""
+        pinned = {} if self.pin_memory is None else {"pin_memory": self.pin_memory}
+        lasting = {"persistent_workers": self.persistent_workers, "prefetch_factor": self.prefetch_factor}
+        return {"num_workers": self.workers, **pinned, **lasting}
+
+    @property
     def samples_per_s(self) -> float | None:
         """Samples per second of the loader alone with these settings; None if unknown."""
         return next((trial.samples_per_s for trial in self.trials if trial.workers == self.workers), None)

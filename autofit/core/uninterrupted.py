@@ -11,7 +11,7 @@ FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM)
 SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
 """The signal that interrupts overdue work: one that no debugger, test runner or scheduler uses."""
 EVERY = FROM_OUTSIDE if SIGNAL is None else (*FROM_OUTSIDE, SIGNAL)
-"""All of these."""
+"""`FROM_OUTSIDE` and `SIGNAL`."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import yaml
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, code_lines, loader_comment, max_grad_norm
+from autofit.exporters.plan_facts import MODES, Settings, code_lines, loader_comment, max_grad_norm
 
 _FIXED: Settings = {
     "compute_environment": "LOCAL_MACHINE",
@@ -48,7 +48,7 @@ class Accelerate(Exporter):
         "compile": {
             "off": {},
             "blocks": _compiled("default", dynamo_use_regional_compilation=True),
-            **{mode: _compiled(mode) for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")},
+            **{mode: _compiled(mode) for mode in MODES},
         },
     }
 

@@ -14,7 +14,7 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_plan
-from autofit.exporters.plan_facts import Settings, has_fixed_batches, is_inference, max_grad_norm, weighing_of
+from autofit.exporters.plan_facts import Settings, has_fixed_batches, max_grad_norm, weighing_of
 
 _RELEASE = re.compile(r"\d{1,6}(\.\d{1,6})*")
 
@@ -249,7 +249,7 @@ class Exporter(ABC):
 
     def _check_step(self, answer: Answer) -> None:
         """Refuses a plan for another step than that of the target."""
-        if is_inference(answer) and not self.infers:
+        if answer.environment.is_inference and not self.infers:
             raise UsageError(
                 "the plan was not exported: found a plan for inference, whose batch does not fit in training; expected "
                 f"one for training, which is all that {self.name} does. Tune with mode='train'."

@@ -11,17 +11,18 @@ from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     FLAGS,
+    MODES,
     Settings,
     adamw_fields,
-    benchmark_line,
     blocks_in_words,
     checkpointing_fields,
-    is_inference,
-    padding_line,
+    code_lines,
     worker_settings,
 )
 from autofit.strict_yaml import dump
 
+_SHARED_LINES = ("attention", "padding_multiple", "cudnn_benchmark")
+"""Knobs whose line is that of a plain loop."""
 COMPILE, UPDATE, STATES, GROUPED = "compile", "optimizer_implementation", "optimizer_states", "length_grouping"
 
 STRATEGY_SINCE = "5.2"
@@ -63,7 +64,7 @@ class HuggingFace(Exporter):
         COMPILE: {
             # A backend or a mode alone would switch compilation on.
             "off": {"torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None},
-            **{mode: _compiled(mode) for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")},
+            **{mode: _compiled(mode) for mode in MODES},
         },
         UPDATE: {"default": {}},
         STATES: {"default": {}, "torchao-8bit": {"optim": "adamw_torch_8bit"}},
@@ -72,9 +73,6 @@ class HuggingFace(Exporter):
     }
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
         COMPILE: {"blocks": "call .compile() on each repeated layer of the model before the Trainer is made"},
-        "attention": {
-            "sdpa": 'load the model with attn_implementation="sdpa"',
-        },
         "packing": {
             True: "pass the model to autofit.integrations.huggingface.apply(plan, args, model), which packs its batches"
         },
@@ -91,7 +89,7 @@ class HuggingFace(Exporter):
         """Returns the fields for each knob."""
         values = answer.plan.values
         found: dict[str, Settings | None] = {**adamw_fields(answer, "optim"), **super().fields(answer, version)}
-        if is_inference(answer):
+        if answer.environment.is_inference:
             found |= _evaluation(answer.plan)
         compiled = found.get(COMPILE)
         if compiled is not None and values[COMPILE] != "off" and values.get("precision") != "tf32":
@@ -105,12 +103,9 @@ class HuggingFace(Exporter):
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns what to do in the code that makes the model, the optimizer and the collator."""
-        more = {
-            "padding_multiple": padding_line(answer),
-            "cudnn_benchmark": benchmark_line(answer),
-            **_blocks_lines(answer.plan, version),
-        }
-        return {**super().by_hand(answer, version), **{knob: line for knob, line in more.items() if line is not None}}
+        lines = code_lines(answer)
+        shared = {knob: line for knob, line in lines.items() if knob in _SHARED_LINES}
+        return {**super().by_hand(answer, version), **shared, **_blocks_lines(answer.plan, version)}
 
     def loading(self, answer: Answer) -> Settings:
         """Returns the fields of the loader's worker processes, if they were chosen."""
@@ -121,7 +116,7 @@ class HuggingFace(Exporter):
         samples = f": {answer.plan.global_batch_size} samples per step. With several, divide its steps"
         lines = [
             "To load: args, = HfArgumentParser(TrainingArguments).parse_yaml_file(path)",
-            f"The batch is that of one device{'' if is_inference(answer) else samples}.",
+            f"The batch is that of one device{'' if answer.environment.is_inference else samples}.",
         ]
         if "group_by_length" in (settings.get("train_sampling_strategy"), *settings):
             lines.append("Grouping by length needs samples with input_ids, or a column `length`.")

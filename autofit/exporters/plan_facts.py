@@ -18,18 +18,13 @@ def has_fixed_batches(answer: Answer) -> bool:
     return any(refusal.name == MICRO_BATCH_SIZE for refusal in answer.refused)
 
 
-def is_inference(answer: Answer) -> bool:
-    """Returns whether the plan is for inference."""
-    return answer.environment.settings.get("mode") == "inference"
-
-
 def max_grad_norm(answer: Answer) -> float | None:
     """Returns the norm to which the measured training clips its gradients; None if it does not, or only infers."""
     try:
         norm = float(answer.environment.settings.get("max_grad_norm", ""))
     except ValueError:
         return None
-    return norm if norm > 0 and math.isfinite(norm) and not is_inference(answer) else None
+    return norm if norm > 0 and math.isfinite(norm) and not answer.environment.is_inference else None
 
 
 def optimizer_name(answer: Answer) -> str:
@@ -79,18 +74,13 @@ def worker_settings(answer: Answer) -> dict[str, object]:
     loading = answer.proof.loading
     if loading is None or loading.kept or not loading.workers:
         return {}
-    settings = {
-        "num_workers": loading.workers,
-        "pin_memory": loading.pin_memory,
-        "persistent_workers": loading.persistent_workers or None,
-        "prefetch_factor": loading.prefetch_factor,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
+    return {name: value for name, value in loading.arguments.items() if value is not None}
 
 
 def worker_arguments(answer: Answer) -> list[str]:
-    """Returns the arguments of the DataLoader's worker processes, if they were chosen."""
-    return [f"{name}={value}" for name, value in worker_settings(answer).items()]
+    """Returns the arguments of the DataLoader's worker processes that differ from torch's, if they were chosen."""
+    settings = worker_settings(answer).items()
+    return [f"{name}={value}" for name, value in settings if (name, value) != ("persistent_workers", False)]
 
 
 def loader_comment(answer: Answer) -> str:
@@ -125,13 +115,11 @@ FLAGS: Mapping[KnobValue, str] = {
 _LAYOUTS: Mapping[KnobValue, str] = {
     "channels_last": "model.to(memory_format=torch.channels_last), and the same for each batch of images",
 }
+_BENCHMARK = "torch.backends.cudnn.benchmark = True, before the first step"
 _TF32 = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
 """Not by `fp32_precision`, since Lightning reads the older setting on CUDA, which then raises an error."""
-_MODES: Mapping[KnobValue, str] = {
-    "default": "",
-    "max-autotune-no-cudagraphs": ', mode="max-autotune-no-cudagraphs"',
-    "reduce-overhead": ', mode="reduce-overhead"',
-}
+MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead")
+"""Modes of `torch.compile` for the whole model, by the values of the knob."""
 
 
 def code_lines(answer: Answer) -> dict[str, str]:
@@ -145,8 +133,8 @@ def code_lines(answer: Answer) -> dict[str, str]:
         MICRO_BATCH_SIZE: loader_line(answer),
         "precision": _TF32 if values.get("precision") == "tf32" else None,
         "attention": 'load the model with attn_implementation="sdpa"' if values.get("attention") == "sdpa" else None,
-        "cudnn_benchmark": benchmark_line(answer),
-        "padding_multiple": padding_line(answer),
+        "cudnn_benchmark": _BENCHMARK if values.get("cudnn_benchmark") is True else None,
+        "padding_multiple": _padding_line(values.get("padding_multiple")),
         "memory_format": _LAYOUTS.get(values.get("memory_format", "")),
         "optimizer_implementation": flags and f"torch.optim.{optimizer_name(answer)}(..., {flags})",
         **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(answer)),
@@ -166,19 +154,15 @@ def loader_line(answer: Answer) -> str | None:
 
 def compile_line(answer: Answer, place: str, name: str = "model") -> str | None:
     """Returns the call of torch.compile, and the place for it, if the plan compiles the whole model; else None."""
-    mode = _MODES.get(answer.plan.values.get("compile", ""))
-    return None if mode is None else f"{name} = torch.compile({name}{mode}), {place}"
+    mode = answer.plan.values.get("compile")
+    if mode not in MODES:
+        return None
+    given = "" if mode == "default" else f', mode="{mode}"'
+    return f"{name} = torch.compile({name}{given}), {place}"
 
 
-def benchmark_line(answer: Answer) -> str | None:
-    """Returns how to have cuDNN time its kernels; None if the plan does not."""
-    on = answer.plan.values.get("cudnn_benchmark") is True
-    return "torch.backends.cudnn.benchmark = True, before the first step" if on else None
-
-
-def padding_line(answer: Answer) -> str | None:
+def _padding_line(value: KnobValue | None) -> str | None:
     """Returns the argument of the data collator for a padding multiple; None if there is none."""
-    value = answer.plan.values.get("padding_multiple")
     return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
 
 

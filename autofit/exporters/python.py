@@ -13,9 +13,9 @@ from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
+    MODES,
     Settings,
     has_fixed_batches,
-    is_inference,
     optimizer_name,
     worker_arguments,
 )
@@ -68,10 +68,7 @@ class Python(Exporter):
         },
         "compile": {
             "off": {},
-            **{
-                mode: {"COMPILE_MODE": f'"{mode}"'}
-                for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")
-            },
+            **{mode: {"COMPILE_MODE": f'"{mode}"'} for mode in MODES},
         },
         "length_grouping": {False: {}, True: {"grouped": True}},
         "cudnn_benchmark": {False: {}, True: {"benchmark": True}},
@@ -97,7 +94,7 @@ class Python(Exporter):
 
     def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the module's text."""
-        parts, infers = {key.lower() for key in settings}, is_inference(answer)
+        parts, infers = {key.lower() for key in settings}, answer.environment.is_inference
         weighing = Weighing.of(answer.environment.settings)
         if infers:
             parts -= _ONLY_TRAINING

@@ -236,8 +236,11 @@ class Feasibility:
         if plan.key in self._current:
             return
         known, limit = self.estimate(plan), self._memory_bytes
-        is_open = known is None or (known.lower_bytes or 0) <= limit < (known.upper_bytes or 0)
-        if known is None or is_open or (_is_rough(known) and known.value_bytes > SAFE_RATIO * limit):
+        if (
+            known is None
+            or (known.lower_bytes or 0) <= limit < (known.upper_bytes or 0)
+            or (_is_rough(known) and known.value_bytes > SAFE_RATIO * limit)
+        ):
             self._refine(plan)
         self._current.add(plan.key)
         if (estimate := self.estimate(plan)) is not None:

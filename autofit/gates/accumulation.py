@@ -201,12 +201,13 @@ def _differing(one: torch.Size, other: torch.Size) -> list[tuple[int, int]]:
 
 def _shapes(steps: Steps) -> dict[str, torch.Size]:
     """Returns the shape of each tensor, except parameters, that the modules of the model hold now."""
-    found = dict[str, torch.Size]()
     with steps.build(BASELINE) as step:
-        for path, module in step.draft.model.named_modules():
-            plain: dict[str, Any] = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-            for name, value in {**plain, **module._buffers}.items():
-                for number, tensor in enumerate(tensors(value) if not isinstance(value, nn.Module) else ()):
-                    label = f"model.{path}.{name}[{number}]".replace("..", ".").removesuffix("[0]")
-                    found[label] = tensor.shape
-    return found
+        return dict(_held(step.draft.model))
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, torch.Size]]:
+    for path, module in model.named_modules():
+        plain: dict[str, Any] = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        for name, value in {**plain, **module._buffers}.items():
+            for number, tensor in enumerate(tensors(value) if not isinstance(value, nn.Module) else ()):
+                yield f"model.{path}.{name}[{number}]".replace("..", ".").removesuffix("[0]"), tensor.shape

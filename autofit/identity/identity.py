@@ -148,7 +148,8 @@ def environment_of(
 ) -> Environment:
     """Returns the environment, which decides whether measurements may be compared.
 
-    Structure, code and options of the model are included; its weights are not. Threads and driver versions are included
+    Structure and code of the model, the options of the optimizer except its learning rate, the worst batch and torch's
+    flags are included; weights are not. Threads and driver versions are included
     if the device is `present`. `looks` are the facts reached from the workload before any step and after some steps.
     """
     found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}

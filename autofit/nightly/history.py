@@ -53,6 +53,7 @@ class History:
         self._texts = read(self._place)
         self._notes = dict[str, None]()  # a set that keeps the order
         self._kept = list[NightRecord]()  # records that are not in `_texts`
+        self._stored = dict[str, list[NightRecord]]()  # those of `_texts`, by job, once they were read
         self.unwritten = list[NightRecord]()
 
     @property
@@ -67,12 +68,13 @@ class History:
 
     def of_job(self, name: str) -> tuple[NightRecord, ...]:
         """Returns the records of a job, oldest first."""
-        texts = self._texts.get(name, ())
-        stored = list(_records(texts))
-        if lost := len(texts) - len(stored):
-            self._note(f"left out, since it cannot be read: {counted(lost, 'record')} of the job {name}")
+        if name not in self._stored:
+            texts = self._texts.get(name, ())
+            self._stored[name] = list(_records(texts))
+            if lost := len(texts) - len(self._stored[name]):
+                self._note(f"left out, since it cannot be read: {counted(lost, 'record')} of the job {name}")
         kept = [record for record in self._kept if record.job == name]
-        return tuple(sorted((*stored, *kept), key=lambda record: instant(record.at) or _NEVER))
+        return tuple(sorted((*self._stored[name], *kept), key=lambda record: instant(record.at) or _NEVER))
 
     def append(self, *records: NightRecord) -> None:
         """Appends records, and those that could not be written before. When it returns, they are on disk.

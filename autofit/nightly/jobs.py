@@ -30,7 +30,7 @@ from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
-from autofit.core.units import parse_budget, parse_time
+from autofit.core.units import parse_budget, parse_duration
 from autofit.files import head_of
 from autofit.probing.child_request import Target
 from autofit.study.location import dereferenced
@@ -159,7 +159,10 @@ _AMOUNT_SCHEMA: list[dict[str, Any]] = [{"type": "string"}, {"type": "number", "
 Text = Annotated[str, Field(min_length=1), AfterValidator(_text)]
 Duration = Annotated[
     float | None,
-    _parsed(parse_time, 'a time such as "10min", "90s" or "1.5h", or a number of seconds'),
+    _parsed(
+        lambda given: None if given is None else parse_duration(given),
+        'a time such as "10min", "90s" or "1.5h", or a number of seconds',
+    ),
     Shown({"anyOf": [*_AMOUNT_SCHEMA, {"type": "null"}], "default": None}),
 ]
 Memory = Annotated[

@@ -19,7 +19,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple, Self
 
-from autofit.nightly.records import Verdict
+from autofit.nightly.records import Moved, Verdict
 
 LEAST_NIGHTS = 5
 """Number of nights of a segment before a night is compared with them."""
@@ -340,6 +340,18 @@ class Decision(NamedTuple):
     rate: Ruling
     memory: Ruling
     second: NightReading | None
+
+    @property
+    def moved(self) -> tuple[Moved, ...]:
+        """What is claimed to be outside its band."""
+        rate: tuple[Moved, ...] = ("slower" if self.rate.side < 0 else "faster",) if self.rate.side else ()
+        return (*rate, "more memory") if self.memory.side else rate
+
+    @property
+    def evidence_nights(self) -> int:
+        """Number of nights that are together the evidence for a new change of throughput."""
+        suspicion = self.rate.suspicion if self.rate.begins else None
+        return 1 if suspicion is None else suspicion.nights
 
 
 def decide(level: Level, tonight: NightReading, confirm: Callable[[], NightReading | None]) -> Decision:

@@ -155,7 +155,7 @@ class _Night:
         try:
             for number, each in enumerate(left):
                 self._check(each, len(left) - number)
-            if not self._options.only:
+            if not self._store() and not self._options.only:  # else the next call checks again what is not on record
                 self._history.end_night(self._id)
         except KeyboardInterrupt as interrupt:
             self._options.say(str(interrupt) or "interrupted")
@@ -247,7 +247,7 @@ class _Night:
         return ""
 
 
-def run_on_ray(jobs: JobsFile, options: NightOptions) -> NightResult:
+def run_on_ray(jobs: JobsFile, history: History, options: NightOptions) -> NightResult:
     """Checks the jobs as Ray tasks, the longest unchecked first, and returns the result of the night.
 
     Ray chooses the machine of each task, which does what `autofit nightly JOBS --job NAME` does there. The jobs file,
@@ -268,7 +268,6 @@ def run_on_ray(jobs: JobsFile, options: NightOptions) -> NightResult:
             "found no Ray; expected the package `ray`, which --on ray needs. Install it: "
             "pip install 'torch-autofit[ray]'"
         ) from None
-    history = History(jobs.history, jobs.mark)
     order = [each.job for each in scheduled(jobs, history, options.today(), options.only)]
     time_s = options.time_s or jobs.time_s
     until = None if time_s is None else time.time() + time_s

@@ -20,7 +20,7 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.markdown import MARK
 from autofit.reports.markdown import table as markdown_table
 from autofit.reports.markdown import text as escaped
-from autofit.reports.markup import shortened
+from autofit.reports.markup import printed, shortened
 from autofit.reports.sentences import counted, difference
 from autofit.reports.svg.axes import AxisScale, axes, margin, rate_ticks, span
 from autofit.reports.svg.drawing import Box, Drawing, Format, style_sheet
@@ -267,8 +267,6 @@ def _counts(records: Sequence[NightRecord]) -> list[str]:
 MOST_NIGHTS = 60
 """Maximum number of nights of a job that are drawn and listed; older ones are left out."""
 _PAGE_NAME, _HEIGHT = 80, 190.0
-_NONCHARACTERS = dict.fromkeys((0xFFFE, 0xFFFF), "\ufffd")
-"""Letters that XML does not allow."""
 _STYLES = dict.fromkeys(ATTENTION, "bad") | {VerdictKind.FASTER: "good"}
 
 
@@ -292,7 +290,7 @@ def to_html(night: NightResult, history: History) -> str:
         jobs=[_page_job(f"job-{number}", known[last.job], night) for number, last in enumerate(newest, start=1)],
         style=style_sheet(),
     )
-    return printable(text).translate(_NONCHARACTERS) + "\n"
+    return printed(text) + "\n"
 
 
 def _page_job(anchor: str, records: Sequence[NightRecord], night: NightResult) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from autofit.core.environment import Environment
 from autofit.core.plan import Plan
 
 NIGHT_SCHEMA = "autofit.night/1"
+Moved = Literal["slower", "faster", "more memory"]
+"""What may be outside its band."""
 PROTOCOL = 1
 """Version of how a night measures. Figures of different versions are not compared: raise it with each change."""
 
@@ -53,9 +55,9 @@ class HistorySegment(_NightPart):
             plan=plan.key,
         )
 
-    def changes(self, earlier: "HistorySegment") -> tuple[str, ...]:
-        """Returns what differs from an earlier segment, as "name: value, was earlier value"."""
-        now, then = self.model_dump(), earlier.model_dump()
+    def changes(self, earlier: "HistorySegment", names: set[str] | None = None) -> tuple[str, ...]:
+        """Returns what differs from an earlier segment, of these names, as "name: value, was earlier value"."""
+        now, then = self.model_dump(include=names), earlier.model_dump(include=names)
         words = {"plan": _plan_in_words}
         return tuple(
             f"{name}: {words.get(name, str)(now[name])}, was {words.get(name, str)(then[name])}"
@@ -135,7 +137,7 @@ class Verdict(_NightPart):
     expected_bytes: int | None = None
     high_bytes: int | None = None
     compared_nights: int = 0
-    moved: tuple[Literal["slower", "faster", "more memory"], ...] = ()
+    moved: tuple[Moved, ...] = ()
     since: str = ""
     evidence_nights: int = 1
     changed: tuple[str, ...] = ()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from autofit.core.environment import Environment
 from autofit.core.printable import one_line
@@ -24,7 +23,6 @@ from autofit.reports.sentences import counted
 WIDE_BAND = 0.3
 """Share of the throughput that a night may lose unnoticed, above which its band is too wide to tell. It is also what a
 night may lose against the search that found its plan: two separate runs on a shared machine differ by that much."""
-Moved = Literal["slower", "faster", "more memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,11 @@ class Tonight:
 
     def comparable(self, past: Sequence[NightRecord]) -> list[NightRecord]:
         """Returns the earlier records whose figures may be compared with those of tonight, oldest first."""
-        return [record for record in past if record.segment is not None and not self.changes_from(record)]
+        return [record for record in past if record.segment == self.segment and self._is_read_alike(record)]
+
+    def _is_read_alike(self, record: NightRecord) -> bool:
+        judged_by = self.accepted.judged_by if record.accepted is None else record.accepted.judged_by
+        return (record.unit, judged_by) == (self.unit, self.accepted.judged_by)
 
 
 def judge(
@@ -108,7 +110,7 @@ def failed(
     ran = next((record for record in reversed(past) if record.accepted is not None), None)
     changed = _changes(environment, ran)
     if ran is not None and ran.segment is not None:
-        changed += tuple(each for each in segment.changes(ran.segment) if each.startswith("plan: "))
+        changed += segment.changes(ran.segment, {"plan"})
     kind = VerdictKind.ERROR if fits else VerdictKind.DOES_NOT_FIT
     return Verdict(kind=kind, reason=one_line(reason).rstrip("."), changed=changed)
 
@@ -167,9 +169,7 @@ def _verdict(
     changed, reason = tonight.changes_from(latest), _evidence(tonight, level, decision)
     if changed:
         reason = f"an earlier segment continues ({', '.join(changed)}): {reason}"
-    moved: list[Moved] = ["slower" if rate.side < 0 else "faster"] if rate.side else []
-    moved += ["more memory"] if memory.side else []
-    evidence_nights = rate.suspicion.nights if rate.begins and rate.suspicion is not None else 1
+    moved, evidence_nights = decision.moved, decision.evidence_nights
     measured = [record for record in nights if record.accepted and record.verdict.kind not in NOT_MEASURED]
     since = rate.since if rate.side else memory.since
     if evidence_nights > 1:
@@ -179,9 +179,9 @@ def _verdict(
         changed = _changes(tonight.environment, steady[-1] if steady else None)
     kind = VerdictKind.STEADY
     if moved:
-        kind = VerdictKind.FASTER if moved == ["faster"] else VerdictKind.REGRESSION
+        kind = VerdictKind.FASTER if moved == ("faster",) else VerdictKind.REGRESSION
     return Verdict(
-        kind=kind, reason=reason, changed=changed, moved=tuple(moved), since=since if moved else "",
+        kind=kind, reason=reason, changed=changed, moved=moved, since=since if moved else "",
         expected_per_s=rate.band.expected, low_per_s=rate.band.low, high_per_s=rate.band.high,
         expected_bytes=round(memory.band.expected), high_bytes=round(memory.band.high),
         compared_nights=rate.band.nights, evidence_nights=evidence_nights,

@@ -77,7 +77,7 @@ class LoaderTrials:
     def added(self, outcome: Outcome, size: int, fastest_per_s: float, restore: Callable[[], None]) -> Outcome:
         """Returns the outcome of a proof with what was found, if the proof passed.
 
-        `restore` puts back what reading the data may have changed; see `run`.
+        `restore` puts back what reading the data may have changed. For the other arguments see `run`.
         """
         if outcome.measurement is None or not outcome.measured:
             return outcome

@@ -109,7 +109,8 @@ def rate_text(r: Answer, one: Candidate) -> str:
 
 def _worth(r: Answer) -> list[Candidate]:
     """Returns the plans to show because they save more memory than they cost speed."""
-    return _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
+    ours = rate_per_s(r, recommended(r))
+    return _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r, ours)], [r.plan])[:_LIGHTER]
 
 
 def _shown(r: Answer, worth: Sequence[Candidate]) -> list[Candidate]:
@@ -130,10 +131,10 @@ def _raced(candidate: Candidate) -> bool:
     return any(ratio is not None and ratio.pairs > 0 for ratio in (candidate.over_recommended, candidate.gain))
 
 
-def _is_worth_it(candidate: Candidate, r: Answer) -> bool:
-    """Returns whether a plan gives up a smaller share of the recommended one's speed than of its memory."""
+def _is_worth_it(candidate: Candidate, r: Answer, ours: float | None) -> bool:
+    """Returns whether a plan gives up a smaller share of the recommended one's speed, `ours`, than of its memory."""
     measurement = candidate.outcome.measurement
-    theirs, ours = rate_per_s(r, candidate), rate_per_s(r, recommended(r))
+    theirs = rate_per_s(r, candidate)
     if measurement is None or theirs is None or ours is None:
         return False
     peak, proven = measurement.memory.judged_bytes, r.proof.memory.judged_bytes

@@ -45,7 +45,7 @@ def applying_lines(r: Answer, *, from_file: bool) -> list[str]:
             "    callbacks=[lightning.ApplyPlan(fit)],",
             ")",
         ]
-    inference = settings.get("mode") == "inference"
+    inference = r.environment.is_inference
     given, result = ("model, loader", "output") if inference else ("model, loader, optimizer", "loss")
     update = settings.get(UPDATE)
     if from_file and update is not None:

@@ -82,9 +82,9 @@ def asset(name: str) -> str:
     return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def filled(template: str, macro: str, *values: Any, **named: Any) -> Markup:
+def filled(template: str, macro: str, *values: Any) -> Markup:
     """Returns what a macro of a template in `assets` makes of values. Text that is not `Markup` is escaped."""
-    return Markup(getattr(_templates().get_template(template).module, macro)(*values, **named))
+    return Markup(getattr(_templates().get_template(template).module, macro)(*values))
 
 
 @cache

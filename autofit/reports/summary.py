@@ -15,7 +15,7 @@ from autofit.reports.alternatives import others, rate_text, recommended
 from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
-from autofit.reports.sentences import batch_change, contradicting_rate, ending, kept_because, unknown_gain
+from autofit.reports.sentences import batch_change, contradicting_rate, difference, ending, kept_because, unknown_gain
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
@@ -169,7 +169,7 @@ def _labelled(r: Answer, plan_file: str | None) -> Iterator[tuple[str, str]]:
     environment, peak = r.environment, r.proof.memory.judged_bytes
     if r.estimate is not None and r.estimate.is_bounded and peak:
         value = r.estimate.value_bytes
-        error = f"{round(value / peak - 1, 3) + 0.0:+.1%} from the measured peak"  # never "-0.0%"
+        error = f"{difference(value / peak - 1)} from the measured peak"
         about = f"an {UPPER_BOUND}" if r.estimate.worst_case else error
         yield "estimate", f"{format_bytes(value)} before it ran, {about}"
     if r.objective.planned_samples is not None:

@@ -68,7 +68,7 @@ def nothing_measured(
     `trials` are all trials, the skipped ones included. `early` says that a limit ended the search, and
     `estimated` is the estimated peak of each plan by its key.
     """
-    crashed, note = _crashed_throughout(trials), budget.memory_note
+    crashed, note = _crashed_throughout(trials), f" ({budget.memory_note})" if budget.memory_note else ""
     said = len(crashed) > 1 or any(_last_error(t.outcome.traceback_text) for t in crashed)  # else something killed it
     if crashed and (not early or (said and all(t.outcome.status is Status.CRASHED for t in crashed))):
         return _crash(crashed, baseline)
@@ -84,7 +84,7 @@ def nothing_measured(
         return _user_code(failed[0], len(failed), baseline)
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
-            f"no plan fits into {format_bytes(budget.memory_bytes)}{f' ({note})' * bool(note)}. "
+            f"no plan fits into {format_bytes(budget.memory_bytes)}{note}. "
             f"{_smallest(trials, baseline, budget, estimated)} {_tried(trials, baseline)}{_gated(refused)} "
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )

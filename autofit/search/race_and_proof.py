@@ -391,10 +391,11 @@ class Final:
 
     def _passed_over_caveats(self) -> list[str]:
         """Returns why plans that were the choice are not the answer, in one sentence for each reason."""
-        return [
-            f"{first} was the choice, but {why}{f' (the same for {len(others)} more)' * bool(others)}"
-            for why, (first, *others) in self._passed_over.items()
-        ]
+        found = list[str]()
+        for why, (first, *others) in self._passed_over.items():
+            more = f" (the same for {len(others)} more)" if others else ""
+            found.append(f"{first} was the choice, but {why}{more}")
+        return found
 
     def _proof(self, chosen: Trial) -> Trial | None:
         """Returns the trial of a proof; None if it failed, which is recorded."""

@@ -1,4 +1,4 @@
-"""One search, from briefing to answer: opens the study, makes searcher and estimators, runs the phases.
+"""One search, from briefing to answer: opens the study, makes searcher and estimators, keeps the evidence of the end.
 
 Never loads torch: the command line runs it in a process that does not import the user's code.
 """
@@ -395,7 +395,7 @@ def _without_traceback(candidate: Candidate) -> Candidate:
 def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     """Returns the caveat about a changed global batch."""
     old, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
-    if old == new or briefing.environment.settings.get("mode") == "inference":
+    if old == new or briefing.environment.is_inference:
         return []
     return [
         f"{BATCH_CHANGED} from {old} to {new}: adjust the learning rate and the number of "

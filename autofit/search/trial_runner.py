@@ -133,11 +133,14 @@ class Earlier:
         Blocks, whose memory is not compared, are collected until there are enough.
         """
         then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
-        blocks = self._blocks.setdefault(plan.key, []) if purpose is Purpose.BLOCK else []
-        if then and purpose is Purpose.BLOCK and outcome.measurement is not None:
-            blocks.append(outcome.measurement)
-        if not then or (purpose is Purpose.BLOCK and (outcome.measurement is None or len(blocks) < BLOCKS)):
+        if not then:
             return "", ""
+        blocks: list[Measurement] = []
+        if purpose is Purpose.BLOCK:
+            blocks = self._blocks.setdefault(plan.key, [])
+            blocks += [] if outcome.measurement is None else [outcome.measurement]
+            if outcome.measurement is None or len(blocks) < BLOCKS:
+                return "", ""
         peak = "" if blocks else other_peak(then[-1], outcome)
         budget_bytes = self._tuning.budget.memory_bytes
         return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)

@@ -18,13 +18,9 @@ class Undo(ExitStack):
     only come from the garbage collector.
     """
 
-    def put_back(self, attributes: dict[Any, Any], key: Any) -> None:
-        """Registers that the entry gets the value that it has now, or is removed if there is none now."""
-        self.callback(put, attributes, key, attributes.get(key, ABSENT))
-
     def replace(self, attributes: dict[Any, Any], key: Any, value: Any) -> None:
-        """Sets an entry now, and registers that it is put back."""
-        self.put_back(attributes, key)
+        """Sets an entry now, and registers that it gets the value of before, or is removed if there was none."""
+        self.callback(put, attributes, key, attributes.get(key, ABSENT))
         attributes[key] = value
 
     def __exit__(

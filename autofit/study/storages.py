@@ -97,7 +97,8 @@ def check_schema(study: optuna.Study, schema: str, where: str) -> None:
     raise StudyError(
         f"the study {study.study_name} at {where} cannot be used: found "
         f"{'trials but no schema' if found is None else f'the schema {found}'}; expected {schema}, which this version "
-        "of autofit writes. Choose another study, or the version of autofit that wrote it."
+        "of autofit writes. Nothing was changed. Choose another study or history, or the version of autofit that wrote "
+        "it."
     )
 
 

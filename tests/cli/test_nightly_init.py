@@ -58,7 +58,7 @@ def test_it_can_be_printed(run: Run) -> None:
     [
         (("--time", "soon"), "5min"),
         (("--memory", "20"), 'did you mean "20GiB"?'),
-        (("-o", "nowhere/jobs.yaml"), "expected a directory that has space"),
+        (("-o", "nowhere/jobs.yaml"), "expected a directory that exists and has space"),
         (("-o", "."), "found something there"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_loader_that_is_kept_or_has_no_workers_is_not_a_choice() -> None:
     assert worker_settings(found) == {}
     trials = (LoadingTrial(workers=2),)
     chosen = Loading(needed_per_s=10.0, trials=trials, workers=2, prefetch_factor=4, pin_memory=True)
-    settings = {"num_workers": 2, "prefetch_factor": 4, "pin_memory": True}
+    settings = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": False, "pin_memory": True}
     kept, none = (chosen.model_copy(update=fields) for fields in ({"kept": "it keeps up"}, {"workers": 0}))
     for loading, expected in ((chosen, settings), (kept, {}), (none, {})):
         proof = found.proof.model_copy(update={"loading": loading})

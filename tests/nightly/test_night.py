@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,7 @@ def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
 def test_while_the_history_cannot_be_written_the_night_goes_on_and_says_so(room: MachineRoom) -> None:
     (room.folder / "server").mkdir()
     room.location = f"sqlite:///{room.folder}/server/study.db"
+    room.start -= timedelta(days=1)  # the night that loses its history is that of today
     room.add("a")
     room.add("b")
     room.night()
@@ -381,13 +383,17 @@ def test_while_the_history_cannot_be_written_the_night_goes_on_and_says_so(room:
     assert result.exit_code == StudyError.exit_code
     assert "not in the history: the records of b. the study at sqlite:///" in result.notes[0]
     assert [len(room.records(name)) for name in "ab"] == [2, 1]
+    room.before_run = lambda job, plan, purpose: None
+    again = room.night()  # the same command, once the database is there again
+    assert (again.night, again.exit_code) == (result.night, 0)
+    assert [len(room.records(name)) for name in "ab"] == [2, 2], "the job whose record was missing is checked again"
 
 
 def test_without_ray_the_command_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     jobs = read_jobs(jobs_file(tmp_path, "jobs:\n  - {name: a, workload: a.py, plan: a.yaml}\n"))
     with pytest.raises(UsageError, match=r"found no Ray; .* pip install 'torch-autofit\[ray\]'"):
-        run_on_ray(jobs, NightOptions())
+        run_on_ray(jobs, History(jobs.history, jobs.mark), NightOptions())
 
 
 @pytest.fixture
@@ -432,7 +438,7 @@ def test_each_job_is_a_task_and_a_job_whose_machine_is_killed_is_checked_on_the_
     killer = threading.Thread(target=kill)
     killer.start()
     said = list[str]()
-    result = run_on_ray(jobs, NightOptions(say=said.append))
+    result = run_on_ray(jobs, History(jobs.history, jobs.mark), NightOptions(say=said.append))
     killer.join()
     assert {record.job: record.verdict.kind.value for record in result.records} == {
         "a": "cannot compare", "b": "cannot compare", "bad": "error",

@@ -257,7 +257,6 @@ _SIZES = {BATCH_ONLY: (8, 16, 32, 64), "precision=bf16": (16, 32, 64), "precisio
           "precision=bf16, checkpointing=blocks": (32, 64, 128), "checkpointing=blocks": (64,),
           "precision=bf16, compile=default, checkpointing=blocks": (64, 128)}  # fmt: skip
 BASELINE = label_of(BATCH_ONLY, 16, 16)
-CHOSEN = label_of("precision=bf16, compile=default", 32, 8)
 
 
 def typical(**changes: object) -> Report:

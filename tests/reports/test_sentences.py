@@ -266,7 +266,7 @@ def test_zero_has_no_sign(ratio: float, text: str) -> None:
     assert difference(ratio) == text
 
 
-def test_a_time_has_duration_text_in_utc() -> None:
+def test_a_time_has_whole_seconds_in_utc() -> None:
     assert moment("2026-11-24T20:11:08.123456+00:00") == "2026-11-24 20:11:08 UTC"
     assert moment("2026-11-24T21:11:08+01:00") == "2026-11-24 20:11:08 UTC"
     assert [moment("yesterday"), moment("")] == ["yesterday", ""]

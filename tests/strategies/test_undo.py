@@ -156,7 +156,7 @@ def test_entries_get_their_values_back_and_new_ones_are_removed() -> None:
     attributes = {"held": 1, "removed": 2}
     with Undo() as undo:
         for key in ("held", "removed", "new"):
-            undo.put_back(attributes, key)
+            undo.replace(attributes, key, 0)
         attributes |= {"held": 3, "new": 4}
         del attributes["removed"]
     assert attributes == {"held": 1, "removed": 2}

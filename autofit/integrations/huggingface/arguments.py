@@ -173,7 +173,7 @@ def _divided(args: Any, found: Answer) -> Mapping[str, int]:
         UsageError: the plan's steps cannot be divided among the devices.
     """
     devices, steps = args.world_size * max(args.n_gpu, 1), found.plan.accumulation_steps
-    if devices == 1 or found.environment.settings.get("mode") == "inference":
+    if devices == 1 or found.environment.is_inference:
         return {}
     if steps % devices:
         raise UsageError(

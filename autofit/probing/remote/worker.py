@@ -75,6 +75,8 @@ class Worker:
                     for line in self._requests:
                         if self._answer(json.loads(line)):
                             return
+            except BrokenPipeError:
+                raise
             except AutofitError as error:
                 text = error.traceback_text if isinstance(error, UserCodeError) else ""
                 self._say("error", type=type(error).__name__, message=str(error), traceback=text)

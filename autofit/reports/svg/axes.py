@@ -131,12 +131,13 @@ def point(drawing: Drawing, x: float, y: float, row: PlanRow, kind: str = "") ->
     if kind != "af-x" and (row.role == "recommended" or row.is_baseline):
         kind = "af-rec" if row.role == "recommended" else "af-base"
     title = element("title", tip(row)) if drawing.format.titles else None
-    _mark(drawing, x, y, f"af-pt {kind}".rstrip(), title, row.rank)
+    mark(drawing, x, y, f"af-pt {kind}".rstrip(), title, row.rank)
 
 
-def _mark(
+def mark(
     drawing: Drawing, x: float, y: float, classes: str, title: Markup | None = None, rank: int | None = None
 ) -> None:
+    """Draws the mark of these classes: a diamond, a square, a cross or else a circle. `rank` is that of its plan."""
     shape = next((_SHAPES[kind] for kind in classes.split() if kind in _SHAPES), None)
     if shape is None:
         drawing.add("circle", title, class_=classes, data_r=rank, cx=x, cy=y, r=4)
@@ -216,7 +217,7 @@ def key(drawing: Drawing, shapes: Sequence[tuple[str, str]], top: float) -> floa
         if kind.startswith("af-bar"):
             drawing.rect(x + 1, y - 6, x + 15, y + 6, kind, 2)
         elif kind.startswith("af-pt"):
-            _mark(drawing, x + 8, y, kind)
+            mark(drawing, x + 8, y, kind)
         else:
             drawing.line(x, y, x + 16, y, kind)
         drawing.text(x + 22, y + 4.5, text, "af-label")

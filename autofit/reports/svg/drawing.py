@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from itertools import accumulate
 
 from autofit.reports.markup import DataTable, Markup, escaped, joined, shortened
 from autofit.reports.report import Report
@@ -34,9 +35,9 @@ def fitted(text: str, size: float, width: float) -> str:
     text = shortened(text, _LONGEST)
     if text_width(text, size) <= width:
         return text
-    while text and text_width(f"{text}…", size) > width:
-        text = text[:-1]
-    return f"{text.rstrip(' ,.')}…"
+    ends = accumulate(map(_em, text), initial=_em("…"))
+    kept = sum(size * end <= width for end in ends) - 1
+    return f"{text[: max(kept, 0)].rstrip(' ,.')}…"
 
 
 def number(value: float) -> str:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from textwrap import wrap
 
 from autofit.core.objective import TIE_RATIO
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
@@ -28,6 +27,7 @@ from autofit.reports.svg.axes import (
 )
 from autofit.reports.svg.drawing import FONT, SMALL, Box, Chart, Drawing, Format, fitted, text_width
 from autofit.search.choice import TIE_LOSS
+from autofit.terminal import wrapped
 
 _BATCH = "batch"
 _BAR, _GAP = 16.0, 10.0
@@ -168,6 +168,9 @@ WHY: Chart = Chart(
 """What each change of the recommended plan brings."""
 
 
+_TIMES = (("h", 3600), ("min", 60), ("s", 1))
+
+
 def _answers_draw(report: Report, form: Format) -> Drawing:
     """Returns the chart of a report with at least two answers: a staircase, with what the last one is worth."""
     drawing = Drawing(form, f"The answer of the search over time: {answer_times(report)}.")
@@ -177,8 +180,9 @@ def _answers_draw(report: Report, form: Format) -> Drawing:
     top = key(drawing, plan_keys(report, {each.rank for each in report.answers}), 2) + 34
     area = Box(margin(rates), top, form.width - 14, top + 180)
     x, y = AxisScale(0.0, end_s, area.left, area.right), AxisScale(slow, fast, area.bottom, area.top)
-    seconds = [(tick, f"{tick:,g} s") for tick in nice_ticks(0.0, end_s, 8)]
-    axes(drawing, area, (x, seconds, "since the search began"), (y, rates, f"{report.unit} per second"))
+    unit, size = next((name, size) for name, size in _TIMES if end_s >= 2 * size or size == 1)
+    times = [(tick * size, f"{tick:,g} {unit}") for tick in nice_ticks(0.0, end_s / size, 8)]
+    axes(drawing, area, (x, times, "since the search began"), (y, rates, f"{report.unit} per second"))
     corners = [(x(each.at_s), y(each.rate_per_s)) for each in report.answers]
     steps = [corner for (_, before), (left, at) in pairwise(corners) for corner in ((left, before), (left, at))]
     drawing.polyline([corners[0], *steps, (area.right, corners[-1][1])], "af-line-rec")
@@ -268,11 +272,12 @@ def _race_draw(report: Report, form: Format) -> Drawing:
 def _name_lines(report: Report, row: PlanRow) -> list[str]:
     """Returns the name of a finalist. If it has to be cut, what fewer finalists have in common comes first."""
     name = _name_of(row)
-    if len(wrap(name, _NAME_LETTERS)) > 3:
+    if len(wrapped(name, _NAME_LETTERS)) > 3:
         common = Counter(part for racer in report.race for part in report.row(racer.rank).combination.split(", "))
         parts = sorted(row.combination.split(", "), key=lambda part: common[part])
         name = _name_of(row.model_copy(update={"combination": ", ".join(parts)}))
-    return [fitted(line, FONT, _NAME) for line in wrap(name, _NAME_LETTERS, max_lines=3, placeholder="…")]
+    first, second, *rest = [*wrapped(name, _NAME_LETTERS), "", ""]
+    return [fitted(line, FONT, _NAME) for line in (first, second, " ".join(rest).strip()) if line]
 
 
 def _reference(report: Report) -> str:

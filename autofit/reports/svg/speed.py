@@ -12,6 +12,7 @@ from autofit.reports.svg.axes import (
     byte_ticks,
     key,
     margin,
+    mark,
     plan_keys,
     point,
     rate_ticks,
@@ -208,8 +209,7 @@ def _lines(drawing: Drawing, report: Report, curves: list[tuple[SpeedCurve, int]
         placed += [(report.row(rank), *at) for rank, at in zip(curve.ranks, line, strict=True)]
         styles |= dict.fromkeys(curve.ranks, series)
         if miss := _miss(report, curve):  # beside each other, since several curves may end at one size
-            left = x(miss) - 4 + 9 * (place - 2)
-            drawing.add("path", class_=f"af-miss af-s{series}", d=f"M{left:.1f} {y.start + 10:.1f}l8 8m0 -8l-8 8")
+            mark(drawing, x(miss) + 9 * (place - 2), y.start + 14, f"af-miss af-x af-s{series}")
     for row, at_x, at_y in thinned(placed):
         hollow = " af-hollow" if raced and row.rank not in raced else ""
         point(drawing, at_x, at_y, row, f"af-dot af-s{styles[row.rank]}{hollow}")

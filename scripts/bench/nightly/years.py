@@ -7,7 +7,6 @@ from itertools import count
 
 from autofit.nightly.levels import Decision, Level, NightReading, decide
 from autofit.nightly.records import Verdict, VerdictKind
-from autofit.nightly.verdict import Moved
 from scripts.bench.nightly.noise import Noise
 
 RATE_PER_S, PEAK_BYTES = 100.0, 10.0 * 2**30
@@ -91,13 +90,11 @@ def regressed(decision: Decision | None) -> bool:
 def _verdict(decision: Decision) -> Verdict:
     """Returns what is claimed of a night as the history holds it."""
     rate, memory = decision.rate, decision.memory
-    moved: list[Moved] = ["slower" if rate.side < 0 else "faster"] if rate.side else []
-    moved += ["more memory"] if memory.side else []
     return NO_CLAIM.model_copy(
         update={
-            "moved": moved,
+            "moved": decision.moved,
             "since": rate.since,
-            "evidence_nights": rate.suspicion.nights if rate.begins and rate.suspicion is not None else 1,
+            "evidence_nights": decision.evidence_nights,
             "expected_per_s": rate.band.expected,
             "expected_bytes": memory.band.expected,
         }

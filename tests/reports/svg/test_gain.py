@@ -1,4 +1,4 @@
-"""What each change brings, and the race."""
+"""What each change brings, when each answer came, and the race."""
 
 import math
 from itertools import pairwise

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from autofit.core.answer import Ratio
-from autofit.core.answer_checks import problems
 from autofit.core.measurement import Measurement
+from autofit.planfile import problems
 from tests.test_planfile import OWN, PROOF, RECORD
 
 
