@@ -121,15 +121,14 @@ MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
 MANY_MEASURED = 11
 """From this number of measured plans on, the gain that is worth a probe grows with its square where memory is
 estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search, on
-nine devices in spaces of 2,000 and 20,000 plans, and on the tables. With 10, a search takes one or two probes fewer in
-these spaces and as many on the tables, and the mean regret is 0.59 instead of 0.46 % and 0.44 instead of 0.40 %. With
-18, it takes one or two more, and the regret is 0.44 % in these spaces. Without estimates, plans also run to show their
-memory, and the mean regret would double."""
+other devices in spaces of 2,000 and 20,000 plans, and on the tables. With 10, the mean regret is 0.44 instead of 0.41 %
+on the tables, and 0.59 instead of 0.46 % in these spaces. With 13, a search takes half a probe more, and the regret is
+the same. Without estimates, plans also run to show their memory, and the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 2, 1.25
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there, and so may the values that it ran with. It is settled if the plan is
-estimated to be slower by `MAX_SLOWDOWN`. With 8 and 2, a space whose values depend on others loses twice as much
-(scripts/bench/search --only together_2k), and tables as much as now."""
+estimated to be slower by `MAX_SLOWDOWN`. With 4 or with 1.1, a space whose values depend on others loses more than
+twice as much (scripts/bench/search --only together_2k). With 1.4, a search takes more probes and finds the same."""
 DIGITS = 9
 """Logarithms that agree to this many digits are equal. Processors round differently, and the search must not depend on
 it."""
