@@ -124,11 +124,12 @@ estimated: what the model still promises then comes from plans that hardly diffe
 other devices in spaces of 2,000 and 20,000 plans, and on the tables. With 10, the mean regret is 0.44 instead of 0.41 %
 on the tables, and 0.59 instead of 0.46 % in these spaces. With 13, a search takes half a probe more, and the regret is
 the same. Without estimates, plans also run to show their memory, and the mean regret would double."""
-SMALL_RATIO, MAX_SLOWDOWN = 2, 1.25
+SMALL_RATIO, MAX_SLOWDOWN = 2, 1.4
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there, and so may the values that it ran with. It is settled if the plan is
 estimated to be slower by `MAX_SLOWDOWN`. With 4 or with 1.1, a space whose values depend on others loses more than
-twice as much (scripts/bench/search --only together_2k). With 1.4, a search takes more probes and finds the same."""
+twice as much (scripts/bench/search --only together_2k). With 1.25, a value whose casts make it 1.6 times slower at a
+small size is never tried at a large one, where it is faster."""
 DIGITS = 9
 """Logarithms that agree to this many digits are equal. Processors round differently, and the search must not depend on
 it."""
