@@ -80,7 +80,7 @@ class Guard:
     def restore(self) -> None:
         """Restores everything in place. May be called any number of times, at the cost of one comparison.
 
-        SIGINT and SIGTERM that arrive during the call are delivered afterwards. The watchdog leaves this package alone by
+        SIGINT and SIGTERM that arrive during the call are delivered afterwards. The watchdog leaves the guard alone by
         itself, except for a method of the user's that hangs.
 
         Raises:
