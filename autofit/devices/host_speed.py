@@ -1,7 +1,6 @@
 """Peak speed of the host in arithmetic and memory traffic, measured in a fraction of a second."""
 
 from collections.abc import Callable
-from functools import cache
 from statistics import median
 from time import perf_counter
 
@@ -17,14 +16,11 @@ COPIED_BYTES = 64 * 2**20
 """Size of the copy that shows memory bandwidth: larger than the last-level cache of most chips."""
 OPERATORS = 200
 REPEATS = 3
-SLOW_RATIO = 4
-"""A precision is taken to be emulated if training a small convolution in it is this many times slower than in fp32.
-fp16 took 40 times as long on a chip with AVX512-FP16 (torch 2.13)."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def measured(*precisions: str) -> Ceilings:
-    """Measures the ceilings for these precisions ("fp32", "bf16", "fp16"), with the present number of threads."""
+    """Measures the ceilings for these precisions ("fp32", "bf16"), with the present number of threads."""
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8).fill_(1)
     target, one = torch.empty_like(source).fill_(0), torch.ones(1)
 
@@ -39,27 +35,6 @@ def measured(*precisions: str) -> Ceilings:
             operator_s=_seconds(issue) / OPERATORS,
             ahead=False,
         )
-
-
-@cache
-def trains_in(precision: str) -> bool:
-    """Returns whether training a small convolution in a precision runs without emulation. Measured once per process."""
-    plain, reduced = (_training_s(DTYPES[name]) for name in ("fp32", precision))
-    return reduced <= SLOW_RATIO * plain
-
-
-def _training_s(dtype: torch.dtype) -> float:
-    # Explicit dtype and device, since the user may have set other defaults.
-    images = torch.ones(4, 16, 16, 16, dtype=torch.float32, device="cpu")
-    filters = torch.ones(16, 16, 3, 3, dtype=torch.float32, device="cpu", requires_grad=True)
-
-    def train() -> None:
-        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-            outputs = torch.nn.functional.conv2d(images, filters)
-        torch.autograd.grad(outputs.float().sum(), filters)
-
-    with torch.enable_grad():
-        return _seconds(train)
 
 
 def _rate(dtype: torch.dtype) -> float:
