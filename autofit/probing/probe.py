@@ -171,9 +171,9 @@ class Probe:
         except SpaceError as error:
             return Outcome(status=Status.REJECTED, reason=str(error), phase=self._phase)
         except BaseException as error:  # noqa: BLE001  # any failure of a plan is an outcome; SystemExit too
-            new = self.device.counters().since(before)
+            new_ooms = self.device.counters().since(before).ooms
             phase = CONTRACT if isinstance(error, WorkloadError) else self._phase
-            evidence = collect(error, phase=phase, new_ooms=new.ooms, new_retries=new.retries)
+            evidence = collect(error, phase=phase, new_ooms=new_ooms)
             scrub(error)
         verdict = classify(evidence, device_is_host=self.device.is_host)
         status, text = verdict.status, evidence.traceback_text
