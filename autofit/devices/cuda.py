@@ -65,6 +65,27 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
     return frozenset(found)
 
 
+def gpu_count() -> int:
+    """Returns the number of GPUs that torch sees in this process."""
+    return torch.cuda.device_count()
+
+
+def gpu_in_use() -> bool:
+    """Returns whether torch has used a GPU in this process."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+@contextmanager
+def known_gpu_count(count: int) -> Iterator[None]:
+    """Has torch answer with a known number of GPUs, without a question to the driver, until the context is left."""
+    before = torch.cuda.is_available, torch.cuda.device_count
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: count > 0), (lambda: count)
+    try:
+        yield
+    finally:
+        torch.cuda.is_available, torch.cuda.device_count = before
+
+
 class Cuda(Device):
     """One CUDA or ROCm device, with torch's caching allocator, its counters, peaks and limit."""
 
