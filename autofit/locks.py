@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -75,21 +75,6 @@ def held(key: str, what: str, wait_s: float, say: Say = lambda text: None) -> It
         if os.getpid() == owner:  # not in a child that was forked meanwhile: the lock belongs to the parent
             _release(descriptor)
         os.close(descriptor)
-
-
-def claiming(held_until: ExitStack, wait_s: Callable[[], float], say: Say) -> Callable[[str, str], None]:
-    """Returns a function that holds the lock of a device, given its key and name, until a stack is closed.
-
-    Args:
-        held_until: releases the locks.
-        wait_s: returns the maximum time to wait for another process, in seconds.
-        say: as in `held`.
-    """
-
-    def claim(key: str, what: str) -> None:
-        held_until.enter_context(held(key, what, wait_s(), say))
-
-    return claim
 
 
 def _release(descriptor: int) -> None:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -196,34 +195,3 @@ def test_a_directory_that_cannot_be_made_locks_nothing_and_says_so(
         pass
     assert len(said) == 1
     assert "cannot be locked here" in said[0]
-
-
-def test_what_is_claimed_is_held_until_the_stack_is_closed() -> None:
-    def taken_by_another_thread(key: str) -> bool:
-        found: list[bool] = []
-
-        def work() -> None:
-            try:
-                with locks.held(key, key, 0.0):
-                    found.append(True)
-            except Busy:
-                found.append(False)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        return found[0]
-
-    waits: list[str] = []
-
-    def wait_s() -> float:
-        waits.append("asked")
-        return 0.0
-
-    with ExitStack() as held:
-        claim = locks.claiming(held, wait_s, lambda text: None)
-        claim("a", "the device a")
-        claim("b", "the device b")
-        assert [taken_by_another_thread(key) for key in ("a", "b", "c")] == [False, False, True]
-    assert [taken_by_another_thread(key) for key in ("a", "b")] == [True, True]
-    assert waits == ["asked", "asked"]  # the time left is that of each claim

@@ -93,7 +93,11 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
             listen(Event("stage", STAGE if target.evaluation else f"looking at {given.target}"))
-            claim = locks.claiming(held, lambda: locks.patience_s(request.time_s), waiting(watch, listen))
+            wait_s, wait = locks.patience_s(request.time_s), waiting(watch, listen)
+
+            def claim(key: str, what: str) -> None:
+                held.enter_context(locks.held(key, what, wait_s, wait))
+
             bench = held.enter_context(
                 RemoteBench(target, beat=watch.beat, claim=claim, clock=clock, log=_log(request.study))
             )

@@ -97,3 +97,9 @@ class Outcome(BaseModel):
     def measured(self) -> bool:
         """Whether the plan ran inside the budget."""
         return self.status is Status.MEASURED
+
+    def with_measured(self, **changes: object) -> "Outcome":
+        """Returns the outcome with changes of its measurement; unchanged if it has none."""
+        if self.measurement is None:
+            return self
+        return self.model_copy(update={"measurement": self.measurement.model_copy(update=changes)})

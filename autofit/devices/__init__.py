@@ -6,8 +6,7 @@ from functools import cache
 from autofit.core.errors import DeviceMissing
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
-from autofit.devices.cuda import Cuda, cuda_capabilities
-from autofit.devices.gpu_count import gpu_count, gpu_in_use, known_gpu_count
+from autofit.devices.cuda import Cuda, cuda_capabilities, gpu_count, gpu_in_use, known_gpu_count
 from autofit.devices.host_memory import available as available_host_bytes
 from autofit.plugins import plugins
 

@@ -1,8 +1,8 @@
 """Device: a back end, with its capacity, synchronisation, memory readings and memory limit."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from time import perf_counter
@@ -188,7 +188,7 @@ class Device(ABC):
 
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> AbstractContextManager[None]:
         """Enforces the budget while the context is open, so that exceeding it raises a clean out-of-memory error."""
-        return _no_limit()
+        return nullcontext()
 
     def budget(self, wanted: int | float | str | None, varies: bool) -> Budget:
         """Returns the memory budget for the user's `memory_budget`, with its arithmetic in words.
@@ -216,8 +216,3 @@ class Device(ABC):
                 "pass at most that, or leave it out."
             )
         return Budget(memory_bytes=size, memory_note=f"{format_bytes(size)} as requested")
-
-
-@contextmanager
-def _no_limit() -> Iterator[None]:
-    yield

@@ -14,13 +14,15 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import torch
 
 from autofit.core.account import Account
 from autofit.core.measurement import Memory
 from autofit.core.work import Ceilings
-from autofit.devices import host_memory, host_speed
+from autofit.devices import host_memory
 from autofit.devices.base import Capability, Device, Reading, nothing
 from autofit.devices.host_meter import HostMeter
 
@@ -28,6 +30,16 @@ BOOKKEEPING_BYTES = 32 * 2**20
 """Allowance under a limit for what is not tensors: the interpreter, the nodes of the graph, and the primitives and code
 that oneDNN keeps for each shape. With 2 MiB, a graph network with ragged batches and routed experts failed in proofs
 far below its budget; with 32 MiB it ran. Tensors are judged by the allocation record, which is exact."""
+
+
+LONG_S = 2e-3
+"""Duration from which a matrix product is large enough to reach the peak rate: its launch takes a thousandth of
+this."""
+SIDES = (128, 256, 512, 1024)
+COPIED_BYTES = 64 * 2**20
+"""Size of the copy that shows memory bandwidth: larger than the last-level cache of most chips."""
+OPERATORS = 200
+REPEATS = 3
 
 
 class Cpu(Device):
@@ -68,17 +80,14 @@ class Cpu(Device):
         return min(available + (host_memory.status_bytes("VmRSS") or 0), self.capacity_bytes())
 
     def capabilities(self) -> frozenset[str]:
-        """Returns the capabilities of torch's CPU kernels, with reduced precision only if the chip computes in it.
+        """Returns the capabilities of torch's CPU kernels, with bf16 only if the chip computes in it.
 
-        fp16 is also tried: where it is emulated, a step was 50 times slower than in fp32, which is not worth a probe.
+        fp16 is not one: on a chip with AVX512-FP16, torch 2.13 emulated it, and a step was 40 to 50 times slower.
         """
         found = {Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.COMPILE}
         chip: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older versions of torch
-        for capability in (Capability.BF16, Capability.FP16):
-            if any(chip.get(f"{prefix}{capability}") for prefix in ("", "avx512_", "amx_")):
-                found.add(capability)
-        if Capability.FP16 in found and not host_speed.trains_in(Capability.FP16):
-            found.remove(Capability.FP16)
+        if any(chip.get(f"{prefix}{Capability.BF16}") for prefix in ("", "avx512_", "amx_")):
+            found.add(Capability.BF16)
         return frozenset(found)
 
     @contextmanager
@@ -104,7 +113,23 @@ class Cpu(Device):
 
     def ceilings(self) -> Ceilings:
         """Measures the peak speed with the number of threads that torch uses now."""
-        return host_speed.measured("fp32", *(c for c in (Capability.BF16, Capability.FP16) if c in self.capabilities()))
+        source = torch.empty(COPIED_BYTES, dtype=torch.uint8).fill_(1)
+        target, one = torch.empty_like(source).fill_(0), torch.ones(1)
+
+        def issue() -> None:
+            for _ in range(OPERATORS):
+                torch.add(one, one)
+
+        with torch.inference_mode():
+            rates = {"fp32": _rate(torch.float32)}
+            if Capability.BF16 in self.capabilities():
+                rates["bf16"] = _rate(torch.bfloat16)
+            return Ceilings(
+                flops_per_s=rates,
+                bytes_per_s=2 * COPIED_BYTES / _seconds(lambda: target.copy_(source)),
+                operator_s=_seconds(issue) / OPERATORS,
+                ahead=False,
+            )
 
     def account(self) -> Account:
         """Returns an account in which live tensors are counted."""
@@ -146,3 +171,25 @@ def _reset_resident_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def _rate(dtype: torch.dtype) -> float:
+    """Returns the peak rate in operations per second, from the largest product that was measured."""
+    rate = 0.0
+    for side in SIDES:
+        factor = torch.ones(side, side, dtype=dtype)
+        seconds = _seconds(lambda factor=factor: torch.mm(factor, factor))  # type: ignore[misc]  # bound early
+        rate = 2 * side**3 / seconds
+        if seconds > LONG_S:
+            break
+    return rate
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Returns the median duration of a few runs in seconds, after one warm-up run."""
+    times = []
+    for _ in range(REPEATS + 1):
+        began = perf_counter()
+        work()
+        times.append(perf_counter() - began)
+    return median(times[1:])

@@ -1,16 +1,23 @@
 """CUDA devices, and ROCm devices, which torch also calls "cuda".
 
+The budget applies to the footprint: the memory that the device loses to this process. Torch's caching allocator
+accounts for the reserved part, for all streams and the pools of captured graphs; the context, and libraries that
+allocate memory themselves, are added (`Cuda.outside_bytes`).
+
 Which memory figure is used depends on three things. On an integrated chip "free" leaves out the page cache, so the
 system's available memory is used. If NVML lists this process, its figure is exact; otherwise the memory outside the
-allocator is bounded (`Accelerator.outside_bytes`). The allocator's fraction refers to the memory that the device was
-built with, which may differ from what the driver reports.
+allocator is bounded. The allocator's fraction refers to the memory that the device was built with, which may differ
+from what the driver reports.
 """
 
 import importlib.util
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -18,19 +25,21 @@ from autofit.chips import ceilings_of
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.errors import UsageError
+from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
-from autofit.devices.accelerator import CONTEXT_BYTES, Accelerator
-from autofit.devices.base import Capability, T
+from autofit.devices import host_memory
+from autofit.devices.base import Capability, Counters, Device, Reading, T
 from autofit.devices.nvml import Nvml
 
+CONTEXT_BYTES = 1536 * 2**20
+"""Upper bound on a context with its libraries, which take 0.3 to 1.3 GB (reference/memory_prediction.md section 4)."""
 NATIVE, ASYNC = "native", "cudaMallocAsync"
 """The allocator back ends that can be metered: torch's caching allocator, and CUDA's memory pools."""
 UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 """Environment variables that make torch allocate each tensor from the driver, whatever their value."""
 UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 """Options that the allocator reports only within the text of its environment variable."""
-SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
 VOLTA = (7, 0)
@@ -56,15 +65,44 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
     return frozenset(found)
 
 
-class Cuda(Accelerator):
-    """One CUDA or ROCm device."""
+def gpu_count() -> int:
+    """Returns the number of GPUs that torch sees in this process."""
+    return torch.cuda.device_count()
+
+
+def gpu_in_use() -> bool:
+    """Returns whether torch has used a GPU in this process."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+@contextmanager
+def known_gpu_count(count: int) -> Iterator[None]:
+    """Has torch answer with a known number of GPUs, without a question to the driver, until the context is left."""
+    before = torch.cuda.is_available, torch.cuda.device_count
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: count > 0), (lambda: count)
+    try:
+        yield
+    finally:
+        torch.cuda.is_available, torch.cuda.device_count = before
+
+
+class Cuda(Device):
+    """One CUDA or ROCm device, with torch's caching allocator, its counters, peaks and limit."""
 
     type = "cuda"
+    queues_work = True
     pins_memory = True
 
     def __init__(self, index: int | None = None) -> None:
         super().__init__(index)
         self._nvml_outside: int | None = None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device with its index, since allocator statistics are per index and another device may become current."""
+        if self.index is None:
+            self.index = torch.accelerator.current_device_index()
+        return torch.device(self.type, self.index)
 
     @classmethod
     def is_available(cls) -> bool:
@@ -105,12 +143,35 @@ class Cuda(Accelerator):
             return int(torch.cuda.mem_get_info(self.torch_device)[1])
         return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
 
+    def capacity_bytes(self) -> int:
+        """Returns the total memory of the device; for an integrated chip at most that of the machine or container."""
+        total = self.driver_info()[1]
+        return min(total, host_memory.capacity()) if self.is_integrated else total
+
+    def available_bytes(self) -> int:
+        """Returns the free memory plus what this process holds, limited to the fraction that the user has set.
+
+        An integrated chip reports only unused memory as free, which is next to nothing once the system has cached some
+        files. The system's available memory is used there.
+        """
+        available = host_memory.available() if self.is_integrated else None
+        free = self.driver_info()[0] if available is None else available
+        outside = self.outside_bytes()
+        found = min(free + self._reserved_bytes() + outside, self.capacity_bytes())
+        fraction = self._fraction()
+        return found if fraction >= 1 else min(found, int(fraction * self.fraction_base()) + outside)
+
     def outside_bytes(self) -> int:
         """Returns the bytes that this process holds on the device outside the caching allocator.
 
         A figure of NVML is used only if it is plausible: it may belong to another process with the same number, to the
         whole card under MIG, or to all processes of a container, or it may stand for "not available". After the first
         plausible figure the latest one is kept, so that budgets and peaks use the same source.
+
+        The device's figures do not separate this process from others. Without NVML, memory used beyond this process's
+        segments is attributed to its context, up to `CONTEXT_BYTES`, and the rest to other processes. The error affects
+        the available memory and the need of a plan alike. On an integrated chip the figures change with each file that
+        is read, so `CONTEXT_BYTES` is assumed.
         """
         reported = self._nvml.used_bytes() if self._nvml is not None else None
         if reported is not None:
@@ -121,7 +182,10 @@ class Cuda(Accelerator):
         if self._nvml_outside is not None:
             return self._nvml_outside
         self._nvml = None  # do not query it again at every probe
-        return super().outside_bytes()
+        if self.is_integrated:
+            return CONTEXT_BYTES
+        free, total = self.driver_info()
+        return min(max(total - free - self._reserved_bytes(), 0), CONTEXT_BYTES)
 
     def budget(self, wanted: int | float | str | None, varies: bool) -> Budget:
         """Returns the memory budget for the user's `memory_budget`, with its arithmetic in words.
@@ -177,7 +241,8 @@ class Cuda(Accelerator):
             found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]  # as above
         if torch.version.hip is None and (driver := Nvml.driver_version()):
             found["driver"] = driver
-        if settings := self._allocator():
+        backend = torch.cuda.get_allocator_backend()
+        if settings := self._options() if backend == NATIVE else backend:
             found["allocator"] = settings
         return found
 
@@ -189,6 +254,54 @@ class Cuda(Accelerator):
         if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
             return None
         return Account(allocator="caching", settings=self._options(), outside_bytes=self.outside_bytes())
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the device."""
+        torch.accelerator.synchronize(self.torch_device)
+
+    def counters(self) -> Counters:
+        """Returns `num_ooms` and `num_alloc_retries` of the caching allocator."""
+        stats = self._stats()
+        return Counters(ooms=int(stats.get("num_ooms", 0)), retries=int(stats.get("num_alloc_retries", 0)))
+
+    def live_bytes(self) -> int:
+        """Returns the caching allocator's sum of live tensors."""
+        return int(self._stats().get("allocated_bytes.all.current", 0))
+
+    @contextmanager
+    def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
+        """Meters the steps inside by the allocator's peak counters. This costs nothing, so the steps may be timed."""
+        reading, before = Reading(live_bytes=self.live_bytes), self.counters()
+        torch.accelerator.reset_peak_memory_stats(self.torch_device)
+        yield reading
+        self.synchronize()
+        after, stats = self.counters(), self._stats()
+        reserved = int(stats.get("reserved_bytes.all.peak", 0))
+        footprint = reserved + self.outside_bytes()
+        reading.memory = Memory(
+            allocated_bytes=int(stats.get("allocated_bytes.all.peak", 0)),
+            reserved_bytes=reserved,
+            footprint_bytes=footprint,
+            judged_bytes=footprint,
+            judged_by="footprint (reserved + context and libraries)",
+            static_bytes=static(),
+            allocator_retries=after.retries - before.retries,
+            swallowed_ooms=after.ooms - before.ooms,
+        )
+
+    @contextmanager
+    def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
+        """Caps the caching allocator at the budget less the memory outside it, or at the user's lower fraction."""
+        before = self._fraction()
+        wanted = max(budget_bytes - self.outside_bytes(), 0) / self.fraction_base()
+        self._set_fraction(min(wanted, before))
+        try:
+            yield
+        finally:
+            self._set_fraction(before)
+            # The limit is stored in whole bytes, rounded down: a restored fraction can read as one byte less.
+            if self._fraction() < before < 1:
+                self._set_fraction(math.nextafter(before, 1.0))
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """Runs `work`; returns its result and the seconds between two events on the current stream.
@@ -210,7 +323,20 @@ class Cuda(Accelerator):
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             clear()
-        super().release()
+        torch.accelerator.empty_cache()
+
+    def _stats(self) -> dict[str, Any]:
+        return torch.accelerator.memory_stats(self.torch_device)
+
+    def _reserved_bytes(self) -> int:
+        return int(self._stats().get("reserved_bytes.all.current", 0))
+
+    def _fraction(self) -> float:
+        return float(torch.cuda.memory.get_per_process_memory_fraction(self.torch_device))
+
+    def _set_fraction(self, fraction: float) -> None:
+        # 1 or more means no limit. Some allocators report "no limit" as a number far above 1.
+        torch.cuda.memory.set_per_process_memory_fraction(min(fraction, 1.0), self.torch_device)
 
     @cached_property
     def _nvml(self) -> Nvml | None:
@@ -219,7 +345,10 @@ class Cuda(Accelerator):
         return Nvml.open(str(torch.cuda.get_device_properties(self.torch_device).uuid))
 
     def _options(self) -> str:
-        """Returns the allocator's options in the syntax of `PYTORCH_ALLOC_CONF`."""
+        """Returns the allocator's options in the syntax of `PYTORCH_ALLOC_CONF`; "" if they are torch's defaults.
+
+        They come from one of three environment variables or from a call. Only the allocator knows which are in force.
+        """
         known = torch.cuda.memory._snapshot()["allocator_settings"]
         text = str(known.get("PYTORCH_CUDA_ALLOC_CONF") or known.get("PYTORCH_ALLOC_CONF") or "")
         found = [option for name in UNREPORTED for option in re.findall(rf"{name}:\d+", text)]
@@ -234,18 +363,3 @@ class Cuda(Accelerator):
             listed = ",".join(f"{mib}:{steps}" for mib, steps in divisions.items())
             found.append(f"roundup_power2_divisions:[{listed}]")
         return ",".join(found)
-
-    def _allocator(self) -> str:
-        """Returns the settings that affect reserved memory; "" if they are torch's defaults.
-
-        They come from one of three environment variables or from a call. Only the allocator knows which are in force.
-        """
-        backend = torch.cuda.get_allocator_backend()
-        if backend != NATIVE:
-            return backend
-        known = torch.cuda.memory._snapshot()["allocator_settings"]
-        found = [f"{name}={known[name]}" for name in SETTINGS if known.get(name, 0) not in (False, 0.0, -1)]
-        divisions = known.get("roundup_power2_divisions", {})
-        if any(divisions.values()):
-            found.append("roundup_power2_divisions=" + "/".join(str(steps) for steps in divisions.values()))
-        return ", ".join(found)

@@ -231,12 +231,6 @@ def _classify_exit(evidence: Evidence) -> Failure:
     number, code = evidence.exit_signal, evidence.exit_code
     if number is None and code is not None and (code < 0 or 128 < code < 192):
         number = -code if code < 0 else code - 128  # subprocess, then shells and containers
-    if number is None and code is None and (evidence.new_ooms > 0 or evidence.new_retries > 0):
-        reason = (
-            f"the step ran, but the allocator ran out of memory {evidence.new_ooms} times "
-            f"and had to flush its cache {evidence.new_retries} times"
-        )
-        return Failure(Status.OUT_OF_MEMORY, reason)
     if number is None:
         ended = "without an exit code" if code is None else f"with exit code {code}"
         return Failure(Status.CRASHED, f"the process ended {ended} and left no result and no error")

@@ -47,7 +47,6 @@ class Evidence:
         chain: the exceptions, outermost first. Empty if there was none.
         phase: prepare, fetch, transfer, forward, backward or optimizer.
         new_ooms: increase of the allocator's `num_ooms` during the attempt.
-        new_retries: increase of its `num_alloc_retries`.
         exit_signal: the signal that terminated a child process.
         exit_code: the exit code of a child process.
         traceback_text: the user's frames and the messages, innermost exception first.
@@ -56,13 +55,12 @@ class Evidence:
     chain: tuple[ErrorLink, ...]
     phase: str | None = None
     new_ooms: int = 0
-    new_retries: int = 0
     exit_signal: int | None = None
     exit_code: int | None = None
     traceback_text: str = ""
 
 
-def collect(error: BaseException, *, phase: str | None = None, new_ooms: int = 0, new_retries: int = 0) -> Evidence:
+def collect(error: BaseException, *, phase: str | None = None, new_ooms: int = 0) -> Evidence:
     """Returns the content of `error` that classification needs, as strings only. Never raises, even if `__str__` does.
 
     The chain holds causes, contexts (unless suppressed), a compiler's `inner_exception` and the members of groups, 64
@@ -72,7 +70,7 @@ def collect(error: BaseException, *, phase: str | None = None, new_ooms: int = 0
     chain = tuple(_link(each) for each in errors)
     blocks = [_traceback_block(each, link) for each, link in zip(errors, chain, strict=True)]
     text = plain("\n".join(block for block in reversed(blocks) if block), _TRACEBACK_LIMIT)
-    return Evidence(chain, phase=phase, new_ooms=new_ooms, new_retries=new_retries, traceback_text=text)
+    return Evidence(chain, phase=phase, new_ooms=new_ooms, traceback_text=text)
 
 
 def scrub(error: BaseException) -> None:

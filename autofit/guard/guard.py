@@ -5,7 +5,6 @@ iterator and `state_dict()`, which cannot be rewound, and state that cannot be f
 (unguarded.py). `Guard.caveats` names the latter before tuning, and `Guard.changed` names detected changes afterwards.
 """
 
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -81,7 +80,8 @@ class Guard:
     def restore(self) -> None:
         """Restores everything in place. May be called any number of times, at the cost of one comparison.
 
-        An interrupt (SIGINT) that arrives during the call is delivered afterwards.
+        SIGINT and SIGTERM that arrive during the call are delivered afterwards. The watchdog leaves the guard alone by
+        itself, except for a method of the user's that hangs.
 
         Raises:
             RestoreError: a part could not be restored. All other parts were.
@@ -126,7 +126,7 @@ class Guard:
         leave_surely(self._leave, error)
 
     def _restore(self, pieces: Sequence[Piece]) -> None:
-        with uninterrupted(signal.SIGINT):
+        with uninterrupted():
             failures = self._put_back(pieces)
         if failures:
             raise _restore_error([name for name, _ in failures]) from failures[0][1]
@@ -135,7 +135,7 @@ class Guard:
         """Restores and verifies once per entry of the guard."""
         if self._left:
             return
-        with uninterrupted(signal.SIGINT):
+        with uninterrupted():
             failures = self._put_back(self.pieces)
             touched = [piece for piece in self._bytes if not piece.untouched]
             left, unread = _differences([*touched, *self.pieces, *self._process])

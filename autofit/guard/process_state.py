@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autofit.core.uninterrupted import EVERY, uninterrupted
+from autofit.core.uninterrupted import uninterrupted
 from autofit.guard.object_state import PROCESS, Piece, ValuePiece
 
 
@@ -63,7 +63,7 @@ def process_flags() -> list[Flag]:
     ]
 
 
-@uninterrupted(*EVERY)
+@uninterrupted()
 def read_precision() -> dict[str, object]:
     """Returns the float32 precision settings, each as it was set and not as inherited.
 
@@ -87,7 +87,7 @@ def read_precision() -> dict[str, object]:
     return {"matmul": matmul, "cudnn_tf32": cudnn_tf32} | {".".join(key): explicit[key] for key in explicit}
 
 
-@uninterrupted(*EVERY)
+@uninterrupted()
 def write_precision(kept: dict[str, Any]) -> None:
     """Writes what `read_precision` returned. The older interface comes first, since it changes the newer settings."""
     torch.set_float32_matmul_precision(kept["matmul"])

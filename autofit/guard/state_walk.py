@@ -60,26 +60,6 @@ class Whereabouts:
     held: bool = False
 
 
-class Labels:
-    """Names the entries of objects and containers so that the user can find them."""
-
-    def __init__(self) -> None:
-        self._position: dict[int, int] = {}
-
-    def number(self, optimizer: torch.optim.Optimizer) -> None:
-        """Numbers the parameters as the optimizer's `state_dict` does, to name its state entries."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._position.update({id(p): index for index, p in enumerate(parameters)})
-
-    def of(self, name: str, key: object) -> str:
-        """Names an entry: by attribute, by index, or by a parameter's number in its optimizer."""
-        if isinstance(key, str):
-            return f"{name}.{key}"
-        if isinstance(key, torch.Tensor):
-            return f"{name}[{self._position.get(id(key), '?')}]"
-        return f"{name}[{key!r}]" if isinstance(key, SIMPLE) else f"{name}[{type(key).__qualname__}]"
-
-
 class Walk:
     """The pieces of state below some roots.
 
@@ -95,7 +75,7 @@ class Walk:
         self.unguarded = Unguarded()
         # Holding the objects prevents their ids from being reused during the walk.
         self._seen: dict[int, object] = {}
-        self._labels = Labels()
+        self._position: dict[int, int] = {}  # of a parameter in its optimizer
         self._names: dict[int, NamesPiece] = {}
         self._todo: deque[tuple[str, object, Whereabouts]] = deque()
 
@@ -194,8 +174,9 @@ class Walk:
     def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records the attributes of an object and of its class, and queues their values."""
         family, origin = isinstance(found, walk_rules.FAMILIES), origin_of(type(found))
-        if isinstance(found, torch.optim.Optimizer):
-            self._labels.number(found)
+        if isinstance(found, torch.optim.Optimizer):  # numbered as in its `state_dict`
+            parameters = [p for group in found.param_groups for p in group["params"]]
+            self._position |= {id(p): index for index, p in enumerate(parameters)}
         if isinstance(found, nn.Module):
             self._add(class_of(name, found), place)
         module = isinstance(found, (nn.Module, torch.optim.Optimizer))
@@ -219,7 +200,7 @@ class Walk:
     def _follow_attributes(self, name: str, found: object, place: Whereabouts, below: Whereabouts) -> None:
         attributes = getattr(found, "__dict__", None)
         if isinstance(attributes, dict):
-            self._add(MappingPiece(name, attributes, self._labels.of), place)
+            self._add(MappingPiece(name, attributes, self._label), place)
             for key, value in list(attributes.items()):
                 self._push_attribute(name, key, value, found, below)
 
@@ -230,7 +211,7 @@ class Walk:
         self._push_all([(f"{name}.{key}", value) for each in members for key, value in each], place)
 
     def _push_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
-        label = self._labels.of(name, key)
+        label = self._label(name, key)
         if key.startswith("_") and origin_of(type(owner)) is not Origin.USER:
             place = replace(place, of_user=False)
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
@@ -246,7 +227,7 @@ class Walk:
     def _visit_function(self, name: str, found: FunctionType, place: Whereabouts) -> None:
         """Records the closure, defaults, attributes and named globals of a function."""
         place = replace(place, of_user=origin_of(found) is Origin.USER)
-        self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
+        self._add(MappingPiece(name, found.__dict__, self._label), place)
         self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
         if origin_of(found) not in (Origin.USER, Origin.LIBRARY):
             return  # its closure holds no user state
@@ -286,7 +267,7 @@ class Walk:
     def _visit_container(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, and queues its values or items."""
         if isinstance(found, dict):
-            self._add(MappingPiece(name, found, self._labels.of), place)
+            self._add(MappingPiece(name, found, self._label), place)
         elif isinstance(found, (list, deque)):
             self._add(sequence(name, found), place)
         elif isinstance(found, set):
@@ -300,8 +281,8 @@ class Walk:
             return
         items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
         keys = [key for key in found if isinstance(key, nn.Module)] if isinstance(found, dict) else []
-        self._push_all([(f"{self._labels.of(name, key)} (key)", key) for key in keys], place)
-        self._push_all([(self._labels.of(name, key), value) for key, value in items], place)
+        self._push_all([(f"{self._label(name, key)} (key)", key) for key in keys], place)
+        self._push_all([(self._label(name, key), value) for key, value in items], place)
 
     def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:
         """Records a tensor, its gradient, its hooks and the attributes set on it."""
@@ -321,8 +302,16 @@ class Walk:
             self._todo.append((f"{name}.{attribute}", getattr(tensor, attribute, None), place))
         if tensor.is_leaf or tensor.retains_grad:
             self._todo.append((f"{name}.grad", tensor.grad, place))
-        self._add(MappingPiece(name, vars(tensor), self._labels.of), place)
-        self._push_all([(self._labels.of(name, key), value) for key, value in vars(tensor).items()], place)
+        self._add(MappingPiece(name, vars(tensor), self._label), place)
+        self._push_all([(self._label(name, key), value) for key, value in vars(tensor).items()], place)
+
+    def _label(self, name: str, key: object) -> str:
+        """Names an entry: by attribute, by index, or by a parameter's number in its optimizer."""
+        if isinstance(key, str):
+            return f"{name}.{key}"
+        if isinstance(key, torch.Tensor):
+            return f"{name}[{self._position.get(id(key), '?')}]"
+        return f"{name}[{key!r}]" if isinstance(key, SIMPLE) else f"{name}[{type(key).__qualname__}]"
 
     def _push_all(self, found: list[tuple[str, object]], place: Whereabouts) -> None:
         self._todo.extend((name, value, place) for name, value in found)

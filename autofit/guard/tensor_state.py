@@ -12,8 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autofit.guard.digest import fingerprint
-from autofit.guard.object_state import BYTES, Piece
+from autofit.guard.object_state import BYTES, Piece, ValuePiece
 
 _CHUNK_BYTES = 64 * 2**20
 
@@ -135,10 +134,7 @@ def _opaque(name: str, tensor: torch.Tensor) -> Piece:
         with torch.no_grad():
             tensor.copy_(kept)
 
-    def is_same(now: torch.Tensor, kept: torch.Tensor) -> bool:
-        return fingerprint(now) == fingerprint(kept)
-
-    piece = Piece(name, lambda: tensor.detach().clone().cpu(), write, is_same, BYTES)
+    piece = ValuePiece(name, lambda: tensor.detach().clone().cpu(), write, BYTES)
     piece.save()
     return piece
 

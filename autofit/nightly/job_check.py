@@ -54,10 +54,10 @@ def opened(job: Job, clock: Clock, say: Say, folder: Path) -> Iterator[Bench]:
     with chdir(folder), ExitStack() as held:
         watch = held.enter_context(Watchdog(clock, say))
 
-        def patience_s() -> float:
-            return locks.patience_s(None if clock.limit_s is None else max(clock.left_s, 0.0))
+        def claim(key: str, what: str) -> None:
+            wait_s = locks.patience_s(None if clock.limit_s is None else max(clock.left_s, 0.0))
+            held.enter_context(locks.held(key, what, wait_s, waiting(watch, lambda event: say(event.text))))
 
-        claim = locks.claiming(held, patience_s, waiting(watch, lambda event: say(event.text)))
         log = folder / ".autofit" / f"{job.name}.log"  # the output of the user's code
         yield held.enter_context(RemoteBench(job.target, beat=watch.beat, claim=claim, clock=clock, log=log))
 

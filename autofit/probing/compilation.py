@@ -144,15 +144,6 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def noted(outcome: Outcome, *notes: str) -> Outcome:
-    """Returns an outcome whose measurement, if it has one, has more notes on its compiled code."""
-    measurement = outcome.measurement
-    if measurement is None or not notes:
-        return outcome
-    more = {"compiler_notes": (*measurement.compiler_notes, *notes)}
-    return outcome.model_copy(update={"measurement": measurement.model_copy(update=more)})
-
-
 def forget() -> None:
     """Discards the code of a search that compiled, and ends the processes that torch started to compile it."""
     start_cold()

@@ -86,7 +86,7 @@ class LoaderTrials:
         finally:
             if self._touched:
                 restore()
-        return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update={"loading": found})})
+        return outcome.with_measured(loading=found)
 
     def run(self, proof: Measurement, size: int, fastest_per_s: float = 0.0) -> Loading | None:
         """Returns the settings of the loader, or why the user's are kept; None if there is nothing to change or tell.

@@ -20,9 +20,9 @@ from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, named_error, scrub
 from autofit.prepare import PlanBatches
-from autofit.probing.compilation import Compiler, noted, start_cold
+from autofit.probing.compilation import Compiler, start_cold
 from autofit.probing.leaks import growth
-from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, as_proven, judged, objection, untimed
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, judged, objection, untimed
 from autofit.probing.step_timing import (
     MOST_SKIPPED,
     PACES,
@@ -77,12 +77,12 @@ class GradientWatch:
 
     def noted(self, outcome: Outcome) -> Outcome:
         """Returns the outcome with what was found. If no parameter has a gradient, the user's code has used them up."""
-        measurement, found = outcome.measurement, len(self.missing)
-        if measurement is None or not 0 < found < self.trained:
+        found = len(self.missing)
+        if not 0 < found < self.trained:
             return outcome
         text = f"{found} of {self.trained} trained parameters ({format_names(self.missing, _NAMED)}) had no gradient"
         text = f"{text} in any of {self.steps} steps"
-        return outcome.model_copy(update={"measurement": measurement.model_copy(update={"without_gradient": text})})
+        return outcome.with_measured(without_gradient=text)
 
 
 def by_size(typical: Typical, *, rising: bool) -> Typical:
@@ -171,9 +171,9 @@ class Probe:
         except SpaceError as error:
             return Outcome(status=Status.REJECTED, reason=str(error), phase=self._phase)
         except BaseException as error:  # noqa: BLE001  # any failure of a plan is an outcome; SystemExit too
-            new = self.device.counters().since(before)
+            new_ooms = self.device.counters().since(before).ooms
             phase = CONTRACT if isinstance(error, WorkloadError) else self._phase
-            evidence = collect(error, phase=phase, new_ooms=new.ooms, new_retries=new.retries)
+            evidence = collect(error, phase=phase, new_ooms=new_ooms)
             scrub(error)
         verdict = classify(evidence, device_is_host=self.device.is_host)
         status, text = verdict.status, evidence.traceback_text
@@ -220,7 +220,8 @@ class Probe:
                 outcome = self._proven(step, worst, typical, lap, peak)
             elif self._proves and outcome.measured:
                 outcome = self._completed(outcome, step, typical)
-        return noted(outcome, *self._compiler.notes()) if self._compiler and worst is not None else outcome
+        notes = self._compiler.notes() if self._compiler and worst is not None else ()
+        return outcome.with_measured(compiler_notes=notes)
 
     @property
     def _proves(self) -> bool:
@@ -229,7 +230,7 @@ class Probe:
 
     def _completed(self, outcome: Outcome, step: TrainStep, typical: Typical) -> Outcome:
         """Returns the measured outcome of a plan whose whole steps on the worst batch ran: what else a proof has."""
-        outcome = as_proven(outcome, self._last_batch(step))
+        outcome = outcome.with_measured(proven=True, last_batch=self._last_batch(step))
         self._look_again(step, typical)
         return self._with_phases(outcome, step, typical)
 
@@ -242,7 +243,7 @@ class Probe:
             batch_of = partial(self._typical_batch, typical)
             with suppress(Overdue), self._reported(step):
                 phases_s = time_phases(step, batch_of, self.device, typical.cycle, partial(self.beat, "fetch"))
-        return outcome.model_copy(update={"measurement": measurement.model_copy(update={"phases_s": phases_s})})
+        return outcome.with_measured(phases_s=phases_s)
 
     def _look_again(self, step: TrainStep, typical: Typical) -> None:
         """Runs steps on other batches while there are parameters without a gradient: not every batch may use them."""

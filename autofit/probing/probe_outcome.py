@@ -183,13 +183,6 @@ def untimed(worst: WorstBatchResult, why: str) -> Outcome:
     return Outcome(status=Status.MEASURED, measurement=worst.measurement(worst.memory, why))
 
 
-def as_proven(outcome: Outcome, last_batch: str) -> Outcome:
-    """Returns the measured outcome of a plan that ran the steps of a proof (`Measurement.last_batch`)."""
-    assert outcome.measurement is not None, "only a measured plan is proven"
-    proven = {"proven": True, "last_batch": last_batch}
-    return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update=proven)})
-
-
 def _ruined(lap: Lap, worst: WorstBatchResult | None) -> str:
     """Returns the reason for a loss that is not finite, with the number of the first such step."""
     if worst is not None and worst.ruined is not None:

@@ -4,7 +4,8 @@ A thread watches while the main thread works. To stop the work, it sends a signa
 raises `Overdue` there: in the user's code, at the next line of Python, also out of a sleep or a wait for a lock.
 
 * It does not interrupt the guard, which puts the user's objects back (`PROTECTED`), code outside `Watchdog.allowed`, or
-  code in which Python ignores exceptions. It tries again a moment later.
+  code in which Python ignores exceptions. It tries again a moment later. Code that the guard calls, such as a
+  `load_state_dict` of the user's, may hang and is interrupted: after every `allowed` call all is put back again.
 * It cannot interrupt a single library call that does not return, because Python code does not run meanwhile. It only
   reports such a call. The same holds if `tune` does not run in the main thread, and on Windows, where Python has no
   such signals. Code that calls `Watchdog.check` is stopped in these cases too.
@@ -15,6 +16,7 @@ The command line probes in a child process, which can be killed at any time (chi
 
 import math
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,7 +31,9 @@ from autofit.core.units import format_duration
 from autofit.failures.ignored_exceptions import ignores_exceptions
 
 PROTECTED = ("autofit.guard", "autofit.study")
-"""Packages that are never interrupted."""
+"""Packages that are never interrupted, except in code of others that they call."""
+_OF_THE_GUARD = (sys.stdlib_module_names | {"autofit", "torch"}) - {"__main__"}
+"""Packages whose code the guard runs by itself."""
 WAITING = "wait"
 """Name of the phase in which another tuner's lock is waited for. A silence in it is expected and not reported."""
 FIRST_REPORT_S, FIRST_REPORT_RATIO, LEAST_REPORT_S = 30.0, 0.25, 2.0
@@ -187,12 +191,14 @@ def _handler(watched: weakref.ref[Watchdog]) -> Callable[[int, FrameType | None]
 
 
 def _may_interrupt(frame: FrameType | None) -> bool:
-    """Returns whether a frame runs, at any depth, inside `Watchdog.allowed` and not in a protected package."""
-    inner = False
+    """Returns whether a frame runs, at any depth, inside `Watchdog.allowed` and not for a protected package alone."""
+    inner = others = False
     while frame is not None:
         if frame.f_code is Watchdog.allowed.__code__:
             return inner
-        if str(frame.f_globals.get("__name__", "")).startswith(PROTECTED):
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith(PROTECTED) and not others:
             return False
+        others = others or name.partition(".")[0] not in _OF_THE_GUARD
         inner, frame = True, frame.f_back
     return False

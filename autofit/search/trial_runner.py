@@ -319,7 +319,7 @@ def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knob
     longest_s = max((m.startup_s for m in measured if m is not None and m.startup_s is not None), default=0.0)
     if longest_s <= found.startup_s:
         return outcome
-    return outcome.model_copy(update={"measurement": found.model_copy(update={"startup_s": longest_s})})
+    return outcome.with_measured(startup_s=longest_s)
 
 
 def _warming(plan: Plan, knobs: Sequence[Knob]) -> Iterator[tuple[str, KnobValue]]:

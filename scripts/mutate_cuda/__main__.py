@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
-from scripts.mutate_cuda import accelerator, cuda, nvml
+from scripts.mutate_cuda import cuda, nvml
 from scripts.mutate_cuda.mutation import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("autofit", "examples", "scripts", "tests", "pyproject.toml", "README.md")
-MUTATIONS = (*accelerator.MUTATIONS, *cuda.MUTATIONS, *nvml.MUTATIONS)
+MUTATIONS = (*cuda.MUTATIONS, *nvml.MUTATIONS)
 TESTS = ("tests/cuda", "tests/devices/test_cuda.py", "tests/devices/test_nvml.py")
 
 

@@ -16,9 +16,9 @@ SETTINGS = {
     "garbage collection": {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.6,roundup_power2_divisions:4"},
 }
 EXPECTED = {
-    "expandable segments": "expandable_segments=True",
+    "expandable segments": "expandable_segments:True",
     "split size": "max_split_size",
-    "garbage collection": "garbage_collection_threshold=0.6",
+    "garbage collection": "garbage_collection_threshold:0.6",
 }
 
 

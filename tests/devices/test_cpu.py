@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from autofit import devices
 from autofit.core.measurement import Memory
 from autofit.core.plan import Plan
-from autofit.devices.cpu import BOOKKEEPING_BYTES
+from autofit.devices.cpu import BOOKKEEPING_BYTES, Cpu
 from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT
 from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.loss import LossRule
@@ -205,3 +206,23 @@ def test_allocations_of_a_users_own_thread_are_not_in_the_record() -> None:
         floats(100 * KIB)
 
     assert metered(run).allocated_bytes == 100 * KIB
+
+
+def test_a_real_product_is_not_much_faster_than_its_ceiling() -> None:
+    factor, ratios = torch.ones(384, 384), []
+    for _ in range(3):  # a machine that is busy while the ceiling is measured makes it too low
+        found, times = Cpu().ceilings(), []
+        for _ in range(8):
+            began = perf_counter()
+            torch.mm(factor, factor)
+            times.append(perf_counter() - began)
+        ratios.append(2 * 384**3 / sorted(times)[4] / found.flops_per_s["fp32"])
+    assert min(ratios) < 4
+    assert 1e8 < found.bytes_per_s < 1e13
+    assert 1e-8 < found.operator_s < 1e-3
+    assert not found.ahead
+
+
+def test_the_processor_has_a_ceiling_for_each_precision_that_it_computes_in() -> None:
+    found = Cpu().ceilings()
+    assert found.flops_per_s.keys() == {"fp32", *(CPU.capabilities() & {"bf16"})}

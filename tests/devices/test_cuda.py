@@ -12,9 +12,8 @@ from autofit.core.errors import UsageError
 from autofit.core.measurement import Memory
 from autofit.core.plan import Plan
 from autofit.devices import host_memory
-from autofit.devices.accelerator import CONTEXT_BYTES
 from autofit.devices.base import Counters, Device
-from autofit.devices.cuda import Cuda
+from autofit.devices.cuda import CONTEXT_BYTES, Cuda, gpu_count, gpu_in_use, known_gpu_count
 from autofit.probing.timing_window import run_window
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
@@ -492,10 +491,10 @@ def test_cudnn_is_named_where_there_is_one(cards: Cards, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"expandable_segments": True}, "expandable_segments=True"),
-        ({"max_split_size": 64 * MIB}, "max_split_size=67108864"),
-        ({"garbage_collection_threshold": 0.8}, "garbage_collection_threshold=0.8"),
-        ({"roundup_power2_divisions": {"1": 0, "2": 8}}, "roundup_power2_divisions=0/8"),
+        ({"expandable_segments": True}, "expandable_segments:True"),
+        ({"max_split_size": 64 * MIB}, "max_split_size_mb:64"),
+        ({"garbage_collection_threshold": 0.8}, "garbage_collection_threshold:0.8"),
+        ({"roundup_power2_divisions": {"1": 0, "2": 8}}, "roundup_power2_divisions:[1:0,2:8]"),
     ],
 )
 def test_the_settings_named_are_those_in_force(
@@ -555,3 +554,20 @@ def test_memory_that_a_trace_does_not_know_is_not_estimated(
     if foreign == "ROCm":
         monkeypatch.setattr(torch.version, "hip", "7.0")
     assert Cuda().account() is None
+
+
+# The number of GPUs
+
+
+def test_the_known_number_is_the_answer_until_the_context_is_left() -> None:
+    before = torch.cuda.is_available(), torch.cuda.device_count()
+    with known_gpu_count(3):
+        assert (torch.cuda.is_available(), gpu_count()) == (True, 3)
+    with known_gpu_count(0):
+        assert (torch.cuda.is_available(), gpu_count()) == (False, 0)
+    assert (torch.cuda.is_available(), gpu_count()) == before
+
+
+def test_a_gpu_is_in_use_once_torch_has_started_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    assert gpu_in_use()

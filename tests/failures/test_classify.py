@@ -163,10 +163,6 @@ def test_swallowed_out_of_memory_is_seen_by_the_counter() -> None:
     verdict = classify(found)
     assert verdict.status is Status.OUT_OF_MEMORY
     assert "ran out of memory 2 times" in verdict.reason
-    assert classify(evidence(new_ooms=1)).status is Status.OUT_OF_MEMORY
-    assert classify(evidence(new_retries=1)).status is Status.OUT_OF_MEMORY
-    # A retry that succeeded does not explain an error of the user's code.
-    assert classify(evidence(link("ValueError", "bad"), new_retries=3)).status is Status.USER_ERROR
 
 
 def test_a_poisoned_device_wins_over_memory() -> None:
@@ -307,7 +303,6 @@ EVIDENCE = st.builds(
     st.lists(LINKS, max_size=5).map(tuple),
     phase=st.none() | st.sampled_from(["prepare", "fetch", "backward"]) | st.text(),
     new_ooms=st.integers(0, 3),
-    new_retries=st.integers(0, 3),
     exit_signal=st.none() | st.integers(-1, 100),
     exit_code=st.none() | st.integers(-300, 300),
     traceback_text=st.text() | st.just('  File "a\\b.py", line 3, in f\n'),

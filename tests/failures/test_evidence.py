@@ -446,10 +446,10 @@ def test_scrub_handles_errors_that_forbid_assignment_and_compiler_errors() -> No
 def test_evidence_survives_the_scrub_and_holds_nothing() -> None:
     tracked = Tracked()
     error = raised(lambda: trial(tracked, "forward"))
-    found = collect(error, phase="forward", new_ooms=1, new_retries=1)
+    found = collect(error, phase="forward", new_ooms=1)
     scrub(error)
     assert tracked.alive == 0
-    assert (found.phase, found.new_ooms, found.new_retries) == ("forward", 1, 1)
+    assert (found.phase, found.new_ooms) == ("forward", 1)
     assert "in forward" in found.traceback_text
     assert classify(found).status is Status.OUT_OF_MEMORY
     scrub(error)  # a second time changes nothing

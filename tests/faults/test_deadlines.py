@@ -173,8 +173,9 @@ def test_defect_04_a_trace_that_hangs_takes_its_share_of_the_budget_only() -> No
 
 
 def test_what_puts_things_back_is_not_interrupted_and_what_runs_for_nobody_is_not_either() -> None:
-    protected: dict[str, Any] = {"__name__": f"{watchdog.PROTECTED[0]}.guard"}
+    protected: dict[str, Any] = {"__name__": f"{watchdog.PROTECTED[0]}.guard", "sleep": time.sleep}
     exec("def restore(work):\n    return work()", protected)  # a frame of the guard's
+    exec("def slow():\n    sleep(0.5)\n    sleep(0.5)\n    return 'done'", protected)
 
     def slow() -> str:
         time.sleep(0.5)
@@ -186,7 +187,9 @@ def test_what_puts_things_back_is_not_interrupted_and_what_runs_for_nobody_is_no
         watch._until = -1.0
         assert slow() == "done"  # outside of what is allowed
         watch.clock.limit_s = 100.0
-        assert watch.allowed(lambda: _overdue(watch, lambda: protected["restore"](slow))) == "done"
+        assert watch.allowed(lambda: _overdue(watch, lambda: protected["restore"](protected["slow"]))) == "done"
+        with pytest.raises(Overdue):  # a method of the user's that the guard calls may hang
+            watch.allowed(lambda: _overdue(watch, lambda: protected["restore"](slow)))
         with pytest.raises(Overdue, match="not finished in the time that it was given"):
             watch.allowed(lambda: _overdue(watch, slow))
 

@@ -16,7 +16,7 @@ import torch._dynamo.config as dynamo
 from torch import nn
 
 from autofit import devices
-from autofit.core.uninterrupted import EVERY
+from autofit.core.uninterrupted import FROM_OUTSIDE
 from autofit.guard import Guard, process_state
 from autofit.guard.process_state import global_rngs, running_accelerator
 from tests.devices.fake_torch import Card, install
@@ -234,7 +234,7 @@ def test_without_an_accelerator_none_is_running() -> None:
     assert running_accelerator() is None
 
 
-@pytest.mark.parametrize("number", EVERY)
+@pytest.mark.parametrize("number", FROM_OUTSIDE)
 @pytest.mark.parametrize("writes", [False, True])
 def test_an_interrupt_waits_while_the_flags_of_precision_are_read_or_written(
     number: int, writes: bool, monkeypatch: pytest.MonkeyPatch

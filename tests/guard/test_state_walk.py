@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from autofit.core.errors import RestoreError
 from autofit.guard import Guard
-from autofit.guard.state_walk import Labels
+from autofit.guard.state_walk import Walk
 
 
 def walk_loader(seed: int, **options: Any) -> DataLoader[Any]:
@@ -112,13 +112,13 @@ def test_a_stateful_loader_is_compared_by_its_state() -> None:
 
 
 def test_names_are_attributes_indices_and_positions_in_the_optimizer() -> None:
-    model, labels = nn.Linear(2, 2), Labels()
-    labels.number(torch.optim.SGD(model.parameters(), lr=0.1))
-    assert labels.of("loader", "dataset") == "loader.dataset"
-    assert labels.of("seen", 3) == "seen[3]"
-    assert labels.of("seen", (1, 2)) == "seen[tuple]"
-    assert labels.of("optimizer.state", model.bias) == "optimizer.state[1]"
-    assert labels.of("optimizer.state", torch.ones(1)) == "optimizer.state[?]"
+    model, walk = nn.Linear(2, 2), Walk()
+    walk.look("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    assert walk._label("loader", "dataset") == "loader.dataset"
+    assert walk._label("seen", 3) == "seen[3]"
+    assert walk._label("seen", (1, 2)) == "seen[tuple]"
+    assert walk._label("optimizer.state", model.bias) == "optimizer.state[1]"
+    assert walk._label("optimizer.state", torch.ones(1)) == "optimizer.state[?]"
 
 
 SEEN: list[int] = []
