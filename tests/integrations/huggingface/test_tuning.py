@@ -198,11 +198,7 @@ def test_every_block_is_one_switch_of_each_trainer_that_has_one(tmp_path: Path) 
     path = tmp_path / "autofit.yaml"
     fit.save(path)
     assert "checkpoint_order" not in fit.plan.values
-    switches = {
-        "huggingface": "activation_checkpointing",
-        "axolotl": "gradient_checkpointing",
-        "torchtitan": "activation_checkpoint:full",
-    }
+    switches = {"huggingface": "activation_checkpointing", "axolotl": "gradient_checkpointing"}
     for target, switch in switches.items():
         export = autofit.load(path).export(target)
         assert export.settings[switch] is True
