@@ -122,8 +122,8 @@ class Fit:
 
         Args:
             kind: "why" (what each change brings), "front" (throughput against peak memory), "curves" (speed by micro
-                batch size), "breakdown" (what the memory holds), "timeline" (memory during one optimizer step)
-                or "race".
+                batch size), "breakdown" (what the memory holds), "timeline" (memory during one optimizer step),
+                "answers" (when each answer came) or "race".
 
         Raises:
             UsageError: no chart has this name, or the search kept no values for it.

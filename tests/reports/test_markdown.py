@@ -31,7 +31,7 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
     assert re.findall(r"^## (.*)$", document, re.MULTILINE) == [
         "Why it is faster",
         "Throughput against peak memory", "Plans", "What to know", "Speed by micro batch size",
-        "What the memory holds", "Memory during one optimizer step", "The race",
+        "What the memory holds", "Memory during one optimizer step", "When each answer came", "The race",
         "Numerical checks", "Combinations that were not measured",
         "Techniques that were not searched",
         "Apply the plan", "Repeat the search", "Environment",

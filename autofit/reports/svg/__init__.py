@@ -6,11 +6,11 @@ from pathlib import Path
 from autofit.core.errors import UsageError
 from autofit.reports.report import Report
 from autofit.reports.svg.drawing import Format
-from autofit.reports.svg.gain import RACE, WHY
+from autofit.reports.svg.gain import ANSWERS, RACE, WHY
 from autofit.reports.svg.memory import BREAKDOWN, TIMELINE
 from autofit.reports.svg.speed import CURVES, FRONT
 
-CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, RACE)
+CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE)
 """All charts, in the order of a report."""
 KINDS = tuple(chart.kind for chart in CHARTS)
 """Names of the charts that can be plotted."""

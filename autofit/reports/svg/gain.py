@@ -1,4 +1,4 @@
-"""Charts of the gain: what each change brings, and the race."""
+"""Charts of the gain: what each change brings, when each answer came, and the race."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,15 +10,22 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.units import format_ratio, short_number
 from autofit.reports.markup import DataTable
 from autofit.reports.report import PlanRow, Report
-from autofit.reports.sentences import interval_text, value_in_words
+from autofit.reports.sentences import answer_times, answer_worth, duration_text, interval_text, value_in_words
 from autofit.reports.svg.axes import (
     LINE,
+    NOT_FROM_ZERO,
     AxisScale,
+    axes,
+    key,
+    margin,
     nice_ticks,
+    plan_keys,
     point,
+    rate_ticks,
     short_label,
+    span,
 )
-from autofit.reports.svg.drawing import FONT, SMALL, Chart, Drawing, Format, fitted, text_width
+from autofit.reports.svg.drawing import FONT, SMALL, Box, Chart, Drawing, Format, fitted, text_width
 from autofit.search.choice import TIE_LOSS
 from autofit.terminal import wrapped
 
@@ -159,6 +166,71 @@ WHY: Chart = Chart(
     table=_why_table,
 )
 """What each change of the recommended plan brings."""
+
+
+_TIMES = (("h", 3600), ("min", 60), ("s", 1))
+
+
+def _answers_draw(report: Report, form: Format) -> Drawing:
+    """Returns the chart of a report with at least two answers: a staircase, with what the last one is worth."""
+    drawing = Drawing(form, f"The answer of the search over time: {answer_times(report)}.")
+    slow, fast = _answers_span(report)
+    end_s = max(report.duration_s, report.answers[-1].at_s, 1.0)
+    rates = rate_ticks(slow, fast, 4)
+    top = key(drawing, plan_keys(report, {each.rank for each in report.answers}), 2) + 34
+    area = Box(margin(rates), top, form.width - 14, top + 180)
+    x, y = AxisScale(0.0, end_s, area.left, area.right), AxisScale(slow, fast, area.bottom, area.top)
+    unit, size = next((name, size) for name, size in _TIMES if end_s >= 2 * size or size == 1)
+    times = [(tick * size, f"{tick:,g} {unit}") for tick in nice_ticks(0.0, end_s / size, 8)]
+    axes(drawing, area, (x, times, "since the search began"), (y, rates, f"{report.unit} per second"))
+    corners = [(x(each.at_s), y(each.rate_per_s)) for each in report.answers]
+    steps = [corner for (_, before), (left, at) in pairwise(corners) for corner in ((left, before), (left, at))]
+    drawing.polyline([corners[0], *steps, (area.right, corners[-1][1])], "af-line-rec")
+    for each, (left, at) in zip(report.answers, corners, strict=True):
+        point(drawing, left, at, report.row(each.rank), "af-front")
+    left, at = corners[-1]
+    anchor = "end" if left > (area.left + area.right) / 2 else ""
+    drawing.text(left, at - 12, answer_worth(report, report.answers[-1]), "af-strong", anchor)
+    drawing.height = area.bottom + 46
+    return drawing
+
+
+def _answers_span(report: Report) -> tuple[float, float]:
+    return span([each.rate_per_s for each in report.answers], 0.25)
+
+
+def _answers_note(report: Report) -> str:
+    """Returns why a step goes down, if one does, and where the axis starts."""
+    falls = any(later.rate_per_s < earlier.rate_per_s for earlier, later in pairwise(report.answers))
+    fell = ["A step goes down where a later proof failed, or where the race corrected a probe."] if falls else []
+    return " ".join([*fell, *([NOT_FROM_ZERO] if _answers_span(report)[0] > 0 else [])])
+
+
+def _answers_table(report: Report) -> DataTable:
+    rows = [
+        (
+            short_label(report.row(each.rank)),
+            duration_text(each.at_s),
+            short_number(each.rate_per_s),
+            answer_worth(report, each),
+        )
+        for each in report.answers
+    ]
+    return DataTable(("answer", "after", f"{report.unit}/s", "over the baseline"), tuple(rows))
+
+
+ANSWERS: Chart = Chart(
+    kind="answers",
+    heading="When each answer came",
+    aid="At each moment, the best plan that was proven and whose gradient was checked. It is what the search would "
+    "have returned if it had ended then.",
+    missing="the search had fewer than two answers",
+    available=lambda report: len(report.answers) > 1,
+    draw=_answers_draw,
+    table=_answers_table,
+    note=_answers_note,
+)
+"""Throughput of the answer over time."""
 
 
 _TIE_RATIO = TIE_LOSS * TIE_RATIO

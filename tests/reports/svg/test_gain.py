@@ -9,7 +9,7 @@ import pytest
 from autofit.core.answer import Ratio
 from autofit.core.objective import TIE_RATIO
 from autofit.reports.report import PlanRow, Report
-from autofit.reports.svg.gain import RACE, WHY, changes
+from autofit.reports.svg.gain import ANSWERS, RACE, WHY, changes
 from autofit.search.choice import TIE_LOSS
 from tests.reports.samples import typical
 from tests.reports.svg.reading import picture, values
@@ -178,3 +178,36 @@ def test_the_table_says_why_a_finalist_left() -> None:
     rows = values(RACE, typical()).rows
     assert rows[0][0].startswith("Recommended, micro batch 128 × 2")
     assert rows[1][-1] == "surely behind after 8 rounds"
+
+
+def test_the_answers_are_a_staircase_that_ends_with_the_search() -> None:
+    report = typical()
+    found = picture("answers", report)
+    line = found.of_class("af-line-rec")[0].getAttribute("d")
+    corners = [(float(x), float(y)) for x, y in (corner.split() for corner in line[1:].split("L"))]
+    assert len(corners) == 2 * len(report.answers)
+    assert all(x1 == x2 or y1 == y2 for (x1, y1), (x2, y2) in pairwise(corners))
+    first, last = report.answers[0].at_s, report.answers[-1].at_s
+    left, before_end, end = corners[0][0], corners[-2][0], corners[-1][0]
+    assert (end - left) / (before_end - left) == pytest.approx((report.duration_s - first) / (last - first), rel=0.01)
+    assert set(found.points()) == {each.rank for each in report.answers}
+    assert f"{report.answers[-1].ratio:.2f}x" in found.words()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_answers_are_no_curve(count: int) -> None:
+    assert not ANSWERS.available(typical(answers=typical().answers[:count]))
+
+
+def test_a_step_down_is_explained() -> None:
+    report = typical()
+    assert "goes down" not in ANSWERS.note(report)
+    fallen = (*report.answers, report.answers[0].model_copy(update={"at_s": 80.0}))
+    note = ANSWERS.note(report.model_copy(update={"answers": fallen}))
+    assert note.startswith("A step goes down where a later proof")
+
+
+def test_the_table_says_when_each_answer_came() -> None:
+    rows = values(ANSWERS, typical()).rows
+    assert [row[1] for row in rows] == ["5.2 s", "12 s", "19 s", "41 s", "59 s"]
+    assert (rows[0][0], rows[0][3]) == ("micro batch 16 × 16", "1.00x")
