@@ -3,7 +3,7 @@
 URI is a tracking URI, such as "sqlite:///mlflow.db" or "http://server:5000". Without it, the run goes where MLflow logs
 in this process: to MLFLOW_TRACKING_URI, or to a database in the working directory. The experiment is that of
 MLFLOW_EXPERIMENT_NAME, or "autofit". Metrics have the names of `autofit.trackers.run_log`. MLflow has no texts by step:
-the reason of each trial is in the artifact `autofit-report.json`. Final texts are artifacts, such as
+the reason of each plan is in the artifact `autofit-report.json`. Final texts are artifacts, such as
 `result/caveats.txt`. The tag `autofit.ending` says how the search ended.
 """
 

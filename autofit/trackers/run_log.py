@@ -13,7 +13,7 @@ At the end:
     metrics `result/gain`, `result/gain_low`, `result/gain_high`, `result/throughput_per_s`,
     `result/peak_memory_bytes`, `result/memory_budget_bytes`, `result/duration_s`, `result/trials` and
     `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the file
-    `autofit.yaml` (the plan), and the report, which has all trials.
+    `autofit.yaml` (the plan), and the report, which has a row for each plan.
 """
 
 import math
