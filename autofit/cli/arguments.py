@@ -253,8 +253,8 @@ def export(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="NAME",
         default="python",
-        help="export format: python, huggingface, accelerate, lightning, deepspeed, axolotl, or one that another "
-        "package adds (default: %(default)s)",
+        help="export format: python, huggingface, accelerate, lightning, deepspeed, torchtitan, axolotl, or one that "
+        "another package adds (default: %(default)s)",
     )
     version = "version of the framework to export for (default: the installed one, or else the newest that is known)"
     parser.add_argument("--target-version", metavar="VERSION", help=version)

@@ -10,9 +10,10 @@ from autofit.exporters.deepspeed import DeepSpeed
 from autofit.exporters.huggingface import HuggingFace
 from autofit.exporters.lightning import Lightning
 from autofit.exporters.python import Python
+from autofit.exporters.torchtitan import Torchtitan
 from autofit.plugins import plugins
 
-BUILT_IN: tuple[type[Exporter], ...] = (Python, HuggingFace, Accelerate, Lightning, DeepSpeed, Axolotl)
+BUILT_IN: tuple[type[Exporter], ...] = (Python, HuggingFace, Accelerate, Lightning, DeepSpeed, Torchtitan, Axolotl)
 """The exporters of autofit itself."""
 
 

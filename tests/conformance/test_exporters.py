@@ -41,6 +41,8 @@ VALUES: list[tuple[str, KnobValue]] = [
 ]
 WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed", "axolotl"}
 """Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""
+COUNTS_LABELS = {"torchtitan"}
+"""Trainers that weight micro batches by their labels, in the newest known version."""
 EVIL = 'x"; import os\nimport os\r\x0bimport os\x85import os\u2028"""\n'
 
 
@@ -176,15 +178,19 @@ def test_a_loader_whose_batches_cannot_be_made_anew_is_to_be_kept(exporter: Expo
 
 
 @pytest.mark.parametrize(
-    ("weighing", "alike"),
-    [("batch['labels'] != -100", "alike"), ("batch['mask']", "alike"), ("1", "multiply the loss by 3")],
+    ("weighing", "alike", "counted"),
+    [
+        ("batch['labels'] != -100", "alike", ""),
+        ("batch['mask']", "alike", "by their labels that are not -100"),
+        ("1", "multiply the loss by 3", "smaller by their number"),
+    ],
 )
 def test_a_trainer_that_weights_micro_batches_in_another_way_is_said(
-    exporter: Exporter, weighing: str, alike: str
+    exporter: Exporter, weighing: str, alike: str, counted: str
 ) -> None:
     plan = OWN.replace(accumulation_steps=3)
     export = exporter.export(answer(plan, settings={"weighing": weighing}))
-    words = alike if exporter.name in WEIGHTS_ALIKE else ""
+    words = alike if exporter.name in WEIGHTS_ALIKE else counted if exporter.name in COUNTS_LABELS else ""
     assert [words in text for text in export.warnings] == [True] * bool(words)
     assert not exporter.comment or all(text in export.text for text in export.warnings)
     assert exporter.export(answer(OWN, settings={"weighing": weighing})).warnings == ()

@@ -198,7 +198,11 @@ def test_every_block_is_one_switch_of_each_trainer_that_has_one(tmp_path: Path) 
     path = tmp_path / "autofit.yaml"
     fit.save(path)
     assert "checkpoint_order" not in fit.plan.values
-    switches = {"huggingface": "activation_checkpointing", "axolotl": "gradient_checkpointing"}
+    switches = {
+        "huggingface": "activation_checkpointing",
+        "axolotl": "gradient_checkpointing",
+        "torchtitan": "activation_checkpoint:full",
+    }
     for target, switch in switches.items():
         export = autofit.load(path).export(target)
         assert export.settings[switch] is True

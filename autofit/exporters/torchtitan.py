@@ -1,0 +1,139 @@
+"""Exporter to torchtitan: maps a plan to overrides of its configuration on the command line."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from autofit.core.answer import Answer
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.exporters.base import Exporter, TargetVersion
+from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings, checkpointing_fields, weighing_of
+
+SUBCOMMANDS_SINCE = "0.3"
+"""First version in which a kind of activation checkpointing is chosen by a subcommand, and in which the optimizer does
+not step in the backward pass."""
+
+TF32 = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+"""Variable that switches TF32 on for products of matrices; torch reads it. Convolutions use TF32 by default."""
+_SUBCOMMAND = "activation_checkpoint:"
+_FLOAT32 = {"training.dtype": "float32"}
+"""The weights stay in float32."""
+_IGNORED = -100
+"""Label that torchtitan ignores and does not count. Its data sets shift the labels."""
+
+
+class Torchtitan(Exporter):
+    """A fragment of a bash script that sets the array AUTOFIT_OVERRIDES, which is passed to torchtitan's training.
+
+    For example: `source autofit_torchtitan.sh && ./run_train.sh "${AUTOFIT_OVERRIDES[@]}"`. In version 0.3 nothing may
+    follow the overrides, because the subcommand at their end would take it.
+
+    torchtitan checkpoints every transformer block or none, and compiles each block.
+    """
+
+    name: ClassVar[str] = "torchtitan"
+    filename: ClassVar[str] = "autofit_torchtitan.sh"
+    package: ClassVar[str] = "torchtitan"
+    oldest: ClassVar[str] = "0.2.2"  # the first version that divides the summed loss of a step by its labels
+    newest: ClassVar[str] = "0.3"
+    table: ClassVar[Mapping[str, Mapping[KnobValue, Settings]]] = {
+        "precision": {
+            "fp32": {**_FLOAT32, "training.mixed_precision_param": "float32"},
+            "tf32": {**_FLOAT32, TF32: "1", "training.mixed_precision_param": "float32"},
+            "bf16": {**_FLOAT32, "training.mixed_precision_param": "bfloat16"},
+        },
+        "compile": {
+            "off": {"compile.enable": False},
+            "blocks": {"compile.enable": True, "compile.components": "model"},
+        },
+        "optimizer_implementation": {
+            "default": {},
+            **{name: {"optimizer.implementation": name} for name in ("for-loop", "foreach", "fused")},
+        },
+        "recomputed_operators": {"all": {}},
+        "activation_budget": {"default": {}},
+    }
+    clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
+
+    def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the overrides for each knob."""
+        values = answer.plan.values
+        found = {**_batch(answer.plan), **super().fields(answer, version), **_checkpointing(answer, version)}
+        early, newer = values.get("optimizer_in_backward"), version >= SUBCOMMANDS_SINCE
+        if early is False or (early is True and not newer):
+            found["optimizer_in_backward"] = {} if newer else {"optimizer.early_step_in_backward": early}
+        return {knob: settings for knob, settings in found.items() if knob in values}
+
+    def caveats(self, answer: Answer) -> Sequence[str]:
+        """Returns how its gradient differs from that of the plan: it weights each mean loss by its number of labels."""
+        weighing, labels = weighing_of(answer), f"labels that are not {_IGNORED}"
+        if weighing is None or weighing.ignored == _IGNORED:
+            return ()
+        if weighing.summed:
+            return (
+                f"the loss is a sum over samples, and torchtitan trains on a mean over the {labels}: the gradient is "
+                "smaller by their number",
+            )
+        return (
+            f"the loss is a mean over {weighing}, and the plan weights micro batches by it; torchtitan weights those "
+            f"of a step by their {labels}. If the two differ, the gradient differs from the plan's",
+        )
+
+    def render(self, settings: Settings, answer: Answer) -> str:
+        """Returns the text of the fragment."""
+        variables = [f"export {name}={value}\n" for name, value in settings.items() if name == TF32]
+        options = {name: value for name, value in settings.items() if name != TF32}
+        subcommand = {name: options.pop(name) for name in list(options) if name.startswith(_SUBCOMMAND)}
+        below = {name: options.pop(name) for name in list(options) if subcommand and name.startswith(_SUBCOMMAND[:-1])}
+        words = [_words(*option) for option in (*options.items(), *subcommand.items(), *below.items())]
+        return "".join(
+            [
+                f"{self.comment}The batch is that of one device. With N data-parallel devices, multiply "
+                "training.global_batch_size by N.\n",
+                f"{self.comment}Use: source {self.filename}, then pass ",
+                '"${AUTOFIT_OVERRIDES[@]}" to torchtitan after all other arguments.\n',
+                *variables,
+                "AUTOFIT_OVERRIDES=(\n",
+                *(f"  {shlex.join(option)}\n" for option in words),
+                ")\n",
+            ]
+        )
+
+
+def _words(name: str, value: object) -> list[str]:
+    """Returns the words of an override. A subcommand is one word; so is a switch, whose name says whether it is on."""
+    if name.startswith(_SUBCOMMAND):
+        return [name]
+    if type(value) is bool:
+        section, _, field = name.rpartition(".")
+        return [f"--{section}.{field if value else f'no_{field}'}"]
+    return [f"--{name}", str(value)]
+
+
+def _batch(plan: Plan) -> dict[str, Settings]:
+    """Returns the batch of a pass, and that of a step, from which torchtitan derives the number of passes."""
+    size, steps = plan.values.get(MICRO_BATCH_SIZE), plan.values.get(ACCUMULATION_STEPS, 1)
+    if type(size) is not int or type(steps) is not int or size < 1 or steps < 1:
+        return {}
+    batch = {"training.local_batch_size": size, "training.global_batch_size": size * steps}
+    return {MICRO_BATCH_SIZE: batch, ACCUMULATION_STEPS: {}}
+
+
+def _checkpointing(answer: Answer, version: TargetVersion) -> dict[str, Settings]:
+    """Returns the overrides of what is recomputed: by default torchtitan checkpoints a part of the operators."""
+    values = answer.plan.values
+    share = {"half": 0.5, "fifth": 0.2}.get(str(values.get("activation_budget")))
+    found = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
+    if share is not None and values.get("compile") == "blocks":
+        found[CHECKPOINTED_BLOCKS] = {}
+        found["activation_budget"] = {
+            **_kind("memory_budget", version),
+            "activation_checkpoint.memory_budget": share,
+        }
+    return found
+
+
+def _kind(kind: str, version: TargetVersion) -> Settings:
+    if version >= SUBCOMMANDS_SINCE:
+        return {f"{_SUBCOMMAND}{kind}": True}
+    return {"activation_checkpoint.mode": kind}
