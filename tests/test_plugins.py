@@ -75,8 +75,8 @@ print(fit.export("words").text)
     lines = out.splitlines()
     assert lines[:3] == ["applied off on", "told True", "device Twin cuda twin cpu"], (out, err)
     assert lines[3] == (
-        "open 1; conclude ['autofit-report.html', 'autofit-report.json', 'autofit-report.md', 'autofit.yaml', "
-        "'trials.csv']; close finished"
+        "open 1; conclude ['autofit-report.html', 'autofit-report.json', 'autofit-report.md', 'autofit.yaml']; "
+        "close finished"
     )
     assert "micro_batch_size is 4" in lines
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from autofit.files import followed, unwritable, write_atomically
 from autofit.nightly import outputs
 from autofit.nightly.history import History
 from autofit.nightly.jobs import JOBS_SCHEMA, JobsFile, is_file, read_jobs, split
-from autofit.nightly.records import NightResult
+from autofit.nightly.records import NightRecord, NightResult
 from autofit.nightly.schedule import order_document, order_table, scheduled, selected
 from autofit.nightly.verdict import level_accepted
 from autofit.reports import writing
@@ -72,11 +72,11 @@ def _night(
         history = History(jobs.history, jobs.mark)
     else:
         result = run_night(jobs, history, options)
-    past = {name: history.of_job(name) for name in dict.fromkeys([*(job.name for job in jobs.jobs), *history.jobs()])}
-    if given.json:
-        print(ascii_json(outputs.to_json(result)))
-    else:
-        print(outputs.to_text(result, past, Canvas.of(sys.stdout)))
+    past = dict[str, Sequence[NightRecord]]()
+    if files or not given.json:  # a history may be long
+        names = dict.fromkeys([*(job.name for job in jobs.jobs), *history.jobs()])
+        past = {name: history.of_job(name) for name in names}
+    print(ascii_json(outputs.to_json(result)) if given.json else outputs.to_text(result, past, Canvas.of(sys.stdout)))
     codes = [result.exit_code]
     for kind, path in files.items():
         try:

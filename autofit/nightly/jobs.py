@@ -418,7 +418,8 @@ class _JobsSource:
             found, expected = shown(error["input"]), _EXPECTED.get(error["type"], in_words)
         if not key:  # the whole is no mapping
             required = [each.alias or name for name, each in model.model_fields.items() if each.is_required()]
-            expected = f"a mapping with {', '.join(f'`{name}`' for name in required)}"
+            shared = self.data.get("defaults") or {} if model is Job else {}
+            expected = f"a mapping with {', '.join(f'`{name}`' for name in required if name not in shared)}"
         where = ", ".join(filter(None, (what, f"`{key}`" if key else "")))
         return self._problem((*place, *inner), where, found, expected)
 

@@ -282,6 +282,7 @@ def to_html(night: NightResult, history: History) -> str:
         files("autofit.nightly").joinpath("trend.html").read_text(encoding="utf-8")
     )
     text = template.render(
+        mark=MARK,
         title=f"Night of {shortened(moment(night.night), 40)}",
         exit_code=night.exit_code,
         headline=headline(night),

@@ -1,7 +1,7 @@
 """Search state: how far a search is, learned from its events, as lines of a given width."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from autofit.core.answer import Ratio
@@ -19,9 +19,6 @@ from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.search.request import Request
 from autofit.terminal import cells, cut, paint, wrapped
-
-Forms = Sequence[str]
-"""A part of the line from its longest form to its shortest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +61,17 @@ _DOING = {
 """Steps that take long while no plan runs, in words."""
 
 
+_LEVELS, _BAR_CELLS = 5, 10
+"""Forms of the live line, from the longest to the shortest, and cells of its bar."""
+_MOST_LETTERS = 240
+"""Maximum number of characters of a finished trial that are shown: reasons come from the user's code."""
+
+
 class SearchState:
     """What is known so far; one object per search. Lines may have colours and block characters if asked for."""
 
     def __init__(self, against: Yardstick, colour: bool = False, blocks: bool = False) -> None:
-        self._against, self._blocks = against, blocks
-        self._rows = TrialRows(against, colour)
+        self._against, self._colour, self._blocks = against, colour, blocks
         self._phase, self._detail = "survey", ""
         self._trials = 0
         self._answer: Plan | None = None
@@ -94,21 +96,28 @@ class SearchState:
         elif event.kind in ("stage", "waiting", "busy"):
             return self._announcement(event)
         elif event.trial is not None and event.trial.outcome.status is not Status.SKIPPED:
-            return self._finished(event.trial, is_proof=event.kind == "proof")
+            return self._finished(event.text, event.trial, is_proof=event.kind == "proof")
         return lambda width: []
 
     def live(self, width: int) -> str:
         """Returns the line that is redrawn: phase, trials, memory, the answer so far, time left."""
-        trials = "1 trial" if self._trials == 1 else f"{self._trials} trials"
-        time = self._time_text()
-        parts: dict[str, Forms] = {
-            "phase": self._phase_forms(),
-            "trials": (trials, str(self._trials), "") if self._trials or self._phase != "survey" else ("",),
-            "now": self._now_forms(),
-            "bar": (bar(self._share(), self._blocks), ""),
-            "end": tuple(f"{each}, {time}" for each in self._answer_forms()) or (time,),
-        }
-        return fitted(parts, width)
+        line = ""
+        for level in range(_LEVELS):
+            line = "  ".join(filter(None, self._parts(level)))
+            if cells(line) <= width:
+                break
+        return cut(line, width)
+
+    def _parts(self, level: int) -> Iterator[str]:
+        """Yields the parts of the live line. From level to level they are shorter, and some are left out."""
+        yield self._phase_text(level)
+        if level < 3 and (self._trials or self._phase != "survey"):
+            yield str(self._trials) if level == 2 else "1 trial" if self._trials == 1 else f"{self._trials} trials"
+        if level < 4:
+            yield self._memory_text(level)
+        if level == 0:
+            yield bar(self._share(), self._blocks)
+        yield ", ".join(filter(None, [self._answer_text(level), self._time_text()]))
 
     def _announcement(self, event: Event) -> Callable[[int], list[str]]:
         """Leaves a stage behind, unless the live line says the same: a single word, or the plan to be proven."""
@@ -119,70 +128,79 @@ class SearchState:
                 return lambda width: []
         return lambda width: [cut(line, width) for line in wrapped(text, width, "autofit: ", " " * 9)]
 
-    def _finished(self, trial: Trial, *, is_proof: bool) -> Callable[[int], list[str]]:
-        self._running, is_best, ratio = None, False, None
+    def _finished(self, text: str, trial: Trial, *, is_proof: bool) -> Callable[[int], list[str]]:
+        """Leaves a finished trial behind: its number, its throughput over the baseline, and its text.
+
+        A proof is not compared: probes and proofs are different runs, and the race has decided by then.
+        """
+        self._running, shown, colour = None, "", ""
         found = trial.outcome.measurement if trial.outcome.measured else None
-        # A proof is not compared: probes and proofs are different runs, and the race has decided by then.
-        if found is not None and not is_proof:
+        if found is None:
+            shown, colour = "failed", "bad"
+        elif not is_proof:
             score, baseline = self._against.objective.score, self._against.baseline
             is_best = trial.plan != baseline and all(score(found) > score(each) for each in self._measured.values())
             self._measured[trial.plan.key] = found
-            reference = None if baseline is None else self._measured.get(baseline.key)
-            ratio = None if reference is None else score(found) / score(reference)
-        name = "proof" if is_proof else str(self._trials)
-        return lambda width: self._rows.lines(trial, name, ratio, is_best, width)
+            if baseline is not None and (reference := self._measured.get(baseline.key)) is not None:
+                shown, colour = format_ratio(score(found) / score(reference)), "good" if is_best else ""
+        head = f"{'proof' if is_proof else self._trials:>5}  {shown:>6}"
+        said, painted = one_line(text), head[:7] + paint(head[7:], colour if self._colour else "")
+        said = said if len(said) <= _MOST_LETTERS else f"{said[: _MOST_LETTERS - 2]}.."
 
-    def _phase_forms(self) -> Forms:
+        def lines(width: int) -> list[str]:
+            first, *rest = [cut(line, width) for line in wrapped(said, width, f"{head}  ", " " * 7)]
+            return [painted + first[len(head) :], *rest]
+
+        return lines
+
+    def _phase_text(self, level: int) -> str:
         if self._against.doing() == WAITING:
-            return "waiting for another tuner", "waiting"
+            return "waiting" if level else "waiting for another tuner"
         detail = self._detail
         if not detail and self._running is None:
             detail = _DOING.get(self._against.doing(), "")
-        return (f"{self._phase}: {detail}", self._phase) if detail else (self._phase, self._phase)
+        return f"{self._phase}: {detail}" if detail and not level else self._phase
 
-    def _answer_forms(self) -> Forms:
+    def _answer_text(self, level: int) -> str:
         """Returns the throughput of the answer over the baseline; that of the race, with its interval, once it has one.
 
         Without a measured baseline, it is the throughput itself. Nothing before there is an answer.
         """
         if self._answer is None:
-            return ()
+            return ""
         if self._answer == self._against.baseline:
-            return "baseline proven", "baseline proven", "baseline"
+            return "baseline proven" if level < 2 else "baseline"
         raced, measured = self._raced.get(self._answer.key), self._measured.get(self._answer.key)
         if raced is not None:
-            value = format_ratio(raced.value)
-            return f"{raced} so far", f"{value} so far", value
-        if self._so_far is not None:
+            value = format_ratio(raced.value) if level else str(raced)
+        elif self._so_far is not None:
             value = format_ratio(self._so_far)
         elif measured is not None:
             value = f"{short_number(self._against.objective.score(measured))} {self._against.objective.unit}/s"
         else:
-            return "a plan proven", "a plan proven", "proven"
-        return f"{value} so far", f"{value} so far", value
+            return "a plan proven" if level < 2 else "proven"
+        return f"{value} so far" if level < 2 else value
 
-    def _now_forms(self) -> Forms:
+    def _memory_text(self, level: int) -> str:
         """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown.
 
         Between two plans, and in the race, it is the peak of the answer so far.
         """
         if self._running is None:
-            return self._peak_forms()
+            peak_bytes = 0 if self._answer is None else self._peak_bytes(self._answer)
+            return self._of_budget(peak_bytes, level, "peak ") if peak_bytes else ""
         plan, estimate = self._running
-        name = f"now {short_plan(plan, self._against.baseline)}"
+        name = "" if level else f" {short_plan(plan, self._against.baseline)}"
         measured = self._peak_bytes(plan)
         if not measured and (estimate is None or not estimate.is_bounded):
-            return name, ""
-        of = of_budget(measured or (estimate.value_bytes if estimate is not None else 0), self._against.memory_bytes)
-        how, sign = ("", "") if measured else ("est. ", "~")
-        return f"{name}: {how}{of}", f"now {how}{of}", f"{how}{of}", f"{sign}{compact(of)}"
+            return f"now{name}" if name else ""
+        peak_bytes = measured or (estimate.value_bytes if estimate is not None else 0)
+        how = "" if measured else "est. " if level < 2 else "~"
+        return self._of_budget(peak_bytes, level, f"now{name}{':' if name else ''} ", how)
 
-    def _peak_forms(self) -> Forms:
-        peak_bytes = 0 if self._answer is None else self._peak_bytes(self._answer)
-        if not peak_bytes:
-            return ("",)
+    def _of_budget(self, peak_bytes: int, level: int, name: str, how: str = "") -> str:
         of = of_budget(peak_bytes, self._against.memory_bytes)
-        return f"peak {of}", f"peak {of}", of, compact(of)
+        return f"{name}{how}{of}" if level < 2 else f"{how}{compact(of)}"
 
     def _peak_bytes(self, plan: Plan) -> int:
         """Returns the measured peak of a plan; 0 if it is not known."""
@@ -202,64 +220,6 @@ class SearchState:
         return -1.0
 
 
-_LAYOUTS = ((72, {"ratio": 6, "speed": 9, "peak": 10}), (52, {"ratio": 6, "peak": 10}), (0, {"ratio": 6}))
-"""Columns before the plan that are shown from this width on, and their cells."""
-_NAME_CELLS = 5
-_LEAST_PLAN, _INDENT = 34, 4
-"""Minimum number of cells for the further lines of a plan to stand below its first one, and their indent if there are
-fewer. The longest knob with its value has 32 letters."""
-
-
-class TrialRows:
-    """Makes the rows of a search; one object per search."""
-
-    def __init__(self, against: Yardstick, colour: bool = False) -> None:
-        self._against, self._colour = against, colour
-        self._shown: Mapping[str, int] = {}
-
-    def lines(self, trial: Trial, name: str, ratio: float | None, is_best: bool, width: int) -> list[str]:
-        """Returns the row of a trial, below the head of the table if that is new or has other columns now.
-
-        `name` is its number, or "proof". `ratio` is its throughput over the baseline.
-        """
-        layout = next(columns for least, columns in _LAYOUTS if width >= least)
-        head = [] if layout == self._shown else [cut(self._head(layout), width)]
-        self._shown, outcome = layout, trial.outcome
-        if outcome.measured and outcome.measurement is not None:
-            colour, reason = "good" if is_best and ratio else "", ""
-            figures = self._figures(outcome.measurement, name, ratio, layout)
-        else:
-            colour, reason = "bad", one_line(outcome.reason)
-            figures = [f"{f'  {outcome.status.value}':>{sum(layout.values()) + 2 * len(layout)}}"]
-        plan = short_plan(trial.plan, self._against.baseline)
-        return [*head, *self._fitted([f"{name:>{_NAME_CELLS}}", *figures], colour, plan, reason, width)]
-
-    def _head(self, layout: Mapping[str, int]) -> str:
-        titles = {"ratio": "ratio", "speed": f"{self._against.objective.unit}/s", "peak": "peak"}
-        figures = "".join(f"  {titles[name]:>{size}}" for name, size in layout.items())
-        return f"{'':{_NAME_CELLS}}{figures}  micro batch x accumulation steps, changes"
-
-    def _figures(self, found: Measurement, name: str, ratio: float | None, layout: Mapping[str, int]) -> list[str]:
-        """Returns the cells of a trial that ran. Without room for the speed, it stands where the ratio is missing."""
-        speed = "proven" if name == "proof" else short_number(self._against.objective.score(found))
-        missing = "" if "speed" in layout else speed
-        peak = format_bytes(found.memory.judged_bytes)
-        shown = {"ratio": missing if ratio is None else format_ratio(ratio), "speed": speed, "peak": peak}
-        return [f"  {shown[column]:>{size}}" for column, size in layout.items()]
-
-    def _fitted(self, figures: Sequence[str], colour: str, plan: str, reason: str, width: int) -> list[str]:
-        """Returns a row as lines of the width. Its first figure after the name is coloured after they are made."""
-        begin = "".join(figures)
-        column = cells(begin) + 2
-        rest = " " * (column if width - column >= _LEAST_PLAN else _INDENT)
-        lines = wrapped(plan + ":" * bool(reason), width, f"{begin}  ", rest)
-        if reason:
-            lines[-1] = f"{lines[-1]} {reason}"
-        first, *others = [cut(line, width) for line in lines]
-        at, end = len(figures[0]), len(figures[0]) + len(figures[1])
-        return [first[:at] + paint(first[at:end], colour if self._colour else "") + first[end:], *others]
-
-
 def short_plan(plan: Plan, baseline: Plan | None) -> str:
     """Returns the batch of `plan` and the knobs that differ from `baseline`, in few words on one line."""
     if plan == baseline:
@@ -268,34 +228,6 @@ def short_plan(plan: Plan, baseline: Plan | None) -> str:
     changed = {} if baseline is None else plan.changes_from(baseline)
     changes = [f"{k}={v}" for k, v in changed.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
     return one_line(", ".join([batch, *changes]))
-
-
-_GAPS = ("  ", " ")
-_BAR_CELLS = 10
-_SHORTER = ("bar", "now", "phase", "end", "now", "trials", "end", "now", "end", "gap", "trials")
-"""Parts in the order in which they become shorter, one form at a time, until the line fits. The gaps between them are
-one of them. If that is not enough, "now" is left out and the others are fitted anew."""
-
-
-def fitted(parts: Mapping[str, Forms], width: int) -> str:
-    """Returns the parts on one line of at most `width` cells, each as long as there is room for."""
-    forms: dict[str, Forms] = {**parts, "gap": _GAPS}
-    at = dict.fromkeys(forms, 0)
-    for name in (name for name in _SHORTER if name in forms):
-        line = _joined(forms, at)
-        if cells(line) <= width:
-            return line
-        at[name] = min(at[name] + 1, len(forms[name]) - 1)
-    line = _joined(forms, at)
-    if cells(line) > width and "now" in parts:
-        return fitted({name: texts for name, texts in parts.items() if name != "now"}, width)
-    return cut(line, width)
-
-
-def _joined(forms: Mapping[str, Forms], at: Mapping[str, int]) -> str:
-    now = {name: texts[at[name]] for name, texts in forms.items()}
-    gap = now.pop("gap")
-    return gap.join(filter(None, now.values()))
 
 
 def bar(share: float, blocks: bool) -> str:

@@ -3,8 +3,8 @@
 URI is a tracking URI, such as "sqlite:///mlflow.db" or "http://server:5000". Without it, the run goes where MLflow logs
 in this process: to MLFLOW_TRACKING_URI, or to a database in the working directory. The experiment is that of
 MLFLOW_EXPERIMENT_NAME, or "autofit". Metrics have the names of `autofit.trackers.run_log`. MLflow has no texts by step:
-the reason of each trial is in the artifact `trials.csv`. Final texts are artifacts, such as `result/caveats.txt`. The
-tag `autofit.ending` says how the search ended.
+the reason of each plan is in the artifact `autofit-report.json`. Final texts are artifacts, such as
+`result/caveats.txt`. The tag `autofit.ending` says how the search ended.
 """
 
 import logging
@@ -70,7 +70,7 @@ class Mlflow(Tracker):
             self._client.log_batch(self._run, params=params[at : at + BATCH])
 
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Logs the metrics of a step. The texts are in `trials.csv`."""
+        """Logs the metrics of a step. The texts are in the report."""
         entities: Any = import_module("mlflow.entities")
         stamp = int(time.time() * 1000)  # MLflow counts in milliseconds
         logged = [entities.Metric(_key(name), figure, stamp, step) for name, figure in metrics.items()]

@@ -12,22 +12,20 @@ One step for each trial and proof that ran, numbered from 1:
 At the end:
     metrics `result/gain`, `result/gain_low`, `result/gain_high`, `result/throughput_per_s`,
     `result/peak_memory_bytes`, `result/memory_budget_bytes`, `result/duration_s`, `result/trials` and
-    `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the files
-    `autofit.yaml` (the plan) and `trials.csv` (a row for each trial), and the report.
+    `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the file
+    `autofit.yaml` (the plan), and the report, which has a row for each plan.
 """
 
-import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from autofit import planfile
 from autofit.core.answer import Answer
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import Trial
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
 from autofit.search.evidence import STOPPED_BY_USER, SearchEvidence, SearchResult
@@ -69,9 +67,15 @@ class RunLog:
 
     def _log_trial(self, kind: str, trial: Trial) -> None:
         self._steps += 1
-        if kind == "trial" and trial.plan == self._baseline and trial.outcome.measurement is not None:
-            self._baseline_rate = self._objective.score(trial.outcome.measurement)
-        figures = _figures(trial, self._objective, self._baseline_rate)
+        measurement = trial.outcome.measurement
+        figures: dict[str, float | None] = {"duration_s": trial.outcome.duration_s}
+        if measurement is not None:
+            rate = self._objective.score(measurement)
+            figures |= {"throughput_per_s": rate, "peak_memory_bytes": measurement.memory.judged_bytes}
+            if kind == "trial":  # other runs are not compared with the baseline's probe
+                if trial.plan == self._baseline:
+                    self._baseline_rate = rate
+                figures["gain"] = rate / self._baseline_rate if self._baseline_rate else None
         texts = {"plan": self._named(trial.plan), "status": trial.outcome.status.value, "reason": trial.outcome.reason}
         self._tracker.log(
             self._steps,
@@ -91,25 +95,8 @@ class RunLog:
         if r is not None:
             metrics |= _of_answer(r)
             texts |= {"result/plan": self._named(r.plan), "result/caveats": "\n".join(r.caveats)}
-        documents = {"trials.csv": self._table(result.trials)} if result.trials else {}
-        documents |= {} if r is None else {"autofit.yaml": planfile.dumps(r)}
-        documents |= self._attach(result)
+        documents = {**({} if r is None else {"autofit.yaml": planfile.dumps(r)}), **self._attach(result)}
         self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), documents))
-
-    def _table(self, trials: Iterable[Trial]) -> str:
-        """Returns a row for each trial as CSV: its number, its figures, its reason and the values of its knobs."""
-        rows: list[dict[str, Value | None]] = []
-        for t in trials:
-            head: dict[str, Value | None] = {"trial": t.number, "purpose": t.purpose.value, "earlier": str(t.earlier)}
-            knobs = {f"knob.{one_line(knob)}": _value(value) for knob, value in t.plan.values.items()}
-            figures = _figures(t, self._objective, self._baseline_rate)
-            texts = {"status": t.outcome.status.value, "reason": _cut(one_line(t.outcome.reason))}
-            rows.append({**head, **texts, **figures, **knobs})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, dict.fromkeys(column for row in rows for column in row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
 
     def _named(self, plan: Plan) -> str:
         return describe_plan(plan, self._baseline or plan)
@@ -135,19 +122,6 @@ def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
     found |= {f"setting.{name}": setting for name, setting in environment.settings.items()}
     found |= {f"baseline.{knob}": value for knob, value in asked.baseline.values.items()}
     return {one_line(name): _value(value) for name, value in found.items() if value is not None}
-
-
-def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) -> dict[str, Value | None]:
-    """Returns the figures of a trial; None for those that were not measured."""
-    measurement = trial.outcome.measurement
-    rate = objective.score(measurement) if measurement is not None else None
-    is_probe = trial.purpose is Purpose.PROBE  # other runs are not compared with the baseline's probe
-    return {
-        "throughput_per_s": rate,
-        "gain": rate / baseline_rate if rate is not None and baseline_rate and is_probe else None,
-        "peak_memory_bytes": measurement.memory.judged_bytes if measurement is not None else None,
-        "duration_s": trial.outcome.duration_s,
-    }
 
 
 def _of_answer(r: Answer) -> dict[str, float | None]:

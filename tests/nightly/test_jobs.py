@@ -116,6 +116,11 @@ def test_a_bad_job_is_a_problem_and_the_others_are_read(tmp_path: Path, text: st
         assert words in problem
 
 
+def test_a_job_that_is_no_mapping_may_leave_out_what_the_defaults_give(tmp_path: Path) -> None:
+    found = read_jobs(jobs_file(tmp_path, f"defaults: {{workload: a.py}}\njobs:\n  - just a text\n{GOOD}"))
+    assert found.problems[0].endswith("found 'just a text'; expected a mapping with `name`, `plan`")
+
+
 def test_each_error_of_a_job_has_its_line(tmp_path: Path) -> None:
     text = "jobs:\n  - name: bad\n    workload: a.py\n    time: soon\n    plan: b.yaml\n    memory:\n      much\n"
     found = read_jobs(jobs_file(tmp_path, text))

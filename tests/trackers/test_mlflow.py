@@ -50,7 +50,7 @@ def test_a_search_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [metric.step for metric in history] == list(range(1, len(probes) + 1))
     assert [m.value for m in history] == pytest.approx([r.objective.score(m) for m in probes if m is not None])
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert names == {"autofit.yaml", "notes.txt", "result", "trials.csv"}
+    assert names == {"autofit.yaml", "notes.txt", "result"}
 
 
 @pytest.mark.parametrize(("ending", "status"), [(Ending.FAILED, "FAILED"), (Ending.INTERRUPTED, "KILLED")])

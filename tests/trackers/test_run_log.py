@@ -1,7 +1,5 @@
 """What is logged of a search, and under which names."""
 
-import csv
-import io
 import math
 from dataclasses import replace
 
@@ -94,22 +92,16 @@ def test_the_result_has_the_gain_with_its_interval_and_the_files(
     assert metrics["result/peak_memory_bytes"] == r.proof.memory.judged_bytes
     assert metrics["result/throughput_per_s"] == r.rate_per_s
     assert metrics["result/trials"] == len(result.trials) == sum(r.counts.values())
-    assert sorted(found.documents) == ["autofit.yaml", "extra.txt", "trials.csv"]
+    assert sorted(found.documents) == ["autofit.yaml", "extra.txt"]
     assert yaml.safe_load(found.documents["autofit.yaml"])["plan"]["values"] == dict(r.plan.values)
-    rows = list(csv.DictReader(io.StringIO(found.documents["trials.csv"])))
-    assert [int(row["trial"]) for row in rows] == [trial.number for trial in result.trials]
-    assert rows[0]["knob.micro_batch_size"] == str(result.trials[0].plan.micro_batch_size)
 
 
 def test_a_search_without_a_answer_is_a_failed_run() -> None:
-    tracker, result, _ = logged(memory_bytes=2**20)
+    tracker, _, _ = logged(memory_bytes=2**20)
     assert tracker.ending is Ending.FAILED
     assert tracker.conclusion is not None
     assert tracker.conclusion.texts["result/failure"]
     assert "autofit.yaml" not in tracker.conclusion.documents
-    rows = list(csv.DictReader(io.StringIO(tracker.conclusion.documents["trials.csv"])))
-    assert len(rows) == len(result.trials)
-    assert all(row["reason"] for row in rows if row["status"] != "measured")
 
 
 def asked() -> SearchEvidence:
@@ -143,8 +135,6 @@ def test_hostile_texts_are_printable_and_cut() -> None:
     assert tracker.conclusion is not None
     texts = [*tracker.steps[0][2].values(), *tracker.conclusion.texts.values(), str(tracker.parameters["title"])]
     assert all(len(text) <= MAX_TEXT and text.isprintable() for text in texts)
-    tracker.conclusion.documents["trials.csv"].encode()
-    assert "\x1b" not in tracker.conclusion.documents["trials.csv"]
 
 
 def test_figures_that_are_not_finite_are_left_out() -> None:

@@ -94,7 +94,7 @@ def test_a_search_is_read_back(tmp_path: Path) -> None:
         if record.WhichOneof("record_type") == "artifact"
         for entry in record.artifact.manifest.contents
     }
-    assert {"autofit.yaml", "notes.txt", "trials.csv"} <= files
+    assert {"autofit.yaml", "notes.txt"} <= files
 
 
 def test_the_users_run_is_left_alone() -> None:
