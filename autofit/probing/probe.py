@@ -120,7 +120,7 @@ class Probe:
             if none was measured, `UNKNOWN_S` if none ran a whole step on it.
         watch: measures the remaining time, and ends a compilation that takes too long. A proof that begins late runs
             only the steps that it needs.
-        beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" after each step.
+        beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" around steps.
         worst_s: seconds per sample on the worst batch. Set by `run`; None if no whole step was run on it.
     """
 
@@ -242,7 +242,7 @@ class Probe:
         if needed_s <= PHASES_SHARE * self.watch.clock.left_s and not self._really_limited:
             batch_of = partial(self._typical_batch, typical)
             with suppress(Overdue), self._reported(step):
-                phases_s = time_phases(step, batch_of, self.device, typical.cycle, partial(self.beat, "fetch"))
+                phases_s = time_phases(step, batch_of, self.device, typical.cycle, partial(self.beat, "step"))
         return outcome.with_measured(phases_s=phases_s)
 
     def _look_again(self, step: TrainStep, typical: Typical) -> None:
@@ -422,7 +422,7 @@ class Probe:
             pace = replace(pace, patience_s=PATIENCE_SHARE * self.watch.clock.left_s)
         with self._reported(step):
             batch_of = partial(self._typical_batch, typical)
-            lap = time_steps(step, batch_of, self.device, pace, typical.cycle, partial(self.beat, "fetch"))
+            lap = time_steps(step, batch_of, self.device, pace, typical.cycle, partial(self.beat, "step"))
         if self.purpose is not Purpose.BLOCK and self.store.meets_new_shapes(typical, self.device.shapes_kept):
             fresh = self.store.fresh(self.plan.micro_batch_size)
             extra_s = new_shape_s(lambda batch: self._run_step(step, [batch]), fresh)
