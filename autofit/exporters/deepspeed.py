@@ -51,10 +51,6 @@ class DeepSpeed(Exporter):
             "max-autotune-no-cudagraphs": 'engine.compile(compile_kwargs={"mode": "max-autotune-no-cudagraphs"})',
             "reduce-overhead": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
         },
-        "activation_budget": {
-            "half": "torch._functorch.config.activation_memory_budget = 0.5, before the model is compiled",
-            "fifth": "torch._functorch.config.activation_memory_budget = 0.2, before the model is compiled",
-        },
     }
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:

@@ -169,8 +169,8 @@ class Checkpointing(Strategy):
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why only cheap operators of no blocks cannot be recomputed, or None."""
-        if plan.values.get(OPERATORS, ALL) != ALL and not recomputes(plan):
-            count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
+        count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
+        if plan.values.get(OPERATORS, ALL) != ALL and count in (0, AS_THE_USER):
             return f"it changes nothing beside {CHECKPOINTED_BLOCKS}={count}; it needs blocks that autofit checkpoints"
         return None
 
@@ -200,12 +200,6 @@ class Checkpointing(Strategy):
         if type(count) is not int or count not in target.counts:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
         return _replaced(users, target, _first(count, places, target), operators == CHEAP)
-
-
-def recomputes(plan: Plan) -> bool:
-    """Returns whether a plan checkpoints blocks itself. The user's own checkpointing does not count."""
-    count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
-    return count != AS_THE_USER and bool(count)
 
 
 def _first(count: int, order: tuple[int, ...], target: Checkpointable) -> tuple[int, ...]:

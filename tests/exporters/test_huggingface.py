@@ -184,7 +184,7 @@ def test_what_the_trainer_has_no_field_for_is_said() -> None:
     values: Values = {
         "attention": "sdpa", "padding_multiple": 8, "compile": "blocks", "optimizer_states": "bitsandbytes-8bit",
         "memory_format": "channels_last", "activation_offload": True, "linear_cross_entropy": "chunked",
-        "optimizer_in_backward": True, "activation_budget": "half",
+        "optimizer_in_backward": True,
         "recomputed_operators": "cheap", "cudnn_benchmark": True,
     }  # fmt: skip
     export = exported(values, "5.23")
