@@ -13,7 +13,7 @@ import pytest
 from autofit.core.plan import KnobValue
 from autofit.exporters.base import Export
 from autofit.exporters.torchtitan import TF32, Torchtitan
-from tests.conformance.test_exporters import OWN, answer
+from tests.conformance.test_exporters import OWN, answer, with_blocks
 
 COMMON = frozenset(
     {
@@ -39,7 +39,7 @@ SUBCOMMANDS = {
 tyro reads "_" as "-"."""
 
 Values = dict[str, KnobValue]
-WHOLE: Values = {"checkpointed_blocks": 4, "checkpoint_order": "0-3"}
+WHOLE: Values = {"checkpointed_blocks": 4}
 PLANS: dict[str, Values] = {
     "plain": {},
     "accumulated": {"micro_batch_size": 2, "accumulation_steps": 8},
@@ -54,7 +54,7 @@ PLANS: dict[str, Values] = {
 
 
 def exported(values: Values, version: str | None = None, settings: dict[str, str] | None = None) -> Export:
-    return Torchtitan().export(answer(OWN.replace(**values), settings=settings), version)
+    return Torchtitan().export(with_blocks(answer(OWN.replace(**values), settings=settings)), version)
 
 
 def words_of(export: Export) -> list[str]:
