@@ -11,7 +11,6 @@ from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm, op
 
 _LIBRARIES: Mapping[KnobValue, str] = {
     "torchao-8bit": "torchao.optim.AdamW8bit(...)",
-    "bitsandbytes-8bit": "bitsandbytes.optim.AdamW8bit(...)",
 }
 
 

@@ -74,11 +74,7 @@ class HuggingFace(Exporter):
             True: "pass the model to autofit.integrations.huggingface.apply(plan, args, model), which packs its batches"
         },
         UPDATE: {value: f"make the optimizer with {flags}, {_PASS}" for value, flags in FLAGS.items()},
-        # The Trainer's adamw_bnb_8bit keeps the states of embeddings in 32 bits: it needs more memory than the plan.
-        STATES: {
-            "torchao-8bit": f"make the optimizer by torchao.optim.AdamW8bit, {_PASS}",
-            "bitsandbytes-8bit": f"make the optimizer by bitsandbytes.optim.AdamW8bit, {_PASS}",
-        },
+        STATES: {"torchao-8bit": f"make the optimizer by torchao.optim.AdamW8bit, {_PASS}"},
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # its default is the norm 1.0
 

@@ -84,7 +84,6 @@ def test_the_defaults_that_would_choose_another_precision_are_switched_off() -> 
         ("checkpointed_blocks", 2),
         ("compile", "blocks"),
         ("compile", "max-autotune-no-cudagraphs"),
-        ("optimizer_states", "bitsandbytes-8bit"),
         ("optimizer_implementation", "for-loop"),
         ("activation_offload", True),
         ("optimizer_in_backward", True),
