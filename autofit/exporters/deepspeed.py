@@ -11,7 +11,6 @@ from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm, op
 
 _LIBRARIES: Mapping[KnobValue, str] = {
     "torchao-8bit": "torchao.optim.AdamW8bit(...)",
-    "bitsandbytes-8bit": "bitsandbytes.optim.AdamW8bit(...)",
 }
 
 
@@ -50,10 +49,6 @@ class DeepSpeed(Exporter):
             "blocks": "call .compile() on each repeated block of the model, before deepspeed.initialize",
             "max-autotune-no-cudagraphs": 'engine.compile(compile_kwargs={"mode": "max-autotune-no-cudagraphs"})',
             "reduce-overhead": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
-        },
-        "activation_budget": {
-            "half": "torch._functorch.config.activation_memory_budget = 0.5, before the model is compiled",
-            "fifth": "torch._functorch.config.activation_memory_budget = 0.2, before the model is compiled",
         },
     }
 

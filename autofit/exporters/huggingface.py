@@ -4,17 +4,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from autofit.core.answer import Answer
-from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
-    CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     FLAGS,
     MODES,
     Settings,
     adamw_fields,
-    blocks_in_words,
     checkpointing_fields,
     code_lines,
     worker_settings,
@@ -77,11 +74,7 @@ class HuggingFace(Exporter):
             True: "pass the model to autofit.integrations.huggingface.apply(plan, args, model), which packs its batches"
         },
         UPDATE: {value: f"make the optimizer with {flags}, {_PASS}" for value, flags in FLAGS.items()},
-        # The Trainer's adamw_bnb_8bit keeps the states of embeddings in 32 bits: it needs more memory than the plan.
-        STATES: {
-            "torchao-8bit": f"make the optimizer by torchao.optim.AdamW8bit, {_PASS}",
-            "bitsandbytes-8bit": f"make the optimizer by bitsandbytes.optim.AdamW8bit, {_PASS}",
-        },
+        STATES: {"torchao-8bit": f"make the optimizer by torchao.optim.AdamW8bit, {_PASS}"},
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # its default is the norm 1.0
 
@@ -134,12 +127,12 @@ def _evaluation(plan: Plan) -> dict[str, Settings | None]:
 
 def _blocks_lines(plan: Plan, version: TargetVersion) -> Mapping[str, str]:
     """Returns how to checkpoint some blocks of a model, or all of them if a file does not say how many there are."""
-    blocks, order = plan.values.get(CHECKPOINTED_BLOCKS), read_order(plan.values.get(CHECKPOINT_ORDER, ""))
-    if type(blocks) is not int or blocks < 1 or order is None:
+    blocks = plan.values.get(CHECKPOINTED_BLOCKS)
+    if type(blocks) is not int or blocks < 1:
         return {}
     kind = "activation" if version >= ACTIVATION_SINCE else "gradient"
     line = (
         f'call model.{kind}_checkpointing_enable({{"use_reentrant": False}}), then set gradient_checkpointing = False '
-        f"in each GradientCheckpointingLayer of the model but {blocks_in_words(order, blocks)}"
+        f"in each GradientCheckpointingLayer of the model but the first {blocks} blocks"
     )
-    return {CHECKPOINTED_BLOCKS: line, CHECKPOINT_ORDER: f"see {CHECKPOINTED_BLOCKS}"}
+    return {CHECKPOINTED_BLOCKS: line}

@@ -1,16 +1,15 @@
 """What exporters ask of a plan: facts that no single value of a knob says, and lines of plain PyTorch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from autofit.core.answer import Answer
-from autofit.core.block_order import read_order, written_order
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue
 from autofit.workloads.micro_batch_weights import Weighing
 
 Settings = Mapping[str, object]
 """Settings of a target, by key."""
-CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER = "checkpointed_blocks", "checkpoint_order"
+CHECKPOINTED_BLOCKS = "checkpointed_blocks"
 
 
 def has_fixed_batches(answer: Answer) -> bool:
@@ -42,12 +41,11 @@ def weighing_of(answer: Answer) -> Weighing | None:
 def checkpoints_every_block(answer: Answer) -> bool:
     """Returns whether the plan checkpoints all blocks of the model, as the switches of most trainers do.
 
-    A plan file says how many blocks there are in the record of the strategy, or by the order of all blocks.
+    A plan file says how many blocks there are in the record of the strategy.
     """
-    values = answer.plan.values
     known = (strategy.parts.get(CHECKPOINTED_BLOCKS) for strategy in answer.strategies)
-    order, blocks = read_order(values.get(CHECKPOINT_ORDER)) or (), values.get(CHECKPOINTED_BLOCKS)
-    return type(blocks) is int and blocks > 0 and blocks == next(filter(None, known), len(order))
+    blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
+    return type(blocks) is int and blocks > 0 and blocks == next(filter(None, known), 0)
 
 
 def checkpointing_fields(answer: Answer, none: Settings, every: Settings) -> dict[str, Settings]:
@@ -61,12 +59,7 @@ def checkpointing_fields(answer: Answer, none: Settings, every: Settings) -> dic
         settings = {}
     else:
         return {}
-    return {CHECKPOINTED_BLOCKS: settings, CHECKPOINT_ORDER: {}}
-
-
-def blocks_in_words(order: Sequence[int], count: int) -> str:
-    """Returns which blocks are checkpointed, as a part of a sentence."""
-    return f"blocks {written_order(order[:count])}" if order else f"the first {count} blocks"
+    return {CHECKPOINTED_BLOCKS: settings}
 
 
 def worker_settings(answer: Answer) -> dict[str, object]:
@@ -137,7 +130,7 @@ def code_lines(answer: Answer) -> dict[str, str]:
         "padding_multiple": _padding_line(values.get("padding_multiple")),
         "memory_format": _LAYOUTS.get(values.get("memory_format", "")),
         "optimizer_implementation": flags and f"torch.optim.{optimizer_name(answer)}(..., {flags})",
-        **dict.fromkeys((CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER), _blocks_line(answer)),
+        CHECKPOINTED_BLOCKS: _blocks_line(answer),
     }
     return {knob: line for knob, line in lines.items() if knob in values and line is not None}
 
@@ -168,14 +161,13 @@ def _padding_line(value: KnobValue | None) -> str | None:
 
 def _blocks_line(answer: Answer) -> str | None:
     """Returns how to checkpoint the plan's blocks, by the model's own switch if it has one and these are all."""
-    values = answer.plan.values
-    count, order = values.get(CHECKPOINTED_BLOCKS), read_order(values.get(CHECKPOINT_ORDER, ""))
+    count = answer.plan.values.get(CHECKPOINTED_BLOCKS)
     line = "torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) in place of block(...)"
-    if type(count) is not int or count < 0 or order is None:
+    if type(count) is not int or count < 0:
         return None
     if count == 0:
         return "switch the model's activation checkpointing off"
     if checkpoints_every_block(answer):
         switch = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
         return f"{switch} for a model of transformers; else {line}, for every block"
-    return f"{line}, for {blocks_in_words(order, count)}"
+    return f"{line}, for the first {count} blocks"

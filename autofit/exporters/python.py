@@ -7,11 +7,9 @@ from typing import ClassVar
 import jinja2
 
 from autofit.core.answer import Answer
-from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
-    CHECKPOINT_ORDER,
     CHECKPOINTED_BLOCKS,
     MODES,
     Settings,
@@ -24,7 +22,7 @@ from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES, Weighing
 _LEAST = {MICRO_BATCH_SIZE: 0, ACCUMULATION_STEPS: 1, CHECKPOINTED_BLOCKS: 0}
 """Knobs that are whole numbers, each with its least value, which needs no constant in the loop."""
 _PARTS = (
-    "micro_batch_size", "accumulation_steps", "autocast_dtype", "checkpointed_blocks", "checkpoint_order",
+    "micro_batch_size", "accumulation_steps", "autocast_dtype", "checkpointed_blocks",
     "compile_mode", "optimizer_flags", "max_grad_norm", "tf32", "scaler", "channels_last", "benchmark", "grouped",
     "summed", "weighted", "by_samples", "shapes",
 )  # fmt: skip
@@ -85,11 +83,6 @@ class Python(Exporter):
                 found[knob] = {knob.upper(): value} if value > least else {}
         if type(answer.baseline.plan.values.get(CHECKPOINTED_BLOCKS, 0)) is not int:
             found.pop(CHECKPOINTED_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
-        if CHECKPOINT_ORDER in values:
-            if places := read_order(str(values[CHECKPOINT_ORDER])):
-                found[CHECKPOINT_ORDER] = {"CHECKPOINT_ORDER": places} if found.get(CHECKPOINTED_BLOCKS) else {}
-            else:
-                found.pop(CHECKPOINTED_BLOCKS, None)  # the first blocks would be other ones
         return found
 
     def render(self, settings: Settings, answer: Answer) -> str:

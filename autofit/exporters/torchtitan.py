@@ -7,7 +7,7 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings, checkpointing_fields, weighing_of
+from autofit.exporters.plan_facts import Settings, checkpointing_fields, weighing_of
 
 SUBCOMMANDS_SINCE = "0.3"
 """First version in which a kind of activation checkpointing is chosen by a subcommand, and in which the optimizer does
@@ -51,7 +51,6 @@ class Torchtitan(Exporter):
             **{name: {"optimizer.implementation": name} for name in ("for-loop", "foreach", "fused")},
         },
         "recomputed_operators": {"all": {}},
-        "activation_budget": {"default": {}},
     }
     clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
 
@@ -84,8 +83,7 @@ class Torchtitan(Exporter):
         variables = [f"export {name}={value}\n" for name, value in settings.items() if name == TF32]
         options = {name: value for name, value in settings.items() if name != TF32}
         subcommand = {name: options.pop(name) for name in list(options) if name.startswith(_SUBCOMMAND)}
-        below = {name: options.pop(name) for name in list(options) if subcommand and name.startswith(_SUBCOMMAND[:-1])}
-        words = [_words(*option) for option in (*options.items(), *subcommand.items(), *below.items())]
+        words = [_words(*option) for option in (*options.items(), *subcommand.items())]
         return "".join(
             [
                 f"{self.comment}The batch is that of one device. With N data-parallel devices, multiply "
@@ -121,16 +119,7 @@ def _batch(plan: Plan) -> dict[str, Settings]:
 
 def _checkpointing(answer: Answer, version: TargetVersion) -> dict[str, Settings]:
     """Returns the overrides of what is recomputed: by default torchtitan checkpoints a part of the operators."""
-    values = answer.plan.values
-    share = {"half": 0.5, "fifth": 0.2}.get(str(values.get("activation_budget")))
-    found = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
-    if share is not None and values.get("compile") == "blocks":
-        found[CHECKPOINTED_BLOCKS] = {}
-        found["activation_budget"] = {
-            **_kind("memory_budget", version),
-            "activation_checkpoint.memory_budget": share,
-        }
-    return found
+    return checkpointing_fields(answer, _kind("none", version), _kind("full", version))
 
 
 def _kind(kind: str, version: TargetVersion) -> Settings:

@@ -82,8 +82,7 @@ class Survey:
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
         knobs.pop(ACCUMULATION_STEPS, None)
-        constants = {knob.name for _, offer in self._offered for knob in offer.constants}
-        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in constants)
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
         baseline: dict[str, KnobValue] = {MICRO_BATCH_SIZE: facts.micro_batch_size}
         baseline |= {ACCUMULATION_STEPS: facts.accumulation_steps, **{knob.name: knob.default for knob in playing}}
         space = SpaceFacts(
@@ -107,7 +106,7 @@ class Survey:
         facts = replace(self.facts, profile=self._profile) if self.facts.profile is no_profile else self.facts
         self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
-        every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
+        every = {knob.name: knob for _, offer in offered for knob in offer.knobs}
         _check_pinned_names(self.pinned, every, self.refused)
         return {name: narrowed(knob, self.pinned, self.refused) for name, knob in every.items()}
 

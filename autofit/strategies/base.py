@@ -151,14 +151,12 @@ class Offer:
         knobs: the knobs that it adds.
         refused: the values that it leaves out.
         batch_limit: see `autofit.core.space.SpaceFacts`.
-        constants: knobs with one value, which every plan names because it says what values of other knobs mean.
         parts: see `autofit.core.strategy_record.StrategyRecord`.
     """
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
     batch_limit: str = ""
-    constants: tuple[Knob, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
 
 

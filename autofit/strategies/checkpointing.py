@@ -1,17 +1,15 @@
 """Activation checkpointing: keeps only the inputs of a block and recomputes the block in the backward pass.
 
-The order of the blocks is counted on one batch and never timed, so the same model and data give the same order on every
-day and in every process. A plan names it, unless it is the order of the modules. Memory is that of the highest point of
-the backward pass. When the backward pass reaches a checkpointed block, the block is recomputed while everything before
-it is still kept. So the last block frees almost nothing, and of equal blocks the first are the best.
+Memory is that of the highest point of the backward pass. When the backward pass reaches a checkpointed block, the block
+is recomputed while everything before it is still kept. So the last block frees almost nothing, and of equal blocks the
+first are the best.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
-from autofit.core.block_order import read_order, written_order
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
@@ -24,10 +22,6 @@ from autofit.workloads.step import Draft
 
 FLOPS_PER_BYTE = 20.0
 """Operations of products counted as long as one byte of memory traffic. Few on a CPU, more on a GPU: a compromise."""
-NEARLY = 0.95
-"""Share of the best worth from which a block counts as equally good. Of equally good blocks the first one is taken."""
-GAIN = 0.01
-"""Minimum share of a step's time that another order than that of the modules must save at some limit on memory."""
 
 
 def cost_of(span: Span) -> float:
@@ -35,67 +29,9 @@ def cost_of(span: Span) -> float:
     return span.flops + FLOPS_PER_BYTE * span.traffic_bytes
 
 
-def peak_bytes(spans: Sequence[Span], chosen: Collection[int]) -> int:
-    """Returns the kept and recomputed bytes at the highest point of a backward pass.
-
-    Args:
-        spans: the parts of a forward pass, in order.
-        chosen: the blocks that are checkpointed.
-    """
-    kept = peak = 0
-    for span in spans:
-        peak = max(peak, kept + span.saved_bytes)
-        kept += span.input_bytes if span.block in chosen else span.saved_bytes
-    return peak
-
-
-def order_of(spans: Sequence[Span], count: int) -> tuple[int, ...]:
-    """Returns the blocks 0 to `count` - 1 in the order in which they are worth checkpointing.
-
-    Each next block is the one that lowers the peak most for its work. If none lowers it alone, it is the one that frees
-    the most bytes for its work. Blocks that did not run are last. The order of the modules is returned if it is nearly
-    as good.
-    """
-    costs = _costs(spans, count)
-    freed = [
-        sum(max(span.saved_bytes - span.input_bytes, 0) for span in spans if span.block == block)
-        for block in range(count)
-    ]
-    left = [block for block in range(count) if costs[block]]
-    idle = [block for block in range(count) if not costs[block]]
-    chosen: list[int] = []
-    while left:
-        before = peak_bytes(spans, chosen)
-        worth = {block: (before - peak_bytes(spans, [*chosen, block])) / costs[block] for block in left}
-        if max(worth.values()) <= 0:
-            worth = {block: freed[block] / costs[block] for block in left}
-        best = max(worth.values())
-        chosen.append(next(block for block in left if worth[block] >= NEARLY * best))
-        left.remove(chosen[-1])
-    order, modules = (*chosen, *idle), tuple(range(count))
-    return modules if _excess(spans, modules, order) <= GAIN else order
-
-
-def _costs(spans: Sequence[Span], count: int) -> list[float]:
-    return [sum(cost_of(span) for span in spans if span.block == block) for block in range(count)]
-
-
-def _excess(spans: Sequence[Span], order: Sequence[int], other: Sequence[int]) -> float:
-    """Returns the largest share of a step's time that `order` costs more than `other` at any limit on memory."""
-    costs = _costs(spans, len(order))
-    step, worst = 3 * sum(costs) or 1.0, 0.0  # a backward pass takes about twice as long as a forward pass
-    for length in range(1, len(other) + 1):
-        limit, time = peak_bytes(spans, other[:length]), step + sum(costs[block] for block in other[:length])
-        fits = (count for count in range(len(order) + 1) if peak_bytes(spans, order[:count]) <= limit)
-        needed = next(fits, len(order))
-        worst = max(worst, (step + sum(costs[block] for block in order[:needed])) / time - 1)
-    return worst
-
-
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
 AS_THE_USER = "default"
 """Value that leaves a model as it is that the user has made checkpoint."""
-ORDER = "checkpoint_order"
 OPERATORS = "recomputed_operators"
 ALL, CHEAP = "all", "cheap"
 
@@ -114,9 +50,8 @@ larger share it is too low. With the opposite choice, checkpointing a quarter wo
 class Checkpointing(Strategy):
     """Checkpoints k of the model's n repeated blocks, which trades time for memory.
 
-    Which k: the first ones in the order in which they are worth it (`checkpoint_order`). Plans name that order where it
-    is not the order of the modules. Of a checkpointed block, either all operators are recomputed, or only the cheap
-    ones (`selective_recompute`).
+    Which k: the first ones in the order of the modules. Of a checkpointed block, either all operators are recomputed,
+    or only the cheap ones (`selective_recompute`).
 
     Gradients are the same as without checkpointing, up to rounding: torch's random state is replayed, and buffers
     (BatchNorm statistics, spectral norm vectors) are updated once. Other state of a block is not replayed: attributes,
@@ -132,13 +67,13 @@ class Checkpointing(Strategy):
     cost = "up to a third more time"
     effect = "exact"
     phase = Phase.MODULES
-    owns = (CHECKPOINTED_BLOCKS, ORDER, OPERATORS)
+    owns = (CHECKPOINTED_BLOCKS, OPERATORS)
     fits_update_fn = True
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks.
 
-        Beside it, the order of the blocks and what is recomputed of a block, if they matter for this model.
+        Beside it, what is recomputed of a block, if that matters for this model.
         """
         if not facts.training:
             return self.refuse("inference has no backward pass and keeps no activations that could be freed")
@@ -164,13 +99,12 @@ class Checkpointing(Strategy):
         cheap = cheap or refusal(facts, target.blocks, spans, _all_selectively)
         selection = () if cheap else (_selection(spans),)
         refused = (Refusal(name=f"{OPERATORS}={CHEAP}", reason=cheap),) if cheap else ()
-        constants = _order_knob(spans, len(target.blocks))
-        return Offer(knobs=(knob, *selection), refused=refused, constants=constants, parts=parts)
+        return Offer(knobs=(knob, *selection), refused=refused, parts=parts)
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why only cheap operators of no blocks cannot be recomputed, or None."""
-        if plan.values.get(OPERATORS, ALL) != ALL and not recomputes(plan):
-            count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
+        count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
+        if plan.values.get(OPERATORS, ALL) != ALL and count in (0, AS_THE_USER):
             return f"it changes nothing beside {CHECKPOINTED_BLOCKS}={count}; it needs blocks that autofit checkpoints"
         return None
 
@@ -182,12 +116,9 @@ class Checkpointing(Strategy):
                 cannot be switched off, or is compiled.
         """
         count = plan.values.get(CHECKPOINTED_BLOCKS, AS_THE_USER)
-        operators, order = plan.values.get(OPERATORS, ALL), plan.values.get(ORDER, "")
+        operators = plan.values.get(OPERATORS, ALL)
         if operators not in (ALL, CHEAP):
             raise unknown_value(OPERATORS, operators, f"{ALL} or {CHEAP}")
-        places = read_order(order)
-        if places is None:
-            raise unknown_value(ORDER, order, "numbers of blocks such as 0-2,5,3-4")
         if count == AS_THE_USER:
             return nullcontext()
         users = _users(draft.model)
@@ -199,31 +130,7 @@ class Checkpointing(Strategy):
         target = Checkpointable(draft.model)
         if type(count) is not int or count not in target.counts:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
-        return _replaced(users, target, _first(count, places, target), operators == CHEAP)
-
-
-def recomputes(plan: Plan) -> bool:
-    """Returns whether a plan checkpoints blocks itself. The user's own checkpointing does not count."""
-    count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
-    return count != AS_THE_USER and bool(count)
-
-
-def _first(count: int, order: tuple[int, ...], target: Checkpointable) -> tuple[int, ...]:
-    """Returns the first `count` blocks of an order; () is the order of the modules."""
-    modules = tuple(range(len(target.blocks) or count))
-    if order and tuple(sorted(order)) != modules:
-        raise unknown_value(ORDER, written_order(order), f"each of the blocks 0 to {modules[-1]} once")
-    return (order or modules)[:count]
-
-
-def _order_knob(spans: Sequence[Span], blocks: int) -> tuple[Knob, ...]:
-    """Returns the knob that names the order of the blocks, unless it is that of the modules."""
-    order = order_of(spans, blocks)
-    if order == tuple(range(blocks)):
-        return ()
-    text = written_order(order)
-    about = "blocks in the order in which they are checkpointed, by memory freed for work repeated"
-    return (Knob(name=ORDER, values=(text,), default=text, about=about),)
+        return _replaced(users, target, range(count), operators == CHEAP)
 
 
 def _lack_of_selection(spans: Sequence[Span], micro_batch_size: int) -> str:

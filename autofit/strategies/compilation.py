@@ -1,11 +1,4 @@
-"""Compilation: torch.compile generates kernels for the whole model, or for each block and each region around them.
-
-Activation memory budget: the share of what compiled code would keep for the backward pass that it may keep. The share
-is of one graph, and what it saves is not monotonic, so a few values are tried and measured. torch 2.11 and 2.13 also
-recompute random numbers, and draw others than in the forward pass: gradients are then wrong, without an error (pytorch
-issue 190758; tests/strategies/test_activation_budget.py measures it). So the step must draw none. The modules are
-checked before the knob is offered, and each graph when it is compiled.
-"""
+"""Compilation: torch.compile generates kernels for the whole model, or for each block and each region around them."""
 
 import os
 import shutil
@@ -13,9 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar
 
@@ -27,109 +18,15 @@ from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks, is_compiled
-from autofit.strategies.checkpointing import recomputes
 from autofit.strategies.compiled_regions import compile_loss, find_regions
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import DropoutNd
-from autofit.workloads.random_operators import draws
 from autofit.workloads.step import Draft
 
-FUNCTORCH, INDUCTOR = "torch._functorch.config", "torch._inductor.config"
-OWN_PASS = f"the user has set {INDUCTOR}.joint_custom_pre_pass, with which autofit would check each graph"
-
-
-def budget_refusal(facts: Facts) -> str:
-    """Returns why compiled code keeps what it would without a budget; "" if it may have one."""
-    if not facts.training:
-        return "inference has no backward pass and keeps no activations"
-    functorch, inductor = sys.modules.get(FUNCTORCH), sys.modules.get(INDUCTOR)  # not loaded: never changed
-    if functorch is not None and functorch.activation_memory_budget != 1:
-        return (
-            f"{FUNCTORCH}.activation_memory_budget is {functorch.activation_memory_budget}, which the user has chosen"
-        )
-    if inductor is not None and inductor.joint_custom_pre_pass is not None:
-        return OWN_PASS
-    drawing = _drawing_module(facts.model)
-    return drawing and random_numbers(drawing)
-
-
-def _drawing_module(model: nn.Module) -> str:
-    """Returns a module that draws random numbers by its attributes, such as a dropout; "" if there is none.
-
-    Numbers that are drawn elsewhere are found when the graph is compiled.
-    """
-    for name, module in model.named_modules():
-        if not module.training:
-            continue
-        rates = [key for key, value in vars(module).items() if "drop" in key and type(value) is float and value > 0]
-        if rates or (isinstance(module, DropoutNd) and module.p > 0):
-            return f"{type(module).__name__} {name}".rstrip()
-    return ""
-
-
-def random_numbers(origin: str) -> str:
-    """Returns the reason for a step in which a module or an operator draws random numbers."""
-    return (
-        f"the step draws random numbers ({origin}); torch.compile would draw others when it recomputes them, and the "
-        "gradient would be wrong"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class WithinBudget:
-    """A backend of torch.compile: its default one within a budget. Equal ones share code, since torch compares them.
-
-    The budget holds while a graph is compiled, so that other code of the process never sees it.
-    """
-
-    share: float
-
-    def __call__(self, graph: Any, inputs: Any) -> Any:
-        """Compiles a graph of the forward pass, and its backward pass.
-
-        Raises:
-            RuntimeError: the graph draws random numbers, or the user has a pass of their own over it.
-        """
-        functorch: Any = import_module(FUNCTORCH)
-        if import_module(INDUCTOR).joint_custom_pre_pass is not None:
-            raise RuntimeError(f"{OWN_PASS}. Set it back to None, or tune again.")
-        compile_fx: Any = import_module("torch._inductor.compile_fx")  # takes seconds, so only if a plan compiles
-        with functorch.patch(activation_memory_budget=self.share):
-            return compile_fx.compile_fx(graph, inputs, config_patches={"joint_custom_pre_pass": _check()})
-
-
-@cache
-def _check() -> Any:
-    """Returns a pass over the graph of forward and backward that raises an error if it draws random numbers."""
-    base: Any = import_module("torch._inductor.custom_graph_pass").CustomGraphPass
-
-    class RefuseDraws(base):  # type: ignore[misc]  # its class is loaded with the compiler
-        def __call__(self, graph: Any) -> None:
-            for node in graph.nodes:
-                if hasattr(node.target, "tags") and draws(node.target, node.args, node.kwargs):
-                    raise RuntimeError(
-                        f"found a step within a budget for activations that cannot have one: "
-                        f"{random_numbers(str(node.target))}. Tune again for this model."
-                    )
-
-        def uuid(self) -> str:
-            """Returns what stands for the pass in the key of torch's cache of compiled code."""
-            return "autofit.strategies.compilation/1"
-
-    return RefuseDraws()
-
-
-KNOB, BUDGET = "compile", "activation_budget"
+KNOB = "compile"
 OFF, MODEL, BLOCKS, TUNED, GRAPHS = "off", "default", "blocks", "max-autotune-no-cudagraphs", "reduce-overhead"
 VALUES = (OFF, MODEL, BLOCKS, TUNED, GRAPHS)
 MODES = (TUNED, GRAPHS)
 """Values that are also modes of torch.compile. The others use its default mode."""
-BUDGETED = (MODEL, BLOCKS)
-"""Values that admit a budget for activations: it is a backend of torch.compile, which then has no modes."""
-WHOLE = "default"
-SHARES = {WHOLE: 1.0, "half": 0.5, "fifth": 0.2}
-"""Share of what compiled code would keep for the backward pass that it may keep, by value of the second knob. A model
-of four transformer layers kept 0.50 and 0.20 of it, four convolutions 0.44 and 0.17 (torch 2.13 on the CPU)."""
 NEEDED = {TUNED: "tuned kernels", GRAPHS: "cuda graphs"}
 """Capability of the device that a value needs beyond "compile"."""
 LEAST_BLOCKS = 4
@@ -182,14 +79,11 @@ class Compilation(Strategy):
     }
     effect = "rounding"
     phase = Phase.COMPILATION
-    owns = (KNOB, BUDGET)
+    owns = (KNOB,)
     gated_in_proof = True
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knob `compile` with the values that this device and this model can use.
-
-        Beside it, what compiled code may keep for the backward pass.
-        """
+        """Returns the knob `compile` with the values that this device and this model can use."""
         if "compiled code" not in facts.capabilities:
             reason = f"torch.compile generates no code for this {facts.device_type} device; on CUDA, install triton"
             return self.refuse(reason, "device")
@@ -216,39 +110,21 @@ class Compilation(Strategy):
             ceiling=tuple(CEILING[v] if accelerated or v == OFF else HOST_CEILING for v in values),
             usual=next((value for value in (BLOCKS, MODEL) if value in values and accelerated), None),
         )
-        if why := budget_refusal(facts):
-            return Offer((knob,), (*refused, Refusal(name=BUDGET, reason=why)))
-        return Offer((knob, _budget_knob()), refused)
-
-    def conflict(self, plan: Plan) -> str | None:
-        """Returns why a budget for activations does not go with what is compiled or recomputed, or None."""
-        budget = plan.values.get(BUDGET, WHOLE)
-        if budget == WHOLE:
-            return None
-        if plan.values.get(KNOB, OFF) not in BUDGETED:
-            return f"{BUDGET}={budget} needs {KNOB}={' or '.join(BUDGETED)}"
-        if recomputes(plan):
-            return "checkpointing and the compiler would both choose what is recomputed"
-        return None
+        return Offer((knob,), refused)
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
         """Compiles the model, or each of its blocks and regions, when they are next called.
 
         Raises:
-            SpaceError: a value is unknown, the two do not go together, the model is compiled already, or it has no
-                repeated blocks.
+            SpaceError: the value is unknown, the model is compiled already, or it has no repeated blocks.
         """
-        value, budget = plan.values.get(KNOB, OFF), plan.values.get(BUDGET, WHOLE)
-        if budget not in SHARES:
-            raise unknown_value(BUDGET, budget, f"one of {', '.join(SHARES)}")
+        value = plan.values.get(KNOB, OFF)
         if type(value) is str and value == OFF:
             yield
             return
         targets = _targets(value, draft.model)
-        if budget != WHOLE and value not in BUDGETED:
-            raise unknown_value(BUDGET, budget, f"{WHOLE} with {KNOB}={value}")
-        calls = _CompiledCalls(value, SHARES[str(budget)], draft.varies)
+        calls = _CompiledCalls(value, draft.varies)
         with Undo() as undo:
             for target in targets:
                 undo.replace(vars(target), "_compiled_call_impl", partial(calls.of_module(target), target))
@@ -263,18 +139,6 @@ class Compilation(Strategy):
         if plan.values.get(KNOB, OFF) == OFF:
             return None
         return "torch.compile decides which tensors are kept in memory; a probe measures it"
-
-
-def _budget_knob() -> Knob:
-    """Returns the second knob. Recomputing everything takes one more forward pass: a third of forward and backward."""
-    return Knob(
-        name=BUDGET,
-        values=tuple(SHARES),
-        default=WHOLE,
-        about="share of what compiled code would keep for backward that it may keep; it recomputes the rest",
-        expected=tuple(1 / (1 + (1 - share) / 3) for share in SHARES.values()),
-        growth=tuple(0.25 + 0.75 * share for share in SHARES.values()),
-    )
 
 
 def _targets(value: KnobValue, model: nn.Module) -> tuple[nn.Module, ...]:
@@ -321,18 +185,14 @@ class _CompiledCalls:
 
     Args:
         value: value of the knob.
-        share: share of the activations that compiled code may keep.
         varies: whether batches differ in shape.
     """
 
-    def __init__(self, value: KnobValue, share: float, varies: bool) -> None:
-        self.share = share
+    def __init__(self, value: KnobValue, varies: bool) -> None:
         self.how: dict[str, Any] = {
             "mode": str(value) if value in MODES else None,
             "dynamic": None if varies else False,
         }
-        if share < 1:
-            self.how |= {"backend": WithinBudget(share)}
         self._made: dict[object, Callable[..., Any]] = {}
 
     def of_module(self, module: nn.Module) -> Callable[..., Any]:
@@ -344,7 +204,7 @@ class _CompiledCalls:
         return self._compiled(_criterion_call, getattr(criterion, "__qualname__", type(criterion)))
 
     def _compiled(self, call: Callable[..., Any], kind: object) -> Callable[..., Any]:
-        key = self.share, call, kind
+        key = call, kind
         if key not in self._made:
             copied = _calls.setdefault(key, FunctionType(call.__code__.replace(), globals(), call.__name__))
             with warnings.catch_warnings():

@@ -7,7 +7,6 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.search.record_table      records such a table on this device
     python -m scripts.bench.claims                   how often the true gain lies in the interval that a search claims
     python -m scripts.bench.gain                     what tuning brings on the four examples
-    python -m scripts.bench.checkpoint_subsets       the checkpointed blocks against the best set, by trying all sets
     python -m scripts.bench.packing                  what packing alone gains on texts of varying lengths
     python -m scripts.bench.compilation              a plan with compilation searched, against those found by hand
     python -m scripts.bench.compile_in_time          whether searches that compile end within their time budget

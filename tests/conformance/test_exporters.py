@@ -69,11 +69,16 @@ def answer(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None = None) 
 
 def of_blocks(count: int, **values: KnobValue) -> Answer:
     """Returns a plan for a model with this number of blocks."""
+    return with_blocks(answer(OWN.replace(**values)), count)
+
+
+def with_blocks(found: Answer, count: int = 4) -> Answer:
+    """Returns an answer whose record says how many blocks the model has."""
     record = StrategyRecord(
         name="checkpointing", knobs=("checkpointed_blocks",), about="", cost="", effect="exact",
         parts={"checkpointed_blocks": count},
     )  # fmt: skip
-    return answer(OWN.replace(**values)).model_copy(update={"strategies": (record,)})
+    return found.model_copy(update={"strategies": (record,)})
 
 
 @pytest.fixture(params=exporters.members(), ids=lambda member: member.name)

@@ -11,7 +11,7 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters.axolotl import Axolotl
 from autofit.exporters.base import Export
-from tests.conformance.test_exporters import OWN, answer
+from tests.conformance.test_exporters import OWN, answer, with_blocks
 
 FIELDS = frozenset(
     {
@@ -27,7 +27,7 @@ MODES = {"default", "reduce-overhead", "max-autotune"}
 """Values of `torch_compile_mode` in the same files."""
 
 Values = dict[str, KnobValue]
-WHOLE: Values = {"checkpointed_blocks": 4, "checkpoint_order": "0-3"}
+WHOLE: Values = {"checkpointed_blocks": 4}
 PLANS: dict[str, Values] = {
     "plain": {},
     "accumulated in tf32": {"micro_batch_size": 2, "accumulation_steps": 8, "precision": "tf32"},
@@ -44,7 +44,7 @@ PLANS: dict[str, Values] = {
 
 
 def found(values: Values, device: str = "cuda", settings: dict[str, str] | None = None) -> Answer:
-    made = answer(OWN.replace(**values), settings=settings)
+    made = with_blocks(answer(OWN.replace(**values), settings=settings))
     environment = made.environment.model_copy(update={"device_type": device})
     return made.model_copy(update={"environment": environment})
 
@@ -84,7 +84,6 @@ def test_the_defaults_that_would_choose_another_precision_are_switched_off() -> 
         ("checkpointed_blocks", 2),
         ("compile", "blocks"),
         ("compile", "max-autotune-no-cudagraphs"),
-        ("optimizer_states", "bitsandbytes-8bit"),
         ("optimizer_implementation", "for-loop"),
         ("activation_offload", True),
         ("optimizer_in_backward", True),

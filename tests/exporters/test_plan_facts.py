@@ -12,7 +12,6 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters.plan_facts import (
     Settings,
-    blocks_in_words,
     checkpointing_fields,
     checkpoints_every_block,
     code_lines,
@@ -24,18 +23,9 @@ from autofit.exporters.plan_facts import (
 from tests.conformance.test_exporters import EVIL, OWN, answer, of_blocks
 
 
-@pytest.mark.parametrize(
-    ("blocks", "order", "every"),
-    [(4, "0-3", True), (3, "0-3", False), (3, "2,0-1", True), (0, "", False), (4, None, False), (True, "0", False)],
-)
-def test_without_a_number_of_blocks_the_order_says_it(blocks: int, order: str | None, every: bool) -> None:
-    plan = OWN.replace(checkpointed_blocks=blocks, **({} if order is None else {"checkpoint_order": order}))
-    assert checkpoints_every_block(answer(plan)) is every
-
-
 @pytest.mark.parametrize(("blocks", "every"), [(4, True), (3, False), (0, False), ("default", False), (True, False)])
 def test_the_record_of_the_strategy_says_how_many_blocks_there_are(blocks: KnobValue, every: bool) -> None:
-    found = of_blocks(4, checkpointed_blocks=blocks, checkpoint_order="0-2")
+    found = of_blocks(4, checkpointed_blocks=blocks)
     assert checkpoints_every_block(found) is every
 
 
@@ -63,17 +53,12 @@ def test_the_norm_of_clipping_is_a_positive_number(text: str, norm: float | None
 
 def test_the_settings_of_checkpointing_are_those_of_no_block_or_of_every_block() -> None:
     def fields(**values: KnobValue) -> dict[str, Settings]:
-        return checkpointing_fields(answer(OWN.replace(**values)), {"on": False}, {"on": True})
+        return checkpointing_fields(of_blocks(3, **values), {"on": False}, {"on": True})
 
-    assert fields(checkpointed_blocks=0) == {"checkpointed_blocks": {"on": False}, "checkpoint_order": {}}
-    assert fields(checkpointed_blocks=3, checkpoint_order="0-2")["checkpointed_blocks"] == {"on": True}
+    assert fields(checkpointed_blocks=0) == {"checkpointed_blocks": {"on": False}}
+    assert fields(checkpointed_blocks=3)["checkpointed_blocks"] == {"on": True}
     assert fields(checkpointed_blocks="default")["checkpointed_blocks"] == {}
-    assert fields(checkpointed_blocks=2, checkpoint_order="0-2") == {}
-
-
-def test_blocks_are_named_by_their_order_or_their_number() -> None:
-    assert blocks_in_words((2, 0, 1), 2) == "blocks 2,0"
-    assert blocks_in_words((), 2) == "the first 2 blocks"
+    assert fields(checkpointed_blocks=2) == {}
 
 
 def test_the_loader_line_makes_a_loader_of_the_plan() -> None:
@@ -121,7 +106,6 @@ def test_only_what_one_line_can_say_is_said() -> None:
     [
         ({"checkpointed_blocks": 0}, "switch the model's activation checkpointing off"),
         ({"checkpointed_blocks": 2}, "for the first 2 blocks"),
-        ({"checkpointed_blocks": 2, "checkpoint_order": "2-3,0-1"}, "for blocks 2-3"),
         ({"checkpointed_blocks": 4}, "model.gradient_checkpointing_enable("),
     ],
 )
@@ -136,7 +120,7 @@ def test_the_line_of_checkpointing_names_the_blocks_or_the_switch_of_all(
 
 def test_no_text_of_a_foreign_plan_is_in_a_line() -> None:
     plan = OWN.replace(micro_batch_size=EVIL, precision=EVIL, memory_format=EVIL, optimizer_implementation="fused")
-    plan = plan.replace(checkpointed_blocks=2, checkpoint_order=EVIL)
+    plan = plan.replace(checkpointed_blocks=EVIL)
     assert code_lines(answer(plan, settings={"optimizer": EVIL})) == {
         "optimizer_implementation": "torch.optim.AdamW(..., foreach=False, fused=True)"
     }

@@ -211,24 +211,6 @@ def test_a_loop_does_not_switch_the_users_own_checkpointing_off() -> None:
         assert exported.unmapped == ("checkpointed_blocks",)
 
 
-def test_blocks_are_taken_in_the_order_of_the_plan() -> None:
-    text = export(checkpointed_blocks=2, checkpoint_order="2,0-1", accumulation_steps=2).text
-    exported, expected = run_both(text, 8, {"accumulation_steps": 2}, blocks=lambda model: model.blocks)
-    first, second, third = (vars(block)["calls"] for block in exported.blocks)
-    assert first == third == 2 * second
-    assert_same_weights(exported, expected)
-    module = module_of(export(checkpointed_blocks=1, checkpoint_order="2,0-1").text)
-    model = net()
-    with pytest.raises(ValueError, match="found 2 blocks, the plan knows 3: pass blocks="):
-        module["train"](model, loader(8), make_optimizer(model), compute_loss, blocks=model.blocks[:2])
-
-
-def test_an_order_that_cannot_be_read_is_not_replaced_by_another() -> None:
-    exported = export(checkpointed_blocks=2, checkpoint_order="0;import os")
-    assert exported.unmapped == ("checkpointed_blocks", "checkpoint_order")
-    assert "CHECKPOINT_ORDER" not in export(checkpointed_blocks=0, checkpoint_order="2,0-1").text
-
-
 def test_too_few_blocks_are_refused() -> None:
     model = net()
     module = module_of(export(checkpointed_blocks=3).text)

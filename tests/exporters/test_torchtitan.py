@@ -13,8 +13,7 @@ import pytest
 from autofit.core.plan import KnobValue
 from autofit.exporters.base import Export
 from autofit.exporters.torchtitan import TF32, Torchtitan
-from autofit.strategies.compilation import SHARES
-from tests.conformance.test_exporters import OWN, answer
+from tests.conformance.test_exporters import OWN, answer, with_blocks
 
 COMMON = frozenset(
     {
@@ -40,8 +39,7 @@ SUBCOMMANDS = {
 tyro reads "_" as "-"."""
 
 Values = dict[str, KnobValue]
-WHOLE: Values = {"checkpointed_blocks": 4, "checkpoint_order": "0-3"}
-BUDGET: Values = {"compile": "blocks", "activation_budget": "half"}
+WHOLE: Values = {"checkpointed_blocks": 4}
 PLANS: dict[str, Values] = {
     "plain": {},
     "accumulated": {"micro_batch_size": 2, "accumulation_steps": 8},
@@ -51,13 +49,12 @@ PLANS: dict[str, Values] = {
     "compiled": {"compile": "blocks"},
     "not compiled": {"compile": "off"},
     "for-loop": {"optimizer_implementation": "for-loop"},
-    "budget": BUDGET,
     "in backward": {"optimizer_in_backward": True},
 }
 
 
 def exported(values: Values, version: str | None = None, settings: dict[str, str] | None = None) -> Export:
-    return Torchtitan().export(answer(OWN.replace(**values), settings=settings), version)
+    return Torchtitan().export(with_blocks(answer(OWN.replace(**values), settings=settings)), version)
 
 
 def words_of(export: Export) -> list[str]:
@@ -85,9 +82,7 @@ def test_each_override_is_a_field_of_that_version(plan: str, version: str) -> No
     assert export.unmapped == lacking.get((plan, version), ())
 
 
-def test_nothing_follows_a_subcommand_but_its_fields() -> None:
-    words = words_of(exported({**BUDGET, "precision": "bf16"}, "0.3"))
-    assert words[-3:] == ["activation_checkpoint:memory_budget", "--activation_checkpoint.memory_budget", "0.5"]
+def test_nothing_follows_a_subcommand() -> None:
     assert words_of(exported(WHOLE, "0.3"))[-1] == "activation_checkpoint:full"
 
 
@@ -104,12 +99,6 @@ def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["tf32", "tf32"]
     assert TF32 not in exported({"precision": "fp32"}).text
-
-
-@pytest.mark.parametrize("value", ["half", "fifth"])
-def test_the_budget_of_compiled_code_is_the_share_that_was_measured(value: str) -> None:
-    words = words_of(exported({"compile": "blocks", "activation_budget": value}, "0.2.2"))
-    assert float(words[words.index("--activation_checkpoint.memory_budget") + 1]) == SHARES[value]
 
 
 @pytest.mark.parametrize(
@@ -146,9 +135,8 @@ def test_the_installed_library_reads_the_batch_and_the_precision() -> None:
 
 def test_the_installed_library_reads_what_is_compiled_and_recomputed() -> None:
     pytest.importorskip("torchtitan.config", reason="torchtitan 0.2 is not installed")
-    compiled = parsed(words_of(exported({**BUDGET, "optimizer_implementation": "foreach"})))
+    compiled = parsed(words_of(exported({"compile": "blocks", "optimizer_implementation": "foreach"})))
     assert (compiled.compile.enable, compiled.compile.components) == (True, ["model"])
-    assert compiled.activation_checkpoint.memory_budget == 0.5
     assert compiled.optimizer.implementation == "foreach"
     none = parsed(words_of(exported({"compile": "off"})))
     assert none.compile.enable is False

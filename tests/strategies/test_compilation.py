@@ -23,7 +23,6 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.compilation import (
     BLOCKS,
-    BUDGET,
     GRAPHS,
     KNOB,
     LEAST_BLOCKS,
@@ -106,7 +105,7 @@ def test_each_device_is_offered_what_it_can() -> None:
 def test_where_shapes_vary_nothing_is_tuned_or_recorded_for_one_shape() -> None:
     offer = STRATEGY.offer(facts_of(stack(), capabilities=EVERYTHING, varies=True))
     assert offer.knobs[0].values == (OFF, MODEL, BLOCKS)
-    assert all("each shape" in refused.reason for refused in offer.refused if refused.name != BUDGET)
+    assert all("each shape" in refused.reason for refused in offer.refused)
 
 
 @pytest.mark.parametrize("blocks", [0, LEAST_BLOCKS - 1])

@@ -12,10 +12,9 @@ from transformers import TrainerCallback
 
 from autofit import exporters
 from autofit.core.answer import Answer
-from autofit.core.block_order import read_order
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.exporters.plan_facts import CHECKPOINT_ORDER, CHECKPOINTED_BLOCKS, Settings
+from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings
 from autofit.integrations.plan_settings import GivenPlan, fit_of
 from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
 
@@ -58,21 +57,18 @@ def checkpoint_some(model: nn.Module, plan: Plan) -> None:
     """
     # The class of the blocks exists in transformers 4.53 and later.
     blocks = [each for each in model.modules() if any(c.__name__ == _BLOCK for c in type(each).__mro__)]
-    order = read_order(plan.values.get(CHECKPOINT_ORDER, ""))
     count = plan.values[CHECKPOINTED_BLOCKS]
-    if type(count) is not int or order is None or count > len(blocks) or (order and len(order) != len(blocks)):
-        ordered = f" in the order {plan.values[CHECKPOINT_ORDER]}" if order else ""
+    if type(count) is not int or count > len(blocks):
         raise UsageError(
             f"found a model with {len(blocks)} blocks that can be checkpointed one by one, and the plan has "
-            f"{CHECKPOINTED_BLOCKS}={count}{ordered}. Pass the model that was tuned."
+            f"{CHECKPOINTED_BLOCKS}={count}. Pass the model that was tuned."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it
         method: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         method({"use_reentrant": False})
-    chosen = set((order or tuple(range(len(blocks))))[:count])
     for place, block in enumerate(blocks):
-        setattr(block, SWITCH, place in chosen)
+        setattr(block, SWITCH, place < count)
 
 
 Arguments = TypeVar("Arguments")
@@ -115,7 +111,7 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
         checkpoint_some(model, found.plan)
         name = "activation_checkpointing" if hasattr(changed, "activation_checkpointing") else "gradient_checkpointing"
         changed = replace(changed, **{name: False})  # type: ignore[type-var]  # it would switch every block on
-        left = {knob: line for knob, line in left.items() if knob not in (CHECKPOINTED_BLOCKS, CHECKPOINT_ORDER)}
+        left = {knob: line for knob, line in left.items() if knob != CHECKPOINTED_BLOCKS}
     if model is not None and found.plan.values.get(PACKING) is True:
         pack(model)
         del left[PACKING]

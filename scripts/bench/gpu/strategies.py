@@ -46,7 +46,6 @@ TOGETHER: tuple[dict[str, KnobValue], ...] = (
     {"precision": "bf16", "activation_offload": True},
     {"precision": "bf16", "compile": "default"},
     {"precision": "bf16", "compile": "reduce-overhead"},
-    {"precision": "bf16", "compile": "default", "activation_budget": "half"},
 )
 """Changes that belong together. Those that the search space does not have are left out."""
 STEPS = 4
