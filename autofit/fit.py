@@ -31,7 +31,7 @@ from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import loader_changes
+from autofit.workloads.dataloaders import loader_changes, source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
@@ -182,7 +182,7 @@ class Fit:
         )
         device, guard = self._device_of(workload), Guard.of(workload)
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
-            source = BatchSource.of(loader, scan=_SCANNED)
+            source = source_of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
             rebuilt = self._loader(source)
         self._check_loss(loss, signature(model, source.structure(), loss.name))

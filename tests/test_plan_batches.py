@@ -15,7 +15,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Workload
 from tests.probing import targets
@@ -27,7 +27,7 @@ GROUPED = Plan(values={"length_grouping": True})
 
 
 def test_plans_with_the_same_batches_share_a_store() -> None:
-    source = BatchSource.of(targets.sentences(tuple(text_lengths(64))))
+    source = source_of(targets.sentences(tuple(text_lengths(64))))
     batches = PlanBatches(source)
     own = batches.store(Plan())
     assert own.source is source
@@ -42,7 +42,7 @@ def test_a_loader_that_does_not_support_the_plan_is_a_space_error() -> None:
     lengths = text_lengths(64)
     loader = DataLoader(Sentences(lengths), batch_sampler=Buckets(lengths, 8), collate_fn=pad)
     with pytest.raises(SpaceError, match="Buckets decides which samples are batched together"):
-        PlanBatches(BatchSource.of(loader)).store(GROUPED)
+        PlanBatches(source_of(loader)).store(GROUPED)
 
 
 class Classifier(nn.Module):

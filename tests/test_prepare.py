@@ -13,6 +13,7 @@ from autofit.prepare import batches_of, prepare
 from autofit.strategies import members
 from autofit.strategies.base import Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
 from autofit.workloads.update import rule_of_update
@@ -111,7 +112,7 @@ def test_the_batches_of_a_plan_pass_through_each_strategy_by_phase() -> None:
             return source.by_length if self.name == "middle" else source
 
     phases = {"last": Phase.BATCHING, "first": Phase.LAYOUT, "middle": Phase.ARITHMETIC}
-    source = BatchSource.of(targets.sentences())
+    source = source_of(targets.sentences())
     found = batches_of(Plan(), source, [Passing(name, phase, []) for name, phase in phases.items()])
     assert order == ["first", "middle", "last"]
     assert found is source.by_length

@@ -23,8 +23,7 @@ from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
 from autofit.integrations.trainer_fit import for_trainer, with_kept_batch
-from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import loader_changes
+from autofit.workloads.dataloaders import loader_changes, source_of
 from autofit.workloads.workload import Workload
 
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]
@@ -420,5 +419,5 @@ def without_logging(module: nn.Module) -> Iterator[None]:
 def _rebuilt(module: nn.Module, loader: Any, fit: Fit) -> Any:
     guard = Guard.of(Workload(module, loader))
     with guard.backstop, guard:  # undoes the effects of inspecting samples
-        source = BatchSource.of(loader, scan=_SCANNED)
+        source = source_of(loader, scan=_SCANNED)
         return source.rebuild(fit.plan.micro_batch_size, changes=loader_changes(fit.proof.loading))

@@ -43,6 +43,7 @@ from autofit.probing.workload_facts import batch_to_trace, budget_of, chosen, fa
 from autofit.strategies import members
 from autofit.tracing import isolation, tracing
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
@@ -156,7 +157,7 @@ class LocalBench:
         with as_poison(device), self._guard.backstop, self._guard, as_users_errors(device):
             modes = workload.set_mode()
             looks = [Reached.of(workload)]  # before any of the workload's code runs
-            self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
+            self._source = source_of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._batches, self._loss = PlanBatches(self._source), loss_of(workload, self._source, device.torch_device)
             budget = budget_of(workload, device, options, varies=self._source.varies)
             if known is None:  # an earlier bench has looked

@@ -38,8 +38,8 @@ from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.static_memory import check_self_contained, find_fixed_parts
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.lengths import sequence_length, with_length
 from autofit.workloads.loss import LossRule, resolve_loss
@@ -95,7 +95,7 @@ class StandInBench:
         with as_users_errors(devices.host()):
             place(workload, device, options.own_process)
             eval_modules = workload.set_mode()
-            self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
+            self._source = source_of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._batches = PlanBatches(self._source)
             self._loss = self._resolved()
             # The data set here may be smaller than the one to train on.

@@ -1,9 +1,8 @@
 """DeferredLogits: the output of a linear layer that is computed only if something else than a cross-entropy uses it.
 
 The layer returns a tensor without memory. Reshaping, slicing and shifting its leading dimensions do the same to the
-layer's input. `F.cross_entropy`, or `F.log_softmax` and `F.nll_loss`, then work on chunks of rows, so that the logits
-never exist as a whole. Any other operation computes the logits, so that it sees what it would have seen, and saves
-nothing.
+layer's input. `F.cross_entropy` then works on chunks of rows, so that the logits never exist as a whole. Any other
+operation computes the logits, so that it sees what it would have seen, and saves nothing.
 
 `torch.nn.functional.linear_cross_entropy` (torch 2.13) works on chunks too. With 4,096 rows, 512 features and 32,768
 classes in float32 on a CPU, its peak was 144 MiB, that of this module 137 MiB, and that of the ordinary loss 1,536 MiB;
@@ -261,28 +260,7 @@ def transpose(logits: "DeferredLogits", *dims: Any) -> Any:
     return logits.derived(lambda value: value.permute(0, 2, 1), transposed=True) if wanted == [0, 2, 1] else None
 
 
-def log_softmax(logits: "DeferredLogits", dim: int | None = None, dtype: Any = None, _stacklevel: int = 3) -> Any:
-    """Takes the logarithm of the softmax over the classes."""
-    last = len(logits.shape) - 1
-    if dim is None or dim % (last + 1) != (1 if logits.transposed else last) or logits.normalized:
-        return None
-    if dtype not in (None, torch.float32, logits.dtype):
-        return None
-    result = torch.empty(1, dtype=logits.dtype, device=logits.device).log_softmax(0, dtype=dtype).dtype
-    return logits.derived(lambda value: value.log_softmax(dim, dtype=dtype), dtype=result, normalized=True)
-
-
-def cross_entropy(logits: "DeferredLogits", target: Any, **arguments: Any) -> Any:
-    """Computes the loss over chunks."""
-    return None if logits.normalized else _loss(logits, target, **arguments)
-
-
-def nll_loss(logits: "DeferredLogits", target: Any, **arguments: Any) -> Any:
-    """Computes the loss over chunks from the logarithm of the softmax."""
-    return _loss(logits, target, **arguments) if logits.normalized else None
-
-
-def _loss(
+def cross_entropy(
     logits: "DeferredLogits",
     target: Any,
     *,
@@ -293,7 +271,7 @@ def _loss(
     reduction: str,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Returns the loss for targets that are class indices. torch passes all other arguments as keywords."""
+    """Computes the loss over chunks if targets are class indices. torch passes all other arguments as keywords."""
     shape = logits.shape
     expected = torch.Size([shape[0], *shape[2:]]) if logits.transposed or len(shape) == 2 else None
     if not isinstance(target, torch.Tensor) or target.dtype != torch.int64 or target.shape != expected:
@@ -318,11 +296,7 @@ DEFERRED: dict[Any, Callable[..., Any]] = {
     torch.transpose: transpose,
     torch.Tensor.permute: transpose,
     torch.permute: transpose,
-    F.log_softmax: log_softmax,
-    torch.log_softmax: log_softmax,
-    torch.Tensor.log_softmax: log_softmax,
     F.cross_entropy: cross_entropy,
-    F.nll_loss: nll_loss,
 }
 """The operation by the function that the user's code calls."""
 
@@ -409,12 +383,10 @@ class DeferredLogits(torch.Tensor):
     Attributes:
         product: the operands; the leading dimensions of `hidden` are those of this tensor.
         transposed: whether the classes are dimension 1 of 3, not the last one.
-        normalized: whether this is the logarithm of the softmax.
     """
 
     product: Product
     transposed: bool
-    normalized: bool
     _family: "_Family"
     _parent: "DeferredLogits | None"
     _replay: Replay
@@ -443,12 +415,9 @@ class DeferredLogits(torch.Tensor):
         replay: Replay = lambda value: value,
         *,
         transposed: bool = False,
-        normalized: bool = False,
     ) -> "DeferredLogits":
-        made: DeferredLogits = _Edge.apply(
-            product.hidden, product.weight, product.bias, product, dtype, transposed, normalized
-        )  # type: ignore[no-untyped-call]  # torch has no types here
-        made.product, made.transposed, made.normalized = product, transposed, normalized
+        made: DeferredLogits = _Edge.apply(product.hidden, product.weight, product.bias, product, dtype, transposed)  # type: ignore[no-untyped-call]  # torch has no types here
+        made.product, made.transposed = product, transposed
         made._family, made._parent, made._replay, made._value = family, parent, replay, None
         family.members.append(weakref.ref(made))
         return made
@@ -459,10 +428,10 @@ class DeferredLogits(torch.Tensor):
         Args:
             replay: the operation.
             hidden: the layer's input after the operation; None if that does not change.
-            changed: a new dtype, or new values of `transposed` and `normalized`.
+            changed: a new dtype, or a new value of `transposed`.
         """
         product = self.product if hidden is None else replace(self.product, hidden=hidden)
-        kept = {"dtype": self.dtype, "transposed": self.transposed, "normalized": self.normalized, **changed}
+        kept = {"dtype": self.dtype, "transposed": self.transposed, **changed}
         return self._made(product, family=self._family, parent=self, replay=replay, **kept)
 
     @property
@@ -563,14 +532,13 @@ class _Edge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, product: Product, *form: Any) -> DeferredLogits:
-        dtype, transposed, _ = form
         ctx.save_for_backward(hidden, weight, bias)
         ctx.product_type, ctx.form = product.dtype, form
-        return DeferredLogits(product, dtype, transposed)
+        return DeferredLogits(product, *form)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dtype, transposed, normalized = ctx.form
+        dtype, transposed = ctx.form
         needed = ctx.needs_input_grad[:3]
         operands: list[Any] = [
             each.detach().requires_grad_() if wanted else each
@@ -578,8 +546,7 @@ class _Edge(torch.autograd.Function):
         ]
         with torch.enable_grad():
             value = Product(operands[0], operands[1], operands[2], ctx.product_type).value().to(dtype)
-            value = value.log_softmax(-1) if normalized else value
             value = value.transpose(1, 2) if transposed else value
             leaves = [leaf for leaf, wanted in zip(operands, needed, strict=True) if wanted]
             found = iter(torch.autograd.grad(value, leaves, gradient))
-        return (*(next(found) if wanted else None for wanted in needed), None, None, None, None)
+        return (*(next(found) if wanted else None for wanted in needed), None, None, None)

@@ -7,85 +7,104 @@ with batch_size=None, any re-iterable object). Their batches are cut and joined 
 Filled masks: a batch in which no sample is short, so that nothing can be gained by leaving out its padding.
 
 Loader types: what can be iterated over batches, and what is often passed instead.
+
+Padded loader: the user's DataLoader with batches that are padded to a multiple. Only the user's collate function knows
+with what a tensor is padded. A collate function of `transformers` can be asked for another padding by its attribute
+`pad_to_multiple_of`; it is set on a copy.
 """
 
+import copy
+import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from autofit.core.errors import WorkloadError
+from autofit.core.wording import a_type
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
-from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Counted, Cuttable
-from autofit.workloads.dataloaders import dataloader_maker, fixed_padding, padded_loader
 from autofit.workloads.lengths import IDS, MASK, useful_tokens
-from autofit.workloads.ready_batches import ReadyBatches
-from autofit.workloads.streams import STREAM_BATCHES, read
-from autofit.workloads.tree import Batch, children, map_tensors
+from autofit.workloads.tree import Batch, children, map_tensors, safe_getattr
 
 T = TypeVar("T")
 
 
-class BatchSource:
-    """Makes batches of any size from the user's loader without ever advancing it.
+UNCHANGED: Mapping[str, Any] = MappingProxyType({})
+"""No change to the arguments of a DataLoader."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """Options of a `BatchSource`, as the user set them.
 
     Attributes:
+        worst_case: None, a callable `size -> batch`, or one sample (for ready batches: one batch).
+        seed: seed of the private generator that chooses samples.
+        scan: maximum number of samples whose length is measured.
+        filled: whether the mask of the worst batch says that all samples are long.
+        users_size: whether a small batch has the user's size, since their code was seen to run at no other.
+    """
+
+    worst_case: Any
+    seed: int
+    scan: int
+    filled: bool = False
+    users_size: bool = False
+
+
+class BatchSource(ABC):
+    """Makes batches of any size from the user's loader without ever advancing it.
+
+    One subclass for each kind of loader makes the batches, by the methods with an underscore. These get arguments that
+    were checked, and their batches may share memory with the user's data.
+
+    Attributes:
+        loader: the user's loader. Its settings may be read; it must not be iterated.
         user_batch_size: number of samples per batch of the user's loader.
         length: number of samples in one pass over the loader. None if it is unknown.
         varies: whether batches of one size differ in shape because sample lengths vary.
+        distinct: number of batches of the user's size if each pass has the same; None if samples are batched anew.
         resizable: whether batches of other sizes than the user's can be made.
         max_size: largest batch that can be made if batches can only be cut. None if any size can be made.
+        even: whether each tensor of a batch has one row per sample. Graphs, bags and lists do not.
+        has_rows: whether the rows of a batch are its samples, so that its shapes give the number of samples.
+        fixed_loading: why the loader keeps the user's worker processes; "" if it can be made with others.
+        fixed_order: why the samples stay in the user's batches; "" if batches can be grouped by length.
+        grouped: whether a rule, such as a custom batch sampler, decides which samples are batched together.
+        users_order: whether batches of the user's size are those of the user's loader.
+        reopened: returns a source of another loader with these options.
     """
 
-    def __init__(self, loader: Iterable[Any], maker: BatchMaker, options: BatchOptions) -> None:
-        self._loader, self._maker, self._options = loader, maker, options
+    user_batch_size: int
+    length: int | None
+    varies: bool
+    distinct: int | None = None
+    resizable: bool = True
+    max_size: int | None = None
+    even: bool
+    has_rows: bool
+    fixed_loading: str = "it yields ready batches, so only its own code can make it again with worker processes"
+    fixed_order: str = "the loader yields ready batches, so its samples cannot be batched in another order"
+    grouped: bool = False
+    users_order: bool = True
+    reopened: Callable[[Iterable[Any], BatchOptions], "BatchSource"]
+
+    def __init__(self, loader: Iterable[Any], options: BatchOptions, notes: Iterable[str]) -> None:
+        self.loader, self._options = loader, options
+        self._notes = dict.fromkeys(notes)  # a dict, so that each note is kept once and in order
         self._users: BatchSource | None = None  # the same samples in the user's batches, if these are other ones
         self._padded: dict[int, BatchSource] = {}
-        self.user_batch_size, self.length, self.varies = maker.user_batch_size, maker.length, maker.varies
-        self.resizable, self.max_size = maker.resizable, maker.max_size
-
-    @classmethod
-    def of(cls, loader: object, *, worst_case: object = None, seed: int = 0, scan: int = 2048) -> "BatchSource":
-        """Returns the source for a loader.
-
-        Args:
-            loader: a DataLoader, a list or tuple of batches, or any object that can be iterated repeatedly over
-                batches.
-            worst_case: None (scan the data), a callable `size -> batch`, or one sample that is repeated and
-                collated (for ready batches: one batch that is repeated or cut).
-            seed: seed of the private generator that chooses samples.
-            scan: maximum number of samples whose length is measured.
-
-        Raises:
-            WorkloadError: the loader is empty, a one-shot iterator or not a loader, or its batches hold no tensor.
-        """
-        loader = checked_loader(loader)
-        options = BatchOptions(worst_case, seed, max(scan, 2))
-        return cls(loader, _maker_of(loader, options), options)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on how the batches were made."""
-        return tuple(self._maker.notes)
-
-    @property
-    def even(self) -> bool:
-        """Whether each tensor of a batch has one row per sample. Graphs, bags and lists do not."""
-        return self._maker.even
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether the shapes of a batch give its number of samples."""
-        return self._maker.has_rows
-
-    @property
-    def distinct(self) -> int | None:
-        """Number of batches of the user's size if each pass has the same; None if samples are batched anew."""
-        return self._maker.distinct
+        return tuple(self._notes)
 
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns `count` batches of exactly `size` samples, the same in every call.
@@ -98,7 +117,7 @@ class BatchSource:
         self._check(size)
         if count < 1:
             raise WorkloadError(f"found a count of {count} batches; expected at least 1; request one or more")
-        return [map_tensors(batch, torch.clone) for batch in self._maker.typical(size, count)]
+        return [map_tensors(batch, torch.clone) for batch in self._typical(size, count)]
 
     def fresh(self, size: int, draw: int) -> Iterator[Batch]:
         """Yields batches of exactly `size` samples, endlessly and at random: other ones for each `draw`.
@@ -109,7 +128,7 @@ class BatchSource:
             WorkloadError: as `typical`.
         """
         self._check(size)
-        return (map_tensors(batch, torch.clone) for batch in self._maker.fresh(size, draw))
+        return (map_tensors(batch, torch.clone) for batch in self._fresh(size, draw))
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the batches of `typical` in a form that can also be cut: each part collates the same samples anew.
@@ -118,11 +137,10 @@ class BatchSource:
             WorkloadError: as `typical`.
         """
         self._check(size)
-        return self._maker.cuttable(size, count)
+        return self._cuttable(size, count)
 
-    def choose(self, size: int, count: int) -> None:
+    def choose(self, size: int, count: int) -> None:  # noqa: B027  # most subclasses have nothing to choose
         """Chooses the samples of `typical` in advance, so that timing `typical` measures only making batches."""
-        self._maker.choose(size, count)
 
     def worst(self, size: int) -> Batch:
         """Returns the worst known batch: the longest samples, or what `worst_case` returns.
@@ -137,9 +155,9 @@ class BatchSource:
     def _worst(self, size: int) -> Batch:
         worst_case = self._options.worst_case
         if worst_case is None:
-            return map_tensors(self._maker.longest(size), torch.clone)
+            return map_tensors(self._longest(size), torch.clone)
         if not callable(worst_case):
-            return map_tensors(self._maker.repeated(worst_case, size), torch.clone)
+            return map_tensors(self._repeated(worst_case, size), torch.clone)
         batch = worst_case(size)
         if self.even and batch_size(batch) != size and not _lists(batch, size):
             raise WorkloadError(
@@ -154,7 +172,7 @@ class BatchSource:
 
         0 if there is none, or if it is not known: where a rule of the user's decides which samples are batched.
         """
-        return self._maker.remainder(size)
+        return 0
 
     def tokens(self, batch: Batch) -> int | None:
         """Returns the number of tokens of a batch without padding. None for data that is not sequences."""
@@ -179,9 +197,9 @@ class BatchSource:
         if self.fixed_loading:
             changes = UNCHANGED
         if counted:
-            return self._maker.counted(size, changes)
-        theirs = size == self.user_batch_size and self._maker.users_order and not changes
-        return self._loader if theirs else self._maker.rebuild(size, changes)
+            return self._counted(size, changes)
+        theirs = size == self.user_batch_size and self.users_order and not changes
+        return self.loader if theirs else self._rebuild(size, changes)
 
     @cached_property
     def by_length(self) -> "BatchSource":
@@ -190,14 +208,15 @@ class BatchSource:
         Raises:
             WorkloadError: the samples stay in the user's batches (`fixed_order`).
         """
-        found = BatchSource(self._loader, self._maker.by_length(), self._options)
+        found = self._by_length()
         found._users = self
         return found
 
     @cached_property
     def filled(self) -> "BatchSource":
         """The same batches, but in the worst one the mask says that all samples are long (`filled_masks`)."""
-        found = BatchSource(self._loader, self._maker, replace(self._options, filled=True))
+        found = self._copy()
+        found._options = replace(self._options, filled=True)
         found._users = None if self._users is None else self._users.filled
         return found
 
@@ -212,8 +231,7 @@ class BatchSource:
         if self._users is not None:
             return self._users.padded_to(multiple).by_length
         if multiple not in self._padded:
-            loader, options = padded_loader(self._loader, multiple), self._options
-            self._padded[multiple] = BatchSource(loader, _maker_of(loader, options), options)
+            self._padded[multiple] = self.reopened(padded_loader(self.loader, multiple), self._options)
         return self._padded[multiple]
 
     @property
@@ -221,7 +239,7 @@ class BatchSource:
         """Why batches cannot be padded to a multiple; "" if they can."""
         if callable(self._options.worst_case):
             return "worst_case= makes its batches itself, so the worst batch would have another padding"
-        return fixed_padding(self._loader)
+        return fixed_padding(self.loader)
 
     def padding(self, size: int) -> float:
         """Returns the share of padding in typical batches of `size`, from 0 to 1. See `padding.padding_share`.
@@ -230,32 +248,17 @@ class BatchSource:
             WorkloadError: as `typical`, or the samples of a batch are not known (`fixed_order`).
         """
         self._check(size)
-        return self._maker.padding(size)
+        raise WorkloadError(f"the padding of batches was requested, but {self.fixed_order}; expected single samples")
 
     @property
     def reading_s(self) -> float:
         """Estimated seconds for reading each sample once. Raises as `by_length`."""
-        return self._maker.reading_s()
+        raise WorkloadError(f"the time per sample was requested, but {self.fixed_order}; expected single samples")
 
     @property
     def groups_lengths(self) -> bool:
         """Whether a rule decides which samples of varying length are batched together, so that batches differ much."""
-        return self.varies and self._maker.grouped
-
-    @property
-    def fixed_order(self) -> str:
-        """Why the samples stay in the user's batches; "" if batches can be grouped by length."""
-        return self._maker.fixed_order
-
-    @property
-    def fixed_loading(self) -> str:
-        """Why the loader keeps the user's worker processes; "" if it can be made with others."""
-        return self._maker.fixed_loading
-
-    @property
-    def loader(self) -> Iterable[Any]:
-        """The user's loader. Its settings may be read; it must not be iterated."""
-        return self._loader
+        return self.varies and self.grouped
 
     @property
     def small_size(self) -> int:
@@ -282,9 +285,60 @@ class BatchSource:
         self._options = replace(self._options, users_size=True)
         return found
 
+    @abstractmethod
     def structure(self) -> str:
         """Returns the batches' keys, dtypes and shapes as one stable line. See `batch_algebra.describe`."""
-        return self._maker.structure()
+
+    @abstractmethod
+    def _typical(self, size: int, count: int) -> list[Batch]: ...
+
+    @abstractmethod
+    def _fresh(self, size: int, draw: int) -> Iterator[Batch]: ...
+
+    @abstractmethod
+    def _cuttable(self, size: int, count: int) -> list[Cuttable]: ...
+
+    @abstractmethod
+    def _longest(self, size: int) -> Batch:
+        """Returns a batch of the longest known samples."""
+
+    @abstractmethod
+    def _repeated(self, worst: Any, size: int) -> Batch:
+        """Returns a batch of `size` samples made from the user's worst sample or batch."""
+
+    @abstractmethod
+    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
+        """Returns the user's data in batches of `size`, which differs from the user's unless there are `changes`."""
+
+    @abstractmethod
+    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
+        """Returns the user's data in batches of `size`, each with its number of samples where that can be counted."""
+
+    def _by_length(self) -> "BatchSource":
+        """Returns a new source of batches of similar length from the same samples."""
+        raise WorkloadError(
+            f"batches of similar length were requested, but {self.fixed_order}; expected a DataLoader over a data set "
+            "with a length, with shuffle=True or False"
+        )
+
+    def _copy(self) -> Self:
+        """Returns a copy without the sources that were made from this one."""
+        found = copy.copy(self)
+        found._padded = {}
+        for name in ("by_length", "filled"):
+            vars(found).pop(name, None)
+        return found
+
+    def _chance_of(self, draw: int) -> random.Random:
+        """Returns the random generator of a draw of `fresh`, which the seed and the draw determine."""
+        return random.Random(f"{self._options.seed} {draw}")
+
+    def _note_repeats(self, size: int) -> None:
+        if self.length is not None and size > self.length:
+            self._note(f"batches above {self.length} samples repeat samples: the data holds no more")
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
 
     def _check(self, size: int) -> None:
         if size < 1:
@@ -299,15 +353,6 @@ class BatchSource:
                 f"a batch of {size} was requested, but batches of this loader can only be cut; expected at "
                 f"most {self.max_size}; pass a DataLoader over samples with a collate_fn"
             )
-
-
-def _maker_of(loader: Iterable[Any], options: BatchOptions) -> BatchMaker:
-    if isinstance(loader, DataLoader):
-        return dataloader_maker(loader, options)
-    if isinstance(loader, (list, tuple)):
-        return ReadyBatches(loader, range(len(loader)), loader.__getitem__, options)
-    held, ended, notes = read(loader, STREAM_BATCHES, "batches")
-    return ReadyBatches(loader, range(len(held)), held.__getitem__, options, complete=ended, notes=notes)
 
 
 def _lists(batch: Batch, size: int) -> bool:
@@ -364,3 +409,56 @@ def checked_loader(loader: object) -> Iterable[Any]:
             "batch_size=...)"
         )
     return loader
+
+
+def no_batches(loader: object, found: str = "it is empty") -> WorkloadError:
+    """Returns the error for a loader that yields no batch. `found` describes the loader."""
+    return WorkloadError(
+        f"found {a_type(loader)} that yields no batch ({found}); expected at least one; check the "
+        "data set, the sampler and drop_last"
+    )
+
+
+def overridden_iteration(loader: DataLoader[Any]) -> str:
+    """Returns that a subclass makes the batches of a loader in its own way; "" if torch does."""
+    is_torchs = type(loader).__iter__ is DataLoader.__iter__
+    return "" if is_torchs else f"{type(loader).__name__} overrides __iter__"
+
+
+ATTRIBUTE = "pad_to_multiple_of"
+_NONE = object()
+
+
+def fixed_padding(loader: Any) -> str:
+    """Returns why the batches of a loader cannot be padded to a multiple; "" if they can."""
+    if not isinstance(loader, DataLoader):
+        return "the loader yields ready batches"
+    if overridden := overridden_iteration(loader):
+        return overridden
+    collate = loader.collate_fn
+    found = getattr(collate, ATTRIBUTE, _NONE)
+    if found is _NONE or copy.copy(collate) is collate:  # a function cannot be copied
+        name = safe_getattr(collate, "__qualname__") or type(collate).__name__
+        return f"the collate function {name} has no {ATTRIBUTE}, so the value to pad with is not known"
+    return "" if found in (None, 0, 1) else f"the collate function already pads to a multiple of {found}"
+
+
+def padded_loader(loader: Any, multiple: int) -> DataLoader[Any]:
+    """Returns a copy of a loader whose batches are padded to a multiple of `multiple`. The loader is not changed.
+
+    The copy shares the data set and the samplers.
+
+    Raises:
+        WorkloadError: see `fixed_padding`.
+    """
+    if reason := fixed_padding(loader):
+        raise WorkloadError(
+            f"batches padded to a multiple of {multiple} were requested, but {reason}; expected a DataLoader whose "
+            f"collate function has the attribute {ATTRIBUTE}"
+        )
+    found: DataLoader[Any] = copy.copy(loader)
+    collate = copy.copy(loader.collate_fn)
+    setattr(collate, ATTRIBUTE, multiple)
+    found.collate_fn = collate
+    found._iterator = None  # persistent workers belong to the user's loader
+    return found

@@ -1,27 +1,20 @@
-"""DataLoaders: selects what makes batches for each kind of DataLoader, and rebuilds the DataLoader at other sizes.
+"""DataLoaders: selects what makes batches for each kind of loader, and rebuilds the DataLoader at other sizes.
 
 A DataLoader makes batches from samples. Batches of any size are therefore made from its data set and collate function,
 and its own iterator is never used. With `batch_size=None` it yields ready batches.
 
-Padded loader: the user's DataLoader with batches that are padded to a multiple.
-
-Only the user's collate function knows with what a tensor is padded. A collate function of `transformers` can be asked
-for another padding by its attribute `pad_to_multiple_of`; it is set on a copy.
-
 The settings of a DataLoader with a number of worker processes, by the names of its arguments.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from autofit.core.errors import WorkloadError
 from autofit.core.loading import Loading
 from autofit.workloads.batch_algebra import concat
-from autofit.workloads.batch_maker import BatchMaker, BatchOptions
+from autofit.workloads.batches import BatchOptions, BatchSource, checked_loader, overridden_iteration
 from autofit.workloads.counted_batches import Collating, CollatingCounted, KeyLists
 from autofit.workloads.lengths import LengthOf
 from autofit.workloads.ready_batches import ReadyBatches
@@ -37,7 +30,6 @@ from autofit.workloads.resized_samplers import (
 )
 from autofit.workloads.sample_batches import Recipe, SampleBatches
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
-from autofit.workloads.tree import safe_getattr
 from autofit.workloads.uneven_batches import UnevenBatches
 
 _STREAM_SAMPLES = 512  # number of samples read from an iterable data set
@@ -56,8 +48,40 @@ _KEPT = (
 )
 
 
-def dataloader_maker(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
-    """Returns the batch maker for a DataLoader, which is of one of six kinds."""
+def source_of(loader: object, *, worst_case: object = None, seed: int = 0, scan: int = 2048) -> BatchSource:
+    """Returns the source for a loader.
+
+    Args:
+        loader: a DataLoader, a list or tuple of batches, or any object that can be iterated repeatedly over
+            batches.
+        worst_case: None (scan the data), a callable `size -> batch`, or one sample that is repeated and
+            collated (for ready batches: one batch that is repeated or cut).
+        seed: seed of the private generator that chooses samples.
+        scan: maximum number of samples whose length is measured.
+
+    Raises:
+        WorkloadError: the loader is empty, a one-shot iterator or not a loader, or its batches hold no tensor.
+    """
+    return _opened(checked_loader(loader), BatchOptions(worst_case, seed, max(scan, 2)))
+
+
+def _opened(loader: Iterable[Any], options: BatchOptions) -> BatchSource:
+    found = _of_kind(loader, options)
+    found.reopened = _opened
+    return found
+
+
+def _of_kind(loader: Iterable[Any], options: BatchOptions) -> BatchSource:
+    if isinstance(loader, DataLoader):
+        return _of_dataloader(loader, options)
+    if isinstance(loader, (list, tuple)):
+        return ReadyBatches(loader, range(len(loader)), loader.__getitem__, options)
+    held, ended, notes = read(loader, STREAM_BATCHES, "batches")
+    return ReadyBatches(loader, range(len(held)), held.__getitem__, options, complete=ended, notes=notes)
+
+
+def _of_dataloader(loader: DataLoader[Any], options: BatchOptions) -> BatchSource:
+    """Returns the source for a DataLoader, which is of one of six kinds."""
     if isinstance(loader.dataset, IterableDataset):
         return _of_stream(loader, options)
     listed = isinstance(loader.sampler, BatchSampler)  # the data set takes a list of keys
@@ -235,8 +259,8 @@ def _recipe(loader: DataLoader[Any], draw: _KeyDraw, *, listed: bool) -> Recipe:
     )
 
 
-def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
-    """Returns the batch maker for an iterable data set. A limited number of its samples is held in memory."""
+def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchSource:
+    """Returns the source for an iterable data set. A limited number of its samples is held in memory."""
     dataset, user_size, collate = loader.dataset, loader.batch_size, loader.collate_fn
     if user_size is None:
         held, ended, notes = read(dataset, STREAM_BATCHES, "batches")
@@ -296,12 +320,6 @@ def _with(loader: DataLoader[Any], changes: Mapping[str, Any], **more: Any) -> D
     return DataLoader(**{**kept, **changes, **more})
 
 
-def overridden_iteration(loader: DataLoader[Any]) -> str:
-    """Returns that a subclass makes the batches of a loader in its own way; "" if torch does."""
-    is_torchs = type(loader).__iter__ is DataLoader.__iter__
-    return "" if is_torchs else f"{type(loader).__name__} overrides __iter__"
-
-
 def _fixed_loading(loader: DataLoader[Any]) -> str:
     """Returns why a loader keeps its worker processes; "" if it can be made with others."""
     if isinstance(loader.dataset, IterableDataset):
@@ -316,45 +334,6 @@ def _fixed_loading(loader: DataLoader[Any]) -> str:
 def _subclass_note(loader: DataLoader[Any]) -> tuple[str, ...]:
     overridden = overridden_iteration(loader)
     return (f"{overridden}: other batch sizes use a plain DataLoader",) if overridden else ()
-
-
-ATTRIBUTE = "pad_to_multiple_of"
-_NONE = object()
-
-
-def fixed_padding(loader: Any) -> str:
-    """Returns why the batches of a loader cannot be padded to a multiple; "" if they can."""
-    if not isinstance(loader, DataLoader):
-        return "the loader yields ready batches"
-    if overridden := overridden_iteration(loader):
-        return overridden
-    collate = loader.collate_fn
-    found = getattr(collate, ATTRIBUTE, _NONE)
-    if found is _NONE or copy.copy(collate) is collate:  # a function cannot be copied
-        name = safe_getattr(collate, "__qualname__") or type(collate).__name__
-        return f"the collate function {name} has no {ATTRIBUTE}, so the value to pad with is not known"
-    return "" if found in (None, 0, 1) else f"the collate function already pads to a multiple of {found}"
-
-
-def padded_loader(loader: Any, multiple: int) -> DataLoader[Any]:
-    """Returns a copy of a loader whose batches are padded to a multiple of `multiple`. The loader is not changed.
-
-    The copy shares the data set and the samplers.
-
-    Raises:
-        WorkloadError: see `fixed_padding`.
-    """
-    if reason := fixed_padding(loader):
-        raise WorkloadError(
-            f"batches padded to a multiple of {multiple} were requested, but {reason}; expected a DataLoader whose "
-            f"collate function has the attribute {ATTRIBUTE}"
-        )
-    found: DataLoader[Any] = copy.copy(loader)
-    collate = copy.copy(loader.collate_fn)
-    setattr(collate, ATTRIBUTE, multiple)
-    found.collate_fn = collate
-    found._iterator = None  # persistent workers belong to the user's loader
-    return found
 
 
 def loader_changes(loading: Loading | None) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, non_batch_tensors, regroup, split
-from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions, no_batches
+from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource, no_batches
 from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
 from autofit.workloads.lengths import elements, evenly_spaced
 from autofit.workloads.streams import STREAM_BATCHES
 from autofit.workloads.tree import Batch, map_tensors, same
 
 
-class ReadyBatches(BatchMaker):
+class ReadyBatches(BatchSource):
     """Cuts and joins ready batches where that is correct."""
 
     def __init__(
@@ -31,10 +31,10 @@ class ReadyBatches(BatchMaker):
         complete: bool = True,
         notes: Iterable[str] = (),
     ) -> None:
-        super().__init__(options, notes)
+        super().__init__(loader, options, notes)
         if not keys:
             raise no_batches(loader)
-        self._loader, self._keys, self._fetch = loader, keys, fetch
+        self._keys, self._fetch = keys, fetch
         self._rows: dict[int, int] = {}  # position -> number of samples in that batch
         self._density: dict[int, float] = {}  # position -> elements per sample
         listed = isinstance(loader, (list, tuple))
@@ -45,18 +45,18 @@ class ReadyBatches(BatchMaker):
         self.length = sum(self._rows.values()) if known else None
         self._note_limits()
 
-    def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
+    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
         """Returns the user's batches cut, and joined where possible."""
         if self.length is None:
-            return _Regrouped(self._loader, size, self._join, None)
+            return _Regrouped(self.loader, size, self._join, None)
         parts = [self.length] if self._join else self._rows.values()
-        return _Regrouped(self._loader, size, self._join, sum(-(-part // size) for part in parts))
+        return _Regrouped(self.loader, size, self._join, sum(-(-part // size) for part in parts))
 
-    def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
+    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
         """Returns the batches. If their shapes do not give the number of samples, all count as `size` samples."""
         if not self.has_rows:
-            return EquallyCounted(self._loader, size)
-        return self._loader if size == self.user_batch_size else self.rebuild(size)
+            return EquallyCounted(self.loader, size)
+        return self.loader if size == self.user_batch_size else self._rebuild(size)
 
     def remainder(self, size: int) -> int:
         """Returns the smallest batch that cutting leaves; of the user's size, the smallest of the user's own."""
@@ -73,12 +73,12 @@ class ReadyBatches(BatchMaker):
         batches, sizes = zip(*((self._fetch(self._keys[at]), rows) for at, rows in first), strict=True)
         return describe(batches, sizes)
 
-    def typical(self, size: int, count: int) -> list[Batch]:
+    def _typical(self, size: int, count: int) -> list[Batch]:
         """Returns pieces of the user's batches, in a random order fixed by the seed."""
         self._note_repeats(size)
         return list(itertools.islice(self._pieces(size, random.Random(self._options.seed)), count))
 
-    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
         """Yields pieces of the user's batches, in a random order for each `draw`."""
         return self._pieces(size, self._chance_of(draw))
 
@@ -90,19 +90,19 @@ class ReadyBatches(BatchMaker):
         stream = self._shuffled(exact if not self.resizable else exact + larger, chance)
         return (self._cut(batch, size) for batch in stream)
 
-    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches, to be cut along their first dimension."""
-        return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self.typical(size, count)]
+        return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self._typical(size, count)]
 
-    def longest(self, size: int) -> Batch:
+    def _longest(self, size: int) -> Batch:
         """Returns the batches with the most elements per sample, joined, or the largest of them repeated."""
         fit = [at for at, rows in self._rows.items() if self.resizable or rows == size]
         fit.sort(key=lambda at: -self._density[at])
         if self._join:
             return next(regroup((self._fetch(self._keys[at]) for at in itertools.cycle(fit)), size))
-        return self.repeated(self._fetch(self._keys[fit[0]]), size)
+        return self._repeated(self._fetch(self._keys[fit[0]]), size)
 
-    def repeated(self, worst: Any, size: int) -> Batch:
+    def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns the batch `worst` repeated or cut."""
         if not self.resizable:
             return worst

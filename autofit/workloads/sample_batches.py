@@ -3,7 +3,6 @@
 Padding: the share of the elements of batches that only fill them up to the longest sample.
 """
 
-import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
-from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions, no_batches
+from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource, no_batches
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, has_rows
 from autofit.workloads.lengths import LengthOf, Lengths, SampleLengths, elements, evenly_spaced, scan
 from autofit.workloads.representative_batches import Groups, representative
@@ -61,11 +60,13 @@ class Recipe:
         return self.join(self.fetch(keys))
 
 
-class SampleBatches(BatchMaker):
+class SampleBatches(BatchSource):
     """Makes batches by collating samples."""
 
+    loader: DataLoader[Any]
+
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
-        super().__init__(options, recipe.notes)
+        super().__init__(loader, options, recipe.notes)
         self.user_batch_size, self.length = recipe.user_batch_size, recipe.length
         if not recipe.keys or (recipe.drop_last and self.length is not None and self.length < self.user_batch_size):
             raise no_batches(
@@ -75,7 +76,6 @@ class SampleBatches(BatchMaker):
         self._recipe, self.fixed_loading = recipe, recipe.fixed_loading
         self._worst_keys: dict[int, list[Any]] = {}
         self._chosen: dict[tuple[int, int], list[list[Any]] | None] = {}
-        self._loader = loader
         self._lengths = self._scan()
         self._sizes: Sequence[int] = _STRUCTURE_SIZES
         self._check_sizes()
@@ -102,7 +102,7 @@ class SampleBatches(BatchMaker):
     @cached_property
     def _shapes(self) -> tuple[bool, bool]:
         """`even` and `has_rows`, computed from the same batches since making samples may take long."""
-        with undisturbed(self._loader):
+        with undisturbed(self.loader):
             found = list(self._of_sizes())
         return all(_is_even(batch, size) for batch, size in found), has_rows(found)
 
@@ -124,25 +124,25 @@ class SampleBatches(BatchMaker):
         for size in self._sizes:
             yield self._recipe.make(self._drawn(size, 1)[0]), size
 
-    def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
+    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
         """Returns a loader like the user's. Raises if `drop_last` would leave no batch."""
         self._check_dropped(size)
         return self._for_training().rebuild(size, changes)
 
-    def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
+    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
         """Returns the same loader, with samples counted when they are collated."""
         if self._recipe.custom_iter and size == self.user_batch_size:
-            return self._loader if self.has_rows else EquallyCounted(self._loader, size)
+            return self.loader if self.has_rows else EquallyCounted(self.loader, size)
         self._check_dropped(size)
         return self._for_training().count(size, self.has_rows, changes)
 
     def remainder(self, size: int) -> int:
         """Returns what the last list of keys holds, if it is what is left of one sampler."""
-        recipe, dataset = self._recipe, self._loader.dataset
+        recipe, dataset = self._recipe, self.loader.dataset
         by_rule = recipe.custom_iter or (recipe.grouped and self.users_order)
         if recipe.drop_last or self.length is None or by_rule:
             return 0
-        in_workers = isinstance(dataset, IterableDataset) and self._loader.num_workers > 1  # each has a last batch
+        in_workers = isinstance(dataset, IterableDataset) and self.loader.num_workers > 1  # each has a last batch
         return 0 if in_workers else self.length % size
 
     def _for_training(self) -> Recipe:
@@ -150,7 +150,7 @@ class SampleBatches(BatchMaker):
         recipe = self._recipe
         if self.users_order or recipe.by_length is None:
             return recipe
-        with undisturbed(self._loader):
+        with undisturbed(self.loader):
             return recipe.by_length(self._known.of_all())
 
     def _check_dropped(self, size: int) -> None:
@@ -161,12 +161,12 @@ class SampleBatches(BatchMaker):
                 "or set drop_last=False"
             )
 
-    def by_length(self) -> BatchMaker:
-        """Returns a maker of batches of similar length. To choose typical batches it measures some more samples."""
+    def _by_length(self) -> BatchSource:
+        """Returns a source of batches of similar length. To choose typical batches it measures some more samples."""
         grouped_by, known = self._recipe.by_length, self._known
         if self.fixed_order or grouped_by is None:
-            return super().by_length()
-        found, recipe = copy.copy(self), grouped_by(known.total)
+            return super()._by_length()
+        found, recipe = self._copy(), grouped_by(known.total)
         assert recipe.lists is not None, "the samples are not batched at random"
         found.users_order, found.grouped, found._recipe, found._chosen = False, True, recipe, {}
         found._groups = Groups(recipe.lists, known, self._lengths, _READ_BY_LENGTH)
@@ -174,9 +174,11 @@ class SampleBatches(BatchMaker):
 
     def padding(self, size: int) -> float:
         """Returns the share of padding, measured on typical batches."""
+        self._check(size)
         count = max(min(SAMPLES, len(self._recipe.keys)) // size, 1)
         return padding_share(self._recipe.make, self._keys(size, count))
 
+    @property
     def reading_s(self) -> float:
         """Returns the estimated seconds for reading all samples, from a few of them."""
         keys = self._recipe.keys
@@ -194,7 +196,7 @@ class SampleBatches(BatchMaker):
                 sizes.append(self._sizes[0])
         return describe(batches, sizes)
 
-    def typical(self, size: int, count: int) -> list[Batch]:
+    def _typical(self, size: int, count: int) -> list[Batch]:
         """Returns batches of samples drawn with the seed. Samples repeat only if there are too few.
 
         If lengths vary, the batches together match the average batch of this size, as far as lengths were scanned. If
@@ -202,7 +204,7 @@ class SampleBatches(BatchMaker):
         """
         return [self._recipe.make(keys) for keys in self._keys(size, count)]
 
-    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
         """Yields batches of random samples, or batches of the rebuilt loader if that decides which go together."""
         chance, places = self._chance_of(draw), range(len(self._recipe.keys))
         lists = [] if self._groups is None else self._groups.full(size, chance)
@@ -211,10 +213,10 @@ class SampleBatches(BatchMaker):
         while True:
             yield self._recipe.make(self._keys_at(chance.sample(places, min(size, len(places))), size))
 
-    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches, cut along the first dimension if `even`. Otherwise samples are collated anew."""
         if self.even:
-            return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self.typical(size, count)]
+            return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self._typical(size, count)]
         return [self._collated(keys) for keys in self._keys(size, count)]
 
     def choose(self, size: int, count: int) -> None:
@@ -259,10 +261,10 @@ class SampleBatches(BatchMaker):
 
         return Cuttable(map_tensors(self._recipe.join(held), torch.clone), len(keys), cut)
 
-    def longest(self, size: int) -> Batch:
+    def _longest(self, size: int) -> Batch:
         """Returns the largest of the batches made from the longest samples, one batch for each ranking."""
         if not self.varies:
-            return self.typical(size, 1)[0]
+            return self._typical(size, 1)[0]
         self._note_repeats(size)
         if size in self._worst_keys:
             return self._recipe.make(self._worst_keys[size])
@@ -273,7 +275,7 @@ class SampleBatches(BatchMaker):
                 best, self._worst_keys[size] = batch, self._keys_at(order, size)
         return best
 
-    def repeated(self, worst: Any, size: int) -> Batch:
+    def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns a batch of the user's worst sample, repeated and collated."""
         return self._recipe.collate([worst] * size)
 

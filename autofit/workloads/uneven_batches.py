@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from autofit.workloads.batch_algebra import describe
-from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions
+from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
 from autofit.workloads.lengths import elements, evenly_spaced
 from autofit.workloads.representative_batches import choose_representative
@@ -38,7 +38,7 @@ class _Listed:
     elements: int
 
 
-class UnevenBatches(BatchMaker):
+class UnevenBatches(BatchSource):
     """Makes the batches of the user's batch sampler, from the lists of one pass.
 
     Args:
@@ -54,8 +54,8 @@ class UnevenBatches(BatchMaker):
     grouped = True
 
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
-        super().__init__(options, recipe.notes)
-        self._loader, self._recipe, self._lists = loader, recipe, recipe.uneven
+        super().__init__(loader, options, recipe.notes)
+        self._recipe, self._lists = recipe, recipe.uneven
         self.user_batch_size, self.length = recipe.user_batch_size, recipe.length
         self.fixed_loading, self.fixed_order = recipe.fixed_loading, recipe.fixed_order
         with undisturbed(loader):
@@ -66,7 +66,7 @@ class UnevenBatches(BatchMaker):
                 "worst_case="
             )
 
-    def typical(self, size: int, count: int) -> list[Batch]:
+    def _typical(self, size: int, count: int) -> list[Batch]:
         """Returns batches that together have the mean number of samples, of elements, and of elements times length."""
         costs = [
             (float(len(one.keys)), float(one.elements), one.elements**2 / len(one.keys)) for one in self._inspected
@@ -77,33 +77,33 @@ class UnevenBatches(BatchMaker):
             places = choose_representative([[cost] for cost in costs], [(samples, filled, square)], count, chance)
         return [self._recipe.make(self._inspected[at].keys) for at in itertools.islice(itertools.cycle(places), count)]
 
-    def fresh(self, size: int, draw: int) -> Iterator[Batch]:
+    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
         """Yields batches of the pass at random."""
         chance = self._chance_of(draw)
         while True:
             yield self._recipe.make(chance.choice(self._lists))
 
-    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches. They are not cut, since their size is fixed."""
-        return [Cuttable.of(batch) for batch in self.typical(size, count)]
+        return [Cuttable.of(batch) for batch in self._typical(size, count)]
 
-    def longest(self, size: int) -> Batch:
+    def _longest(self, size: int) -> Batch:
         """Returns the batch with the longest samples of those with the most elements (`ALIKE_RATIO`)."""
         most = max(each.elements for each in self._inspected)
         large = [each for each in self._inspected if each.elements >= ALIKE_RATIO * most]
         return self._recipe.make(max(large, key=lambda each: each.elements / len(each.keys)).keys)
 
-    def repeated(self, worst: Any, size: int) -> Batch:
+    def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns a batch of the user's worst sample, repeated and collated."""
         return self._recipe.collate([worst] * size)
 
-    def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
+    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
         """Returns the user's loader with these changes."""
         return self._recipe.rebuild(size, changes)
 
-    def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
+    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
         """Returns the user's batches. Each counts as `size` samples, so that a step has as many as the plan says."""
-        return EquallyCounted(self.rebuild(size, changes) if changes else self._loader, size)
+        return EquallyCounted(self._rebuild(size, changes) if changes else self.loader, size)
 
     def structure(self) -> str:
         """Returns the common structure of the first inspected batches."""

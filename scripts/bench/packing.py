@@ -15,7 +15,7 @@ from autofit.core.briefing import Options
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.step import Draft, StepBatch
@@ -44,7 +44,7 @@ def losses(make: Callable[[], dict[str, Any]], size: int, packing: bool) -> list
     """Returns the losses of a few steps without dropout."""
     torch.manual_seed(0)
     workload = Workload(**make())
-    source = BatchSource.of(workload.loader)
+    source = source_of(workload.loader)
     model = workload.model.eval()
     draft = Draft(
         model, loss_of(workload, source, torch.device("cpu")), _sgd(model), torch.device("cpu"), varies=source.varies

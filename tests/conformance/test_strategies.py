@@ -24,8 +24,8 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
 from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batch_algebra import split
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
@@ -48,7 +48,7 @@ HOST_CAPABILITIES = _capabilities_of_the_host()
 """The capabilities that the host may offer: training steps run on it, for values that need no others."""
 
 SAMPLES = 4
-TEXTS = BatchSource.of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=Padding()))
+TEXTS = source_of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=Padding()))
 """Batches that vary in length. The steps of the tests below run on other batches."""
 
 

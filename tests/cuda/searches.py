@@ -18,7 +18,7 @@ from autofit.core.trial import Purpose
 from autofit.probing import probe, timing_window
 from autofit.probing.step_timing import Pace
 from autofit.tracing import static_memory
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from tests.digests import digest_of
 from tests.phantom.phantom import Phantom, present
 
@@ -133,7 +133,7 @@ def train(fit: autofit.Fit, workload: autofit.Workload, steps: int = 3) -> int:
     Where lengths vary it may have to retry while it meets them, but not when it meets the same ones again. Their order
     decides how memory is cut up, so it is the same each time.
     """
-    device, varies = devices.choose("cuda"), BatchSource.of(workload.loader).varies
+    device, varies = devices.choose("cuda"), source_of(workload.loader).varies
     torch.manual_seed(0)
     with fit.prepare(workload.model, workload.loader, workload.optimizer) as step:
         batches, counts = list(islice(step.loader, steps)), [device.counters()]

@@ -20,8 +20,8 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import counted
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.resized_samplers import LengthBatches
 from tests.conformance.test_exporters import OWN, answer
 
@@ -353,7 +353,7 @@ def test_an_exported_loop_counts_samples_as_the_measured_step_does(name: str) ->
     loader: DataLoader[Any] = DataLoader([1, 2, 7, 1, 3, 2, 4, 5, 6], batch_size=4, collate_fn=collate)  # type: ignore[arg-type]  # a list is a data set
     ready = list(loader)
     for given in (loader, ready):
-        source = BatchSource.of(given)
+        source = source_of(given)
         told = {} if source.has_rows else {"samples": "collated"}
         steps = module_of(export(told, micro_batch_size=4, accumulation_steps=3).text)["steps"]
         (found,) = [[samples for samples, _ in step] for step in steps(given)]

@@ -21,8 +21,8 @@ from autofit.fit import Fit
 from autofit.identity.identity import model_signature
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.batch_algebra import batch_size
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.step import StepBatch, StepLoader
 from autofit.workloads.workload import Workload
 from tests.test_planfile import RECORD
@@ -109,7 +109,7 @@ def test_d2_weights_by_rows_would_be_wrong_for_graphs() -> None:
 def test_d2_samples_that_cannot_be_counted_weigh_the_same_and_that_is_said() -> None:
     case = CASES["graphs"]
     ready = list(case.loader(MICRO))
-    source = BatchSource.of(ready)
+    source = source_of(ready)
     assert not source.resizable
     (note,) = source.notes
     assert note.endswith("in an accumulated step all micro batches have the same weight")
@@ -128,7 +128,7 @@ class OwnWay(DataLoader[Any]):
 def test_d2_a_loader_of_the_users_own_class_weighs_alike_what_shapes_do_not_tell() -> None:
     case = CASES["graphs"]
     loader = OwnWay(case.data(), batch_size=4, collate_fn=case.collate)
-    grouped = StepLoader(BatchSource.of(loader).rebuild(4, counted=True), 2)
+    grouped = StepLoader(source_of(loader).rebuild(4, counted=True), 2)
     assert [step.weights for step in grouped] == [[0.5, 0.5]] * 8
     assert len(grouped) == 8
 
@@ -187,8 +187,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_d11_what_is_measured_has_the_padding_of_the_rebuilt_loader(kind: str) -> None:
-    source = BatchSource.of(texts(SAMPLERS[kind]()))
-    assert padding(BatchSource.of(DataLoader(Sentences(LENGTHS), 8, True, collate_fn=pad)).typical(8, 4), 8) > 0.35
+    source = source_of(texts(SAMPLERS[kind]()))
+    assert padding(source_of(DataLoader(Sentences(LENGTHS), 8, True, collate_fn=pad)).typical(8, 4), 8) > 0.35
     for size in (4, 8, 16, 32):
         trained, measured = padding(source.rebuild(size), size), padding(source.typical(size, 4), size)
         assert measured == pytest.approx(trained, abs=0.02)
@@ -198,7 +198,7 @@ def test_d11_what_is_measured_has_the_padding_of_the_rebuilt_loader(kind: str) -
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_d11_useful_tokens_per_sample_are_those_of_the_data(kind: str) -> None:
-    source = BatchSource.of(texts(SAMPLERS[kind]()))
+    source = source_of(texts(SAMPLERS[kind]()))
     for size in (4, 8, 16, 32):
         tokens = fmean(source.tokens(batch) or 0 for batch in source.typical(size, 4)) / size
         assert tokens == pytest.approx(fmean(LENGTHS), rel=0.03)
@@ -207,7 +207,7 @@ def test_d11_useful_tokens_per_sample_are_those_of_the_data(kind: str) -> None:
 def test_d11_a_sampler_that_was_rebuilt_follows_the_epoch_of_the_users_own() -> None:
     samplers: list[Any] = [Buckets(LENGTHS, 8), Moving()]
     for sampler in samplers:
-        again: Any = BatchSource.of(texts(sampler)).rebuild(16)
+        again: Any = source_of(texts(sampler)).rebuild(16)
         first = [batch["input_ids"][0, 0].item() for batch in again]
         if isinstance(sampler, Moving):
             assert sampler.epoch == 1  # as a pass over it leaves it
@@ -231,7 +231,7 @@ class Moving(Buckets):
 
 def test_d11_a_sampler_whose_order_groups_is_measured_in_its_order() -> None:
     data = Sentences(sorted(LENGTHS))
-    source = BatchSource.of(DataLoader(data, batch_size=8, sampler=SequentialSampler(data), collate_fn=pad))
+    source = source_of(DataLoader(data, batch_size=8, sampler=SequentialSampler(data), collate_fn=pad))
     for size in (8, 16):
         assert padding(source.typical(size, 4), size) == pytest.approx(padding(source.rebuild(size), size), abs=0.01)
 
@@ -243,23 +243,23 @@ def test_d11_looking_at_a_sampler_leaves_it_and_the_random_numbers_as_they_were(
             return iter([batches[at] for at in torch.randperm(len(batches))])
 
     sampler, state = Shuffling(LENGTHS, 8), torch.random.get_rng_state()
-    source = BatchSource.of(texts(sampler))
+    source = source_of(texts(sampler))
     first = [batch["label"].tolist() for batch in source.typical(16, 4)]
     source.rebuild(16)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert sampler.batch_size == 8
     torch.manual_seed(1234)
-    again = BatchSource.of(texts(Shuffling(LENGTHS, 8)))
+    again = source_of(texts(Shuffling(LENGTHS, 8)))
     assert [batch["label"].tolist() for batch in again.typical(16, 4)] == first
 
 
 def test_what_is_said_of_a_sampler_that_cannot_be_resized() -> None:
-    notes = " ".join(BatchSource.of(texts(SAMPLERS["neither"]())).notes)
+    notes = " ".join(source_of(texts(SAMPLERS["neither"]())).notes)
     assert (
         "are measured as the baseline, and a step with a smaller batch has fewer samples than the plan states" in notes
     )
     assert "join or cut its batches in order, and are measured with the padding that results" in notes
-    assert "join or cut" not in " ".join(BatchSource.of(texts(SAMPLERS["attribute"]())).notes)
+    assert "join or cut" not in " ".join(source_of(texts(SAMPLERS["attribute"]())).notes)
 
 
 @pytest.mark.parametrize(("total", "said"), [(15, "5 micro batches of 3"), (3, "1 micro batch of 3"), (16, "")])
@@ -345,7 +345,7 @@ def test_loaders_that_train_are_looked_at_without_an_error(loader: Callable[[], 
 
 def test_ready_batches_of_one_sample_of_many_lengths_can_be_opened() -> None:
     ready = [(torch.randn(1, 3 + at, 3), torch.ones(1, 3 + at, 1)) for at in range(9)]
-    source = BatchSource.of(ready)
+    source = source_of(ready)
     assert (source.max_size, source.small_size) == (1, 1)
     workload = Workload(nn.Linear(3, 1), ready, loss_fn=F.mse_loss)
     with LocalBench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:

@@ -19,7 +19,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.guard.digest import fingerprint
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.workload import Workload
@@ -76,7 +76,7 @@ def run(one: Holder, monkeypatch: pytest.MonkeyPatch, end: BaseException | None 
 def step_plainly(one: Holder) -> None:
     """Does what a probe does, without a guard."""
     workload = Workload(**arguments(one))
-    source = BatchSource.of(workload.loader, worst_case=workload.worst_case)
+    source = source_of(workload.loader, worst_case=workload.worst_case)
     batch = source.worst(2)
     loss = resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
     optimizer = workload.make_optimizer()

@@ -16,8 +16,8 @@ from autofit.gates.technique import technique
 from autofit.gates.verdict import GateVerdict
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 from tests.gates.comparing import (
@@ -32,7 +32,7 @@ from tests.workloads.ragged import text_lengths
 
 
 def test_the_batch_whose_samples_differ_most_in_length_comes_first() -> None:
-    source = BatchSource.of(targets.sentences((24,) * 11 + (3,), batch_size=8))
+    source = source_of(targets.sentences((24,) * 11 + (3,), batch_size=8))
     found = uneven(source, 4)
     lengths = {int((row != -100).sum()) for row in found.batch["labels"]}
     assert len(lengths) == 2
@@ -40,14 +40,14 @@ def test_the_batch_whose_samples_differ_most_in_length_comes_first() -> None:
 
 def test_batches_that_cannot_be_cut_are_taken_as_they_are() -> None:
     loader = [(torch.randn(4, 8), torch.zeros(4, dtype=torch.long), torch.rand(5)) for _ in range(3)]
-    found = uneven(BatchSource.of(loader), 4)
+    found = uneven(source_of(loader), 4)
     assert found.samples == 4
 
 
 def test_rare_targets_are_looked_for_in_many_batches() -> None:
     targets = torch.zeros(512, dtype=torch.long)
     targets[::100] = 1
-    source = BatchSource.of(DataLoader(TensorDataset(torch.arange(512.0)[:, None], targets), batch_size=8))
+    source = source_of(DataLoader(TensorDataset(torch.arange(512.0)[:, None], targets), batch_size=8))
     mean = WeightedMean(torch.tensor([1.0, 50.0]), -100)
     found = unevenly_weighted(source, 8, mean)
     assert len(found) == 3
@@ -111,7 +111,7 @@ def builder(model: nn.Module) -> Build:
 
 
 def gate(model: nn.Module, collate: Any, lengths: list[int] | None = None) -> Any:
-    source = BatchSource.of(DataLoader(Texts(lengths or text_lengths(64)), 4, shuffle=True, collate_fn=collate))
+    source = source_of(DataLoader(Texts(lengths or text_lengths(64)), 4, shuffle=True, collate_fn=collate))
     found = padded(source, source.padded_to(8), 4)
     if isinstance(found, GateVerdict):
         return found

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.identity.identity import settings, signature
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.probing.benches import bench_of
@@ -30,7 +31,7 @@ def adam(workload: Workload, **options: Any) -> torch.optim.Optimizer:
 def of(
     workload: Workload, optimizer: torch.optim.Optimizer | None = None, source: BatchSource | None = None
 ) -> dict[str, str]:
-    return settings(workload, optimizer or adam(workload), "cpu", source or BatchSource.of(workload.loader))
+    return settings(workload, optimizer or adam(workload), "cpu", source or source_of(workload.loader))
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
@@ -83,7 +84,7 @@ def test_the_code_of_the_users_modules_counts() -> None:
 def test_the_worst_sample_and_the_flags_count(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = targets.make_mlp()
     before = of(workload)
-    longer = BatchSource.of(workload.loader, worst_case=lambda size: (torch.zeros(size, 9), torch.zeros(size)))
+    longer = source_of(workload.loader, worst_case=lambda size: (torch.zeros(size, 9), torch.zeros(size)))
     assert differing(before, of(workload, source=longer)) == {"worst_sample"}
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
     assert differing(before, of(workload)) == {"flags"}
@@ -93,7 +94,7 @@ def test_every_process_finds_the_same() -> None:
     code = (
         "from tests.probing import targets; from autofit.identity.identity import settings; "
         "from autofit.workloads.batches import BatchSource; workload = targets.make_mlp(); "
-        "print(settings(workload, None, 'cpu', BatchSource.of(workload.loader)))"
+        "print(settings(workload, None, 'cpu', source_of(workload.loader)))"
     )
     found = printed_by_two_processes(code)
     assert len(found) == 1
@@ -102,7 +103,7 @@ def test_every_process_finds_the_same() -> None:
 def test_a_step_of_the_user_and_the_kind_of_each_optimizer_count() -> None:
     workload = gans.workload()
     optimizer = workload.make_optimizer()
-    found = settings(workload, optimizer, "cpu", BatchSource.of(workload.loader))
+    found = settings(workload, optimizer, "cpu", source_of(workload.loader))
     assert found["update"] == "update_fn"
     assert found["optimizer"] == "critic: AdamW, generator: Adam"
     assert "update" not in of(targets.make_mlp())
@@ -111,7 +112,7 @@ def test_a_step_of_the_user_and_the_kind_of_each_optimizer_count() -> None:
         return gans.update(models, optimizers, batch)
 
     changed = replace(workload, update_fn=other)
-    assert "code" in differing(found, settings(changed, optimizer, "cpu", BatchSource.of(workload.loader)))
+    assert "code" in differing(found, settings(changed, optimizer, "cpu", source_of(workload.loader)))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from typing import Any
 
 from autofit.devices.cpu import Cpu
 from autofit.probing.local_bench import bench_notes
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload
 from tests.probing import targets
@@ -21,7 +21,7 @@ class Caveated(Cpu):
 
 def notes(inferred: bool = True, **changes: Any) -> list[str]:
     workload = targets.make_mlp(**changes)
-    source, loss = BatchSource.of(workload.loader), LossRule("loss", lambda model, batch: batch, inferred, "by rule 4")
+    source, loss = source_of(workload.loader), LossRule("loss", lambda model, batch: batch, inferred, "by rule 4")
     return list(bench_notes(workload, Caveated(), loss, ["0.norm"], ["a note of the guard"], source))
 
 

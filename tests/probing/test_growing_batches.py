@@ -14,7 +14,7 @@ from autofit.devices.base import Counters
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.probe import by_size
 from autofit.workloads.batch_store import BatchStore
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime, notes
 from tests.probing import targets
@@ -24,7 +24,7 @@ from tests.probing.steps import CPU, PLENTY, Caching, Seen, hidden
 @pytest.mark.parametrize("rising", [True, False])
 @pytest.mark.parametrize("parts", [1, 3, 20, 100])
 def test_in_the_order_of_their_size_the_steps_are_the_same_work(parts: int, rising: bool) -> None:
-    store = BatchStore(BatchSource.of(targets.sentences((*range(3, 20), 40), batch_size=2, samples=90)))
+    store = BatchStore(source_of(targets.sentences((*range(3, 20), 40), batch_size=2, samples=90)))
     typical = store.typical(2, parts)
     ordered, steps = by_size(typical, rising=rising), typical.cycle
     lengths = [batch["input_ids"].shape[1] for step in range(steps) for batch in ordered.of_step(step)]

@@ -21,6 +21,7 @@ from autofit.probing import loading as module
 from autofit.probing.loading import LoaderTrials
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from tests.digests import digest_of
 
 SAMPLE_S = 0.002
@@ -43,8 +44,8 @@ class Slow(Dataset[Any]):
         return torch.full((4,), float(at)), at % 4
 
 
-def source_of(data: Slow, **loader: Any) -> BatchSource:
-    return BatchSource.of(DataLoader(data, batch_size=SIZE, **loader), scan=2)
+def slow_source(data: Slow, **loader: Any) -> BatchSource:
+    return source_of(DataLoader(data, batch_size=SIZE, **loader), scan=2)
 
 
 def proof(step_s: float, sample_s: float = SAMPLE_S) -> Measurement:
@@ -54,7 +55,7 @@ def proof(step_s: float, sample_s: float = SAMPLE_S) -> Measurement:
 
 def found(data: Slow | None = None, step_s: float = 0.0, *, most: int = 8, **loader: Any) -> Loading | None:
     data = data or Slow()
-    source = source_of(data, shuffle=True, **loader)
+    source = slow_source(data, shuffle=True, **loader)
     return LoaderTrials(source, Cpu(), most=most).run(proof(step_s or SIZE * SAMPLE_S, data.sample_s), SIZE)
 
 
@@ -83,7 +84,7 @@ def test_the_fewest_workers_that_keep_up_are_chosen(monkeypatch: pytest.MonkeyPa
 def test_the_fastest_run_of_the_plan_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof that something else slowed down would need fewer workers than the training."""
     refused(monkeypatch)
-    trials, slow = LoaderTrials(source_of(Slow(samples=64)), Cpu()), proof(step_s=1.0)
+    trials, slow = LoaderTrials(slow_source(Slow(samples=64)), Cpu()), proof(step_s=1.0)
     assert trials.run(slow, SIZE) is None
     needed = trials.run(slow, SIZE, fastest_per_s=1000.0)
     assert needed is not None
@@ -165,7 +166,7 @@ def test_a_data_set_that_fails_in_a_worker_is_named() -> None:
 @pytest.mark.leaves("the resource tracker of multiprocessing, which lives as long as a process that spawns")
 def test_a_data_set_that_cannot_be_sent_to_a_worker_keeps_its_settings() -> None:
     data = Slow(in_worker=lambda: None)
-    source = source_of(data, num_workers=1, multiprocessing_context="spawn")
+    source = slow_source(data, num_workers=1, multiprocessing_context="spawn")
     loading = LoaderTrials(source, Cpu(), most=2).run(proof(SIZE * SAMPLE_S), SIZE)
     assert loading is not None
     assert "local object" in loading.kept
@@ -174,7 +175,7 @@ def test_a_data_set_that_cannot_be_sent_to_a_worker_keeps_its_settings() -> None
 
 def test_a_worker_that_hangs_ends_with_the_time_of_the_trial() -> None:
     data = Slow(in_worker=lambda: time.sleep(60))
-    source = source_of(data)
+    source = slow_source(data)
     watch, began = Watchdog(Clock(limit_s=10.0)), time.monotonic()
     loading = LoaderTrials(source, Cpu(), watch, most=4).run(proof(SIZE * SAMPLE_S), SIZE)
     assert time.monotonic() - began < 9  # 1 s for the batch, and torch gives the worker 5 s to end
@@ -199,7 +200,7 @@ def test_workers_live_on_where_starting_them_again_is_felt_and_the_data_set_is_n
     slow_start = LoadingTrial(workers=2, samples_per_s=1.0, startup_s=3.0)
 
     def persists(data: Slow, **loader: Any) -> bool:
-        trials = LoaderTrials(source_of(data, **loader), Cpu())
+        trials = LoaderTrials(slow_source(data, **loader), Cpu())
         trials._needed_per_s = 100.0  # an epoch of 4,000 samples takes 40 s
         return trials._persist(slow_start)
 
@@ -211,7 +212,7 @@ def test_workers_live_on_where_starting_them_again_is_felt_and_the_data_set_is_n
 
 def test_an_outcome_without_a_passed_proof_is_left_as_it_is() -> None:
     outcome = Outcome(status=Status.OVER_BUDGET, reason="too much", measurement=proof(0.001))
-    source = source_of(Slow(sample_s=0.0))
+    source = slow_source(Slow(sample_s=0.0))
     assert LoaderTrials(source, Cpu()).added(outcome, SIZE, 0.0, lambda: None) is outcome
 
 

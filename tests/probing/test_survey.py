@@ -21,7 +21,7 @@ from autofit.probing.survey import Survey
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 from tests.probing import targets
@@ -61,7 +61,7 @@ def survey_of(
 ) -> Survey:
     model = targets.mlp() if model is None else model
     loader = targets.vectors() if loader is None else loader
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     optimizer = facts.pop("optimizer", torch.optim.SGD(model.parameters()))
 
     def build(plan: Plan) -> TrainStep:

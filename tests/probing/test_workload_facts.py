@@ -14,7 +14,7 @@ from autofit.core.errors import (
 from autofit.core.trial import Purpose
 from autofit.probing.workload_facts import baseline_batch
 from autofit.strategies import members
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.probing.benches import CPU, bench_of
@@ -79,7 +79,7 @@ def test_batches_that_are_only_cut_keep_the_global_batch_exactly() -> None:
     workload = Workload(targets.mlp(), ready, step_fn=of_tokens, global_batch_size=20)
     bench = bench_of(workload)
     assert (bench.briefing.space.baseline.micro_batch_size, bench.briefing.space.sizes) == (4, (1, 2, 4))
-    draw = BatchSource.of(ready).rebuild(4)
+    draw = source_of(ready).rebuild(4)
     assert [len(part[0]) for part, _ in zip(draw, range(24), strict=False)] == [4] * 24
 
 

@@ -15,7 +15,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import parse_bytes
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.workload import Workload
 from scripts.bench.peers import compare, finders, finding, judging, models, state, tpe
 
@@ -44,7 +44,7 @@ def problem() -> Limited:
     data = torch.utils.data.TensorDataset(torch.randn(64, 2), torch.randn(64, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=2)
     optimizer = torch.optim.AdamW(model.parameters())
-    return Limited(Workload(model, loader, optimizer=optimizer), BatchSource.of(loader), 0)
+    return Limited(Workload(model, loader, optimizer=optimizer), source_of(loader), 0)
 
 
 def find(problem: models.Problem) -> Plan:

@@ -6,12 +6,12 @@ from typing import Any
 from torch import nn
 
 from autofit.strategies.base import Facts
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 
 
 def facts_of(loader: Any, **changes: Any) -> Facts:
     """Returns the facts of a training on the CPU with this loader, with `changes`."""
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     given = Facts(
         model=nn.Linear(2, 2),
         batch=None,

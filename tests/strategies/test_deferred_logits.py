@@ -59,10 +59,6 @@ def classes_second_by_permute(logits: torch.Tensor, target: torch.Tensor) -> tor
     return (each * torch.arange(TOKENS)).sum(1).mean()
 
 
-def of_log_softmax(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return F.nll_loss(F.log_softmax(logits, -1).flatten(0, 1), target.flatten(), reduction="sum")
-
-
 def of_chosen_tokens(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     chosen = target != -100
     return F.cross_entropy(logits[chosen], target[chosen])
@@ -73,7 +69,7 @@ def of_one_token(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 FUSED: list[Loss] = [
-    flat, last_inferred, shifted, shifted_by_ellipsis, classes_second, classes_second_by_permute, of_log_softmax,
+    flat, last_inferred, shifted, shifted_by_ellipsis, classes_second, classes_second_by_permute,
     of_chosen_tokens, of_one_token,
 ]  # fmt: skip
 

@@ -54,10 +54,6 @@ DEFERRED: dict[str, Operation] = {
     "transpose": lambda x: x.transpose(1, 2),
     "transpose from behind": lambda x: x.transpose(-1, -2),
     "permute": lambda x: x.permute(0, 2, 1),
-    "log_softmax": lambda x: F.log_softmax(x, dim=-1),
-    "log_softmax in float32": lambda x: torch.log_softmax(x, 2, torch.float32),
-    "log_softmax of transposed": lambda x: x.transpose(1, 2).log_softmax(1),
-    "view of log_softmax": lambda x: F.log_softmax(x, dim=-1).view(-1, CLASSES)[2:],
 }
 
 COMPUTED: dict[str, Operation] = {
@@ -76,11 +72,9 @@ COMPUTED: dict[str, Operation] = {
     "transpose of samples": lambda x: x.transpose(0, 1),
     "flatten after transpose": lambda x: x.transpose(1, 2).flatten(0, 1),
     "twice transposed": lambda x: x.transpose(1, 2).transpose(1, 2),
-    "log_softmax over tokens": lambda x: F.log_softmax(x, dim=1),
-    "twice log_softmax": lambda x: F.log_softmax(F.log_softmax(x, dim=-1), dim=-1),
+    "log_softmax": lambda x: F.log_softmax(x, dim=-1),
     "softmax": lambda x: x.softmax(-1),
     "detach": lambda x: x.detach(),
-    "loss of log_softmax": lambda x: F.cross_entropy(F.log_softmax(x[:, 0], dim=-1), torch.zeros(SAMPLES).long()),
     "nll_loss of logits": lambda x: F.nll_loss(x[:, 0], torch.zeros(SAMPLES).long()),
     "deprecated reduction": lambda x: F.cross_entropy(x[:, 0], torch.zeros(SAMPLES).long(), reduce=False),
     "smoothed and weighted": lambda x: F.cross_entropy(

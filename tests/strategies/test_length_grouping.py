@@ -12,7 +12,7 @@ from autofit.core.plan import Plan
 from autofit.strategies import length_grouping
 from autofit.strategies.base import Facts
 from autofit.strategies.length_grouping import LengthGrouping
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from tests.strategies.batch_facts import facts_of
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import Buckets, Graphs, Streamed, collate_graphs, text_lengths
@@ -109,16 +109,16 @@ def test_a_collate_function_that_refuses_single_samples_is_a_reason_and_no_error
 
 
 def test_the_batches_of_a_plan_are_grouped_and_those_of_others_are_the_users() -> None:
-    source, member = BatchSource.of(texts()), LengthGrouping()
+    source, member = source_of(texts()), LengthGrouping()
     assert member.batches(Plan(), source) is source
     assert member.batches(Plan(values={"length_grouping": False}), source) is source
     assert member.batches(ON, source) is source.by_length
     with pytest.raises(SpaceError, match="length_grouping='yes'"):
         member.batches(Plan(values={"length_grouping": "yes"}), source)
     with pytest.raises(SpaceError, match="length_grouping=True cannot be applied: an iterable data set"):
-        member.batches(ON, BatchSource.of(DataLoader(Streamed(Texts(LENGTHS)), 8, collate_fn=pad)))
+        member.batches(ON, source_of(DataLoader(Streamed(Texts(LENGTHS)), 8, collate_fn=pad)))
 
 
 def test_the_worst_batch_is_the_same() -> None:
-    source = BatchSource.of(texts())
+    source = source_of(texts())
     assert torch.equal(source.worst(8)["input_ids"], source.by_length.worst(8)["input_ids"])

@@ -17,7 +17,7 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.packing import Packing
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 from tests.fakes.decoders import Classifier
@@ -67,7 +67,7 @@ def test_everything_else_is_refused_with_a_reason() -> None:
 
 
 def test_the_worst_batch_is_as_large_as_if_every_sample_were_the_longest() -> None:
-    member, source = Packing(), BatchSource.of(texts([*[5] * 60, 64]))
+    member, source = Packing(), source_of(texts([*[5] * 60, 64]))
     assert member.batches(Plan(), source) is source
     filled = member.batches(ON, source)
     assert filled is member.batches(ON, source)

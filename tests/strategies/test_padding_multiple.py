@@ -11,7 +11,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts
 from autofit.strategies.padding_multiple import PaddingMultiple
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from tests.strategies.batch_facts import facts_of
 from tests.workloads.loaders import Padding, Texts, pad
 from tests.workloads.ragged import text_lengths
@@ -50,7 +50,7 @@ def test_everything_else_is_refused_with_a_reason() -> None:
 
 
 def test_the_batches_of_a_plan_are_padded_and_those_of_others_are_the_users() -> None:
-    source, member = BatchSource.of(texts(Padding())), PaddingMultiple()
+    source, member = source_of(texts(Padding())), PaddingMultiple()
     assert member.batches(Plan(), source) is member.batches(Plan(values={"padding_multiple": 1}), source) is source
     on = Plan(values={"padding_multiple": 8})
     assert member.batches(on, source) is source.padded_to(8)
@@ -58,7 +58,7 @@ def test_the_batches_of_a_plan_are_padded_and_those_of_others_are_the_users() ->
         with pytest.raises(SpaceError, match="padding_multiple="):
             member.batches(Plan(values={"padding_multiple": value}), source)
     with pytest.raises(SpaceError, match="pad has no pad_to_multiple_of"):
-        member.batches(on, BatchSource.of(texts(pad)))
+        member.batches(on, source_of(texts(pad)))
 
 
 def test_the_collate_functions_of_transformers_pad() -> None:
@@ -69,7 +69,7 @@ def test_the_collate_functions_of_transformers_pad() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
     samples: Any = [{"input_ids": [7] * length, "labels": length % 2} for length in text_lengths(64)]
     collate = transformers.DataCollatorWithPadding(tokenizer)
-    source = BatchSource.of(DataLoader(samples, 8, shuffle=True, collate_fn=collate))
+    source = source_of(DataLoader(samples, 8, shuffle=True, collate_fn=collate))
     assert PaddingMultiple().offer(facts(source.loader)).knobs
     for batch in source.padded_to(8).typical(8, 4):
         assert batch["input_ids"].shape[1] % 8 == 0

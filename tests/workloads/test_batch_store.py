@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from autofit.workloads import batch_store, sample_batches
 from autofit.workloads.batch_store import BatchStore, fresh
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.representative_batches import representative
 from autofit.workloads.tree import tensors
 from tests.fakes import FakeTime
@@ -32,7 +33,7 @@ class Counting:
 
 
 def store_of(loader: Any) -> tuple[BatchStore, Counting]:
-    source = Counting(BatchSource.of(loader))
+    source = Counting(source_of(loader))
     return BatchStore(source), source  # type: ignore[arg-type]  # as much of a source as the store needs
 
 
@@ -50,7 +51,7 @@ def test_batches_of_one_size_are_made_once() -> None:
 
 
 def test_more_steps_are_kept_if_batches_differ_because_each_has_samples_of_similar_length() -> None:
-    source = BatchSource.of(targets.sentences((3, 24, 5, 17, 9), batch_size=2, samples=96))
+    source = source_of(targets.sentences((3, 24, 5, 17, 9), batch_size=2, samples=96))
     assert not source.groups_lengths
     assert source.by_length.groups_lengths
     for made, parts, steps in ((source, 2, 4), (source.by_length, 2, 8), (source.by_length, 16, 4)):
@@ -161,5 +162,5 @@ def test_fresh_batches_are_other_ones_in_each_call() -> None:
     ],
 )
 def test_shapes_are_new_if_there_are_more_of_them_than_kernels_are_kept(loader: Any, kept: int, meets: bool) -> None:
-    store = BatchStore(BatchSource.of(loader))
+    store = BatchStore(source_of(loader))
     assert store.meets_new_shapes(store.typical(4, 2), kept) == meets

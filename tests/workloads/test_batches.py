@@ -9,32 +9,32 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from tests.workloads.loaders import TOKENS, Batches, SizedStream, Stream, Texts, labels, pad, pairs, shuffling, use_all
 
 
 def test_choice_is_the_seeds_and_not_the_global_generators() -> None:
     state, numbers = torch.random.get_rng_state(), random.getstate()
-    first = labels(BatchSource.of(shuffling(), seed=3).typical(4, 2))
+    first = labels(source_of(shuffling(), seed=3).typical(4, 2))
     torch.manual_seed(99)
     random.seed(99)
-    assert labels(BatchSource.of(shuffling(), seed=3).typical(4, 2)) == first
-    assert labels(BatchSource.of(shuffling(), seed=4).typical(4, 2)) != first
+    assert labels(source_of(shuffling(), seed=3).typical(4, 2)) == first
+    assert labels(source_of(shuffling(), seed=4).typical(4, 2)) != first
     torch.random.set_rng_state(state)
     random.setstate(numbers)
-    use_all(BatchSource.of(shuffling()))
+    use_all(source_of(shuffling()))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert random.getstate() == numbers
 
 
 def test_the_users_own_size_gives_the_users_own_loader() -> None:
     for loader in (shuffling(), [torch.zeros(4, 2)], DataLoader(SizedStream(8), batch_size=4)):
-        assert BatchSource.of(loader).rebuild(4) is loader
+        assert source_of(loader).rebuild(4) is loader
 
 
 def test_what_a_caller_does_to_a_batch_does_not_reach_the_users_data() -> None:
     batches = [torch.zeros(4, 2)]
-    source = BatchSource.of(batches)
+    source = source_of(batches)
     for batch in (*source.typical(4, 2), source.worst(4), source.typical(2, 1)[0]):
         batch.add_(1)
     assert batches[0].sum() == 0
@@ -42,16 +42,16 @@ def test_what_a_caller_does_to_a_batch_does_not_reach_the_users_data() -> None:
 
 def test_worst_case_given_as_a_function() -> None:
     loader = DataLoader(Texts(TOKENS), batch_size=2, collate_fn=pad)
-    source = BatchSource.of(loader, worst_case=lambda size: {"input_ids": torch.zeros(size, 77)})
+    source = source_of(loader, worst_case=lambda size: {"input_ids": torch.zeros(size, 77)})
     assert source.worst(5)["input_ids"].shape == (5, 77)
-    stubborn = BatchSource.of(loader, worst_case=lambda size: {"input_ids": torch.zeros(1, 77)})
+    stubborn = source_of(loader, worst_case=lambda size: {"input_ids": torch.zeros(1, 77)})
     with pytest.raises(WorkloadError, match=r"worst_case\(5\) returned 1 samples"):
         stubborn.worst(5)
 
 
 def test_worst_case_given_as_a_sample() -> None:
     sample = {"input_ids": [1] * 99, "label": 0}
-    source = BatchSource.of(DataLoader(Texts(TOKENS), batch_size=2, collate_fn=pad), worst_case=sample)
+    source = source_of(DataLoader(Texts(TOKENS), batch_size=2, collate_fn=pad), worst_case=sample)
     assert source.worst(3)["input_ids"].shape == (3, 99)
     assert not any("scanned" in note for note in source.notes)
 
@@ -77,12 +77,12 @@ def test_worst_case_given_as_a_sample() -> None:
 )
 def test_what_is_no_loader_is_refused_with_advice(loader: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text) as caught:
-        BatchSource.of(loader)
+        source_of(loader)
     assert "expected" in str(caught.value)
 
 
 def test_sizes_and_counts_are_positive() -> None:
-    source = BatchSource.of([torch.zeros(4, 2)])
+    source = source_of([torch.zeros(4, 2)])
     with pytest.raises(WorkloadError, match="batch size of 0"):
         source.typical(0, 1)
     with pytest.raises(WorkloadError, match="count of 0"):
@@ -98,7 +98,7 @@ def test_errors_of_the_users_data_set_are_theirs() -> None:
             raise KeyError("missing column")
 
     with pytest.raises(KeyError, match="missing column"):
-        BatchSource.of(DataLoader(Broken(), batch_size=2))
+        source_of(DataLoader(Broken(), batch_size=2))
 
 
 class Halves(Sampler[list[int]]):
@@ -128,7 +128,7 @@ ROWS = TensorDataset(torch.zeros(8, 2))
     ],
 )
 def test_the_samples_of_an_incomplete_last_batch(loader: Any, size: int, samples: int) -> None:
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     assert source.remainder(size) == samples
     if samples and not isinstance(getattr(loader, "dataset", None), IterableDataset):
         sizes = [len(batch) if isinstance(batch, torch.Tensor) else len(batch[0]) for batch in source.rebuild(size)]
@@ -136,7 +136,7 @@ def test_the_samples_of_an_incomplete_last_batch(loader: Any, size: int, samples
 
 
 def test_a_look_that_fails_on_a_small_batch_is_repeated_with_the_users_size_which_is_kept() -> None:
-    source, seen = BatchSource.of(DataLoader(ROWS, batch_size=4)), list[int]()
+    source, seen = source_of(DataLoader(ROWS, batch_size=4)), list[int]()
 
     def look(size: int) -> int:
         seen.append(size)
@@ -152,7 +152,7 @@ def test_a_look_that_fails_on_a_small_batch_is_repeated_with_the_users_size_whic
 def test_a_look_that_fails_at_the_users_size_too_raises_and_keeps_nothing(
     error: type[Exception], sizes: list[int]
 ) -> None:
-    source, seen = BatchSource.of(DataLoader(ROWS, batch_size=4)), list[int]()
+    source, seen = source_of(DataLoader(ROWS, batch_size=4)), list[int]()
 
     def look(size: int) -> int:
         seen.append(size)

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, counted
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.step import StepLoader
 from autofit.workloads.tree import map_tensors
 from tests.workloads.loaders import pairs
@@ -32,14 +32,14 @@ def test_a_plain_batch_is_counted_by_its_shapes() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_a_rebuilt_loader_counts_what_was_collated(size: int, workers: int) -> None:
-    source = BatchSource.of(DataLoader(Clicks(10), batch_size=4, collate_fn=collate_clicks, num_workers=workers))
+    source = source_of(DataLoader(Clicks(10), batch_size=4, collate_fn=collate_clicks, num_workers=workers))
     found = list(source.rebuild(size, counted=True))
     assert [batch.samples for batch in found] == [size] * (10 // size) + [10 % size] * (10 % size > 0)
     assert [len(batch.batch["clicked"]) for batch in found] == [batch.samples for batch in found]
 
 
 def test_plain_batches_still_come_from_a_loader_that_is_not_to_count() -> None:
-    source = BatchSource.of(CASES["graphs"].loader(4))
+    source = source_of(CASES["graphs"].loader(4))
     assert not any(isinstance(batch, Counted) for batch in source.rebuild(8))
 
 
@@ -58,7 +58,7 @@ class Lists(Dataset[Any]):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_set_that_takes_lists_of_keys_counts_them(workers: int) -> None:
     keys = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
-    source = BatchSource.of(DataLoader(Lists(), batch_size=None, sampler=keys, num_workers=workers))
+    source = source_of(DataLoader(Lists(), batch_size=None, sampler=keys, num_workers=workers))
     again: Any = source.rebuild(3, counted=True)
     assert [batch.samples for batch in again] == [3, 3, 3, 1]
     assert again.dataset.name == "kept"
@@ -74,7 +74,7 @@ def test_columns_of_a_data_sets_own_making_are_counted_by_their_shapes() -> None
 @pytest.mark.parametrize("name", CASES)
 def test_the_parts_of_a_cuttable_batch_hold_its_samples(name: str) -> None:
     case = CASES[name]
-    model, (whole,) = case.fresh(), BatchSource.of(case.loader(8)).cuttable(5, 1)
+    model, (whole,) = case.fresh(), source_of(case.loader(8)).cuttable(5, 1)
     parts = whole.cut([2, 3])
     assert (whole.samples, [part.samples for part in parts]) == (5, [2, 3])
     mean = sum(case.loss(model, part.batch).item() * part.samples for part in parts) / 5
@@ -87,13 +87,13 @@ def test_samples_are_fetched_once_for_the_whole_and_its_parts() -> None:
             return {**super().__getitem__(index), "dense": torch.rand(13)}
 
     loader = DataLoader(Noisy(16), batch_size=4, collate_fn=collate_clicks)
-    (whole,) = BatchSource.of(loader).cuttable(4, 1)
+    (whole,) = source_of(loader).cuttable(4, 1)
     parts = whole.cut([1, 1, 1, 1])
     assert torch.equal(torch.cat([part.batch["dense"] for part in parts]), whole.batch["dense"])
 
 
 def test_an_even_batch_is_cut_where_it_lies_so_that_its_padding_stays() -> None:
-    (whole,) = BatchSource.of(DataLoader(pairs(), batch_size=4)).cuttable(4, 1)
+    (whole,) = source_of(DataLoader(pairs(), batch_size=4)).cuttable(4, 1)
     parts = whole.cut([1, 3])
     assert parts[1].batch[0].data_ptr() == whole.batch[0][1:].data_ptr()
     assert Cuttable.of(whole) is whole
@@ -109,14 +109,14 @@ def test_alike_gives_each_batch_the_same_number_and_keeps_the_length() -> None:
 
 @pytest.mark.parametrize(("name", "even"), [("graphs", False), ("dlrm", False), ("bags", False), ("detection", False)])
 def test_shapes_of_ragged_batches_do_not_tell_their_samples(name: str, even: bool) -> None:
-    assert BatchSource.of(CASES[name].loader(4)).even is even
-    assert BatchSource.of(DataLoader(pairs(), batch_size=4)).even
+    assert source_of(CASES[name].loader(4)).even is even
+    assert source_of(DataLoader(pairs(), batch_size=4)).even
 
 
 def test_a_worst_case_function_of_ragged_batches_is_taken_at_its_word() -> None:
     case = CASES["graphs"]
     data = case.data()
-    source = BatchSource.of(case.loader(4), worst_case=lambda size: case.collate([data[0]] * size))
+    source = source_of(case.loader(4), worst_case=lambda size: case.collate([data[0]] * size))
     assert source.worst(3).graphs == 3
 
 
@@ -124,7 +124,7 @@ def test_a_batch_that_says_how_many_samples_it_has_is_collated_anew() -> None:
     loader = DataLoader(
         pairs(), batch_size=4, collate_fn=lambda rows: {"x": torch.stack([x for x, _ in rows]), "n": len(rows)}
     )
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     assert not source.even
     assert [part.batch["n"] for part in source.cuttable(5, 1)[0].cut([2, 3])] == [2, 3]
 
@@ -133,7 +133,7 @@ def test_samples_that_a_collate_function_leaves_out_do_not_count() -> None:
     def without_damaged(rows: list[Any]) -> torch.Tensor:
         return torch.stack([x for x, label in rows if label % 3])
 
-    source = BatchSource.of(DataLoader(pairs(12), batch_size=4, collate_fn=without_damaged))
+    source = source_of(DataLoader(pairs(12), batch_size=4, collate_fn=without_damaged))
     assert [batch.samples for batch in source.rebuild(6, counted=True)] == [4, 4]
 
 
@@ -141,7 +141,7 @@ def test_the_parts_of_a_batch_count_what_a_collate_function_left_in_them() -> No
     def without_damaged(rows: list[Any]) -> torch.Tensor:
         return torch.stack([x for x, label in rows if label % 3])
 
-    source = BatchSource.of(DataLoader(pairs(12), batch_size=4, collate_fn=without_damaged))
+    source = source_of(DataLoader(pairs(12), batch_size=4, collate_fn=without_damaged))
     (batch,) = source.cuttable(12, 1)
     assert sorted(part.samples for part in batch.cut([3, 9])) == sorted(len(part.batch) for part in batch.cut([3, 9]))
     assert sum(part.samples for part in batch.cut([3, 9])) == 8
@@ -156,7 +156,7 @@ def test_time_steps_that_come_first_are_not_counted_as_samples(steps: int, squee
         return inputs, targets.expand(steps, -1)
 
     data: Any = [(torch.full((1,), float(at)), torch.tensor(at)) for at in range(80)]
-    source = BatchSource.of(DataLoader(data, batch_size=64, collate_fn=steps_first))
+    source = source_of(DataLoader(data, batch_size=64, collate_fn=steps_first))
     counted_again = source.rebuild(32, counted=True)
     assert [batch.samples for batch in counted_again] == [32, 32, 16]
     (step,) = StepLoader(counted_again, 3)

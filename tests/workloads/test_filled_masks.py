@@ -3,7 +3,8 @@
 import torch
 from torch.utils.data import DataLoader
 
-from autofit.workloads.batches import BatchSource, fill_masks
+from autofit.workloads.batches import fill_masks
+from autofit.workloads.dataloaders import source_of
 from tests.workloads.loaders import Padding, Texts, pad
 
 
@@ -29,7 +30,7 @@ def test_nested_masks_are_filled_and_what_is_no_mask_of_a_batch_is_not() -> None
 
 
 def test_a_filled_source_differs_in_its_worst_batch_alone() -> None:
-    source = BatchSource.of(DataLoader(Texts([*range(3, 30), 64]), 4, collate_fn=Padding(), shuffle=True))
+    source = source_of(DataLoader(Texts([*range(3, 30), 64]), 4, collate_fn=Padding(), shuffle=True))
     filled = source.filled
     assert filled is source.filled
     for mine, theirs in zip(filled.typical(4, 3), source.typical(4, 3), strict=True):
@@ -41,7 +42,7 @@ def test_a_filled_source_differs_in_its_worst_batch_alone() -> None:
 
 
 def test_batches_of_similar_length_and_more_padding_stay_filled() -> None:
-    source = BatchSource.of(DataLoader(Texts(list(range(3, 40))), 4, collate_fn=Padding(), shuffle=True))
+    source = source_of(DataLoader(Texts(list(range(3, 40))), 4, collate_fn=Padding(), shuffle=True))
     for filled in (source.filled.by_length, source.by_length.filled, source.filled.padded_to(8)):
         assert (filled.worst(4)["attention_mask"].sum(1) >= 38).all()
     both = source.by_length.filled.padded_to(8)
@@ -51,6 +52,6 @@ def test_batches_of_similar_length_and_more_padding_stay_filled() -> None:
 
 def test_the_users_own_worst_batch_is_not_changed() -> None:
     worst = pad([{"input_ids": [7] * length, "label": 0} for length in (9, 2)])
-    source = BatchSource.of(DataLoader(Texts([5, 6] * 8), 2, collate_fn=pad), worst_case=lambda size: worst)
+    source = source_of(DataLoader(Texts([5, 6] * 8), 2, collate_fn=pad), worst_case=lambda size: worst)
     assert source.filled.worst(2)["attention_mask"].sum(1).tolist() == [9, 8]
     assert worst["attention_mask"].sum(1).tolist() == [9, 2]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.workload import Workload
 from tests.workloads import gans
@@ -27,7 +27,7 @@ class Counting(nn.Linear):
 def loss(**more: Any) -> Any:
     loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 32)
     workload = Workload(Counting(4, 1), loader, **more)
-    return loss_of(workload, BatchSource.of(loader, worst_case=None, seed=0), CPU)
+    return loss_of(workload, source_of(loader, worst_case=None, seed=0), CPU)
 
 
 def test_a_loss_function_is_taken_at_its_word() -> None:
@@ -51,7 +51,7 @@ def test_a_step_of_the_user_needs_no_loss_and_runs_no_model() -> None:
     model = Counting(4, 1)
     loader = DataLoader(TensorDataset(torch.randn(64, 4)), 32)
     workload = Workload(model, loader, update_fn=gans.update, optimizer=torch.optim.SGD(model.parameters()))
-    found = loss_of(workload, BatchSource.of(loader, worst_case=None, seed=0), CPU)
+    found = loss_of(workload, source_of(loader, worst_case=None, seed=0), CPU)
     assert found.update is not None
     assert (found.name, found.inferred, Counting.seen) == ("update_fn", False, 0)
 
@@ -62,6 +62,6 @@ def test_a_model_that_admits_only_the_users_size_runs_on_that() -> None:
             return super().forward(x.view(32, 4))
 
     loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 32)
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     assert loss_of(Workload(Fixed(4, 1), loader), source, CPU).name == "mse_loss"
     assert source.small_size == 32

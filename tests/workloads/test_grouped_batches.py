@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.lengths import SampleLengths, scan
 from autofit.workloads.representative_batches import LISTS, MEASURED, Groups
 from tests.workloads.ragged import Buckets, text_lengths
@@ -94,7 +94,7 @@ def test_samples_meet_as_the_users_own_sampler_has_them_meet_also_where_all_are_
     labels = torch.arange(200) // 10
     # The sampler is not a subclass of Sampler, as many are not.
     loader = DataLoader(TensorDataset(torch.zeros(200, 3), labels), batch_sampler=Classes())
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     assert not source.varies
     assert any("Classes cannot make batches of another size" in note for note in source.notes)
     for size in (16, 8):

@@ -7,8 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from autofit.core.loading import Loading, LoadingTrial
-from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import loader_changes
+from autofit.workloads.dataloaders import loader_changes, source_of
 
 DATA = TensorDataset(torch.arange(24.0))
 LOADING = Loading(needed_per_s=10.0, trials=(LoadingTrial(workers=0, samples_per_s=5.0),))
@@ -16,7 +15,7 @@ TWO = LOADING.model_copy(update={"workers": 2, "prefetch_factor": 3, "persistent
 
 
 def rebuilt(loader: DataLoader[Any], loading: Loading, size: int = 4, *, counted: bool = False) -> DataLoader[Any]:
-    found = BatchSource.of(loader).rebuild(size, counted=counted, changes=loader_changes(loading))
+    found = source_of(loader).rebuild(size, counted=counted, changes=loader_changes(loading))
     assert isinstance(found, DataLoader)
     return found
 
@@ -78,7 +77,7 @@ class OwnLoader(DataLoader[Any]):
     ],
 )
 def test_a_loader_that_others_cannot_make_again_keeps_its_workers(loader: Any, reason: str) -> None:
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     assert source.fixed_loading.startswith(reason)
     assert source.loader is loader
     assert source.rebuild(source.user_batch_size, changes=loader_changes(TWO)) is loader

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import fixed_padding, padded_loader
+from autofit.workloads.batches import fixed_padding, padded_loader
+from autofit.workloads.dataloaders import source_of
 from tests.workloads.loaders import Padding, Texts, pad
 from tests.workloads.ragged import Buckets, text_lengths
 
@@ -67,7 +67,7 @@ def test_a_function_with_the_attribute_is_not_changed() -> None:
 
 
 def test_a_source_of_padded_batches_has_them_for_measuring_for_the_proof_and_for_training() -> None:
-    source = BatchSource.of(texts())
+    source = source_of(texts())
     padded = source.padded_to(8)
     assert source.padded_to(8) is padded
     assert all(width % 8 == 0 for width in widths([*padded.typical(4, 6), padded.worst(4), *padded.rebuild(8)]))
@@ -78,7 +78,7 @@ def test_a_source_of_padded_batches_has_them_for_measuring_for_the_proof_and_for
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_padding_and_grouping_go_together_in_either_order(size: int) -> None:
-    source = BatchSource.of(texts())
+    source = source_of(texts())
     both = source.by_length.padded_to(8)
     assert both is source.padded_to(8).by_length
     batches: Any = list(both.rebuild(size))
@@ -89,11 +89,11 @@ def test_padding_and_grouping_go_together_in_either_order(size: int) -> None:
 
 def test_a_batch_sampler_of_the_users_is_kept() -> None:
     sampler = Buckets(LENGTHS, 8)
-    batches: Any = list(BatchSource.of(texts(batch_sampler=sampler, batch_size=1)).padded_to(8).rebuild(8))
+    batches: Any = list(source_of(texts(batch_sampler=sampler, batch_size=1)).padded_to(8).rebuild(8))
     assert [batch["label"].tolist() for batch in batches] == list(copy.copy(sampler))
     assert all(width % 8 == 0 for width in widths(batches))
 
 
 def test_a_worst_case_of_the_users_own_keeps_its_padding() -> None:
-    source = BatchSource.of(texts(), worst_case=lambda size: pad([Texts([99])[0]] * size))
+    source = source_of(texts(), worst_case=lambda size: pad([Texts([99])[0]] * size))
     assert "worst_case= makes its batches itself" in source.fixed_padding

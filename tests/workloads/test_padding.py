@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.sample_batches import padding_share
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import Buckets, Sentences, text_lengths
@@ -32,7 +32,7 @@ def test_samples_that_are_joined_have_none() -> None:
 
 def test_a_source_measures_it_on_typical_batches_of_either_order() -> None:
     lengths = text_lengths(1000)
-    source = BatchSource.of(DataLoader(Texts(lengths), 8, shuffle=True, collate_fn=pad))
+    source = source_of(DataLoader(Texts(lengths), 8, shuffle=True, collate_fn=pad))
 
     def share(loader: Any) -> float:
         masks = [batch["attention_mask"] for batch in loader]
@@ -44,7 +44,7 @@ def test_a_source_measures_it_on_typical_batches_of_either_order() -> None:
 
 
 def test_ready_batches_show_no_samples_to_compare_with() -> None:
-    source = BatchSource.of([torch.zeros(4, 3), torch.zeros(4, 5)])
+    source = source_of([torch.zeros(4, 3), torch.zeros(4, 5)])
     with pytest.raises(WorkloadError, match="ready batches"):
         source.padding(4)
     with pytest.raises(WorkloadError, match="ready batches"):
@@ -56,6 +56,6 @@ def test_ready_batches_show_no_samples_to_compare_with() -> None:
 def test_a_batch_sampler_of_the_users_has_the_padding_of_its_own_batches() -> None:
     lengths = text_lengths()
     data = Sentences(lengths)
-    random = BatchSource.of(DataLoader(data, 8, shuffle=True, collate_fn=pad))
-    bucketed = BatchSource.of(DataLoader(data, batch_sampler=Buckets(lengths, 8), collate_fn=pad))
+    random = source_of(DataLoader(data, 8, shuffle=True, collate_fn=pad))
+    bucketed = source_of(DataLoader(data, batch_sampler=Buckets(lengths, 8), collate_fn=pad))
     assert bucketed.padding(8) < 0.5 * random.padding(8)

@@ -8,12 +8,12 @@ import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 
 
 def test_list_of_batches_is_regrouped() -> None:
     batches = [{"x": torch.arange(at, at + 4)} for at in range(0, 12, 4)] + [{"x": torch.tensor([12, 13])}]
-    source = BatchSource.of(batches)
+    source = source_of(batches)
     assert (source.user_batch_size, source.length, source.varies) == (4, 14, False)
     assert [batch_size(batch) for batch in source.typical(6, 3)] == [6, 6, 6]
     assert source.worst(9)["x"].shape == (9,)
@@ -31,7 +31,7 @@ def test_batches_padded_to_different_lengths_are_cut_and_never_joined() -> None:
         (torch.zeros(4, 9), torch.zeros(4)),
         (torch.zeros(2, 30), torch.zeros(2)),
     ]
-    source = BatchSource.of(batches)
+    source = source_of(batches)
     assert source.varies
     assert source.max_size == 4
     assert "cut but never joined" in source.notes[0]
@@ -48,7 +48,7 @@ def test_batches_padded_to_different_lengths_are_cut_and_never_joined() -> None:
 
 def test_batches_with_a_tensor_that_is_no_row_per_sample_are_not_resized() -> None:
     graphs = [{"x": torch.zeros(6, 2), "y": torch.zeros(6), "edges": torch.zeros(2, at + 3)} for at in range(3)]
-    source = BatchSource.of(graphs)
+    source = source_of(graphs)
     assert not source.resizable
     assert "the batch size stays 6" in source.notes[0]
     assert [batch["x"].shape for batch in source.typical(6, 2)] == [(6, 2)] * 2
@@ -60,14 +60,14 @@ def test_batches_with_a_tensor_that_is_no_row_per_sample_are_not_resized() -> No
 
 def test_a_tensor_that_is_the_same_in_all_batches_is_shared() -> None:
     weights = torch.ones(9)
-    source = BatchSource.of([{"x": torch.zeros(4, 2), "y": torch.zeros(4), "weights": weights} for _ in range(3)])
+    source = source_of([{"x": torch.zeros(4, 2), "y": torch.zeros(4), "weights": weights} for _ in range(3)])
     assert source.resizable
     batch = source.typical(7, 1)[0]
     assert (batch["x"].shape[0], batch["weights"].shape[0]) == (7, 9)
 
 
 def test_worst_case_of_ready_batches_is_a_batch() -> None:
-    source = BatchSource.of([torch.zeros(4, 2)], worst_case=torch.ones(3, 50))
+    source = source_of([torch.zeros(4, 2)], worst_case=torch.ones(3, 50))
     assert source.worst(7).shape == (7, 50)
     assert source.worst(2).shape == (2, 50)
 
@@ -75,7 +75,7 @@ def test_worst_case_of_ready_batches_is_a_batch() -> None:
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 9, 30)])
 def test_fresh_batches_come_in_another_order_for_each_draw(lengths: tuple[int, ...]) -> None:
     batches = [torch.full((4, length), at) for at, length in enumerate(lengths * 4)]
-    source = BatchSource.of(batches)
+    source = source_of(batches)
     assert source.distinct == 12
     drawn = [[int(batch[0, 0]) for batch in islice(source.fresh(4, draw), 12)] for draw in (1, 2, 1)]
     assert sorted(drawn[0]) == list(range(12))

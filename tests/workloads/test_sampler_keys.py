@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.resized_samplers import batch_sampler_keys
 from tests.workloads.loaders import labels, pairs, use_all
 
@@ -31,7 +31,7 @@ from tests.workloads.loaders import labels, pairs, use_all
     ],
 )
 def test_only_samples_that_the_sampler_can_draw(sampler: Any, allowed: set[int], length: int) -> None:
-    source = BatchSource.of(DataLoader(pairs(), batch_size=2, sampler=sampler))
+    source = source_of(DataLoader(pairs(), batch_size=2, sampler=sampler))
     assert source.length == length
     assert set(source.typical(10, 1)[0][1].tolist()) == allowed
 
@@ -66,7 +66,7 @@ def test_a_sampler_of_the_users_own_is_put_back(make: Callable[[], dict[str, Any
         return DataLoader(pairs(), **(options if "batch_sampler" in options else options | {"batch_size": 4}))
 
     used = loader()
-    source = BatchSource.of(used)
+    source = source_of(used)
     use_all(source)
     assert next(iter(labels(used))) == next(iter(labels(loader())))
     assert (source.length, source.user_batch_size) == (10, 4)
@@ -80,7 +80,7 @@ def test_custom_batch_sampler_is_regrouped_in_its_order() -> None:
         def __len__(self) -> int:
             return 4
 
-    source = BatchSource.of(DataLoader(pairs(), batch_sampler=Odd()))
+    source = source_of(DataLoader(pairs(), batch_sampler=Odd()))
     assert (source.user_batch_size, source.length) == (2, 7)
     assert set(source.typical(7, 1)[0][1].tolist()) == {3, 4, 5, 6, 7, 8, 9}
     again = source.rebuild(3)
@@ -91,14 +91,14 @@ def test_custom_batch_sampler_is_regrouped_in_its_order() -> None:
 
 def test_explicit_torch_batch_sampler_is_as_batch_size() -> None:
     loader = DataLoader(pairs(), batch_sampler=BatchSampler(SequentialSampler(pairs()), 4, drop_last=True))
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     assert (source.user_batch_size, source.length) == (4, 10)
     assert [len(batch) for batch in labels(source.rebuild(3))] == [3, 3, 3]
 
 
 def test_batch_sampler_with_sizes_of_its_own_is_told() -> None:
     few: Any = [[0], [1, 2, 3], [4, 5, 6], [7, 8, 9], [7]]
-    source = BatchSource.of(DataLoader(pairs(), batch_sampler=few))
+    source = source_of(DataLoader(pairs(), batch_sampler=few))
     assert source.user_batch_size == 3
     assert source.resizable
     assert "makes batches of 1 to 3 samples: batches of 3 are measured as the baseline" in " ".join(source.notes)
@@ -118,6 +118,6 @@ def test_keys_that_are_no_numbers() -> None:
         def __getitem__(self, key: str) -> torch.Tensor:
             return torch.full((2,), float(ord(key)))
 
-    source = BatchSource.of(DataLoader(Named(), batch_size=2, sampler=list("abc")))
+    source = source_of(DataLoader(Named(), batch_size=2, sampler=list("abc")))
     assert source.typical(3, 1)[0].shape == (3, 2)
     assert source.length == 3

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.streams import undisturbed
 from tests.workloads.loaders import Batches, SizedStream, Stream, labels, shuffling, use_all
 
@@ -21,7 +21,7 @@ def test_iterable_data_set_is_read_from_its_own_iterator(kind: type[Stream], len
     loader = DataLoader(data, batch_size=4)
     in_flight = iter(loader)
     first = next(in_flight)
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     use_all(source)
     read = min(length, 512)
     assert source.notes[0].startswith(f"{read} samples were read from a second iterator")
@@ -42,7 +42,7 @@ def test_endless_iterable_data_set() -> None:
             while True:
                 yield torch.zeros(2)
 
-    source = BatchSource.of(DataLoader(Endless(), batch_size=4))
+    source = source_of(DataLoader(Endless(), batch_size=4))
     assert source.length is None
     assert source.typical(600, 1)[0].shape == (600, 2)
 
@@ -71,7 +71,7 @@ def test_what_can_be_iterated_once_is_refused_and_not_consumed() -> None:
     next(half_used)
     for one_shot in (DataLoader(OneShot(items), batch_size=2), DataLoader(Itself()), batches, half_used):
         with pytest.raises(WorkloadError, match="can be iterated only once"):
-            BatchSource.of(one_shot)
+            source_of(one_shot)
     assert next(items).item() == 0.0
     assert len(list(batches)) == 3
     assert len(list(half_used)) == 2
@@ -79,7 +79,7 @@ def test_what_can_be_iterated_once_is_refused_and_not_consumed() -> None:
 
 def test_any_re_iterable_is_read_through_a_second_iterator_and_put_back() -> None:
     used, untouched = Batches(shuffling()), Batches(shuffling())
-    source = BatchSource.of(used)
+    source = source_of(used)
     use_all(source)
     assert used.passes == 0
     assert (source.user_batch_size, source.length) == (4, 10)
@@ -99,7 +99,7 @@ def test_batches_of_numpy_random_state_are_put_back() -> None:
                 yield torch.tensor([self.new.random(), self.old.rand()])
 
     used = Random()
-    BatchSource.of(used)
+    source_of(used)
     assert [batch.tolist() for batch in used] == [batch.tolist() for batch in Random()]
 
 
@@ -140,22 +140,22 @@ class Config(IterableDataset[torch.Tensor]):
 
 @pytest.mark.parametrize("held", [AttributeDict(lr=1), Missing(), [Missing()]], ids=["dict", "missing", "list"])
 def test_objects_that_fail_when_asked_for_an_attribute_do_no_harm(held: object) -> None:
-    use_all(BatchSource.of(DataLoader(Config(held), batch_size=4)))
+    use_all(source_of(DataLoader(Config(held), batch_size=4)))
     data: Any = [AttributeDict(x=torch.zeros(2), y=at) for at in range(8)]
-    use_all(BatchSource.of(DataLoader(data, batch_size=4)))
+    use_all(source_of(DataLoader(data, batch_size=4)))
     Sampler: Any = type(
         "Sampler", (), {"__init__": lambda self: setattr(self, "held", held), "__len__": lambda self: 2}
     )
     Sampler.__iter__ = lambda self: iter([[0, 1], [2, 3]])
     rows: Any = list(torch.zeros(4, 2))
-    source = BatchSource.of(DataLoader(rows, batch_sampler=Sampler()))
+    source = source_of(DataLoader(rows, batch_sampler=Sampler()))
     assert [len(batch) for batch in source.rebuild(1)] == [1, 1, 1, 1]
 
 
 def test_a_stream_may_hold_a_log_that_it_writes_but_not_a_file_that_it_reads(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("w") as log:
-        assert BatchSource.of(DataLoader(Config(log), batch_size=4)).length == 20
-    assert BatchSource.of(DataLoader(Config(log), batch_size=4)).length == 20
+        assert source_of(DataLoader(Config(log), batch_size=4)).length == 20
+    assert source_of(DataLoader(Config(log), batch_size=4)).length == 20
     with path.open() as data, pytest.raises(WorkloadError, match=r"holds an iterator in \.held"):
-        BatchSource.of(DataLoader(Config(data), batch_size=4))
+        source_of(DataLoader(Config(data), batch_size=4))

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.tree import map_tensors, tensors
 from tests.workloads.structures import STRUCTURES, rows
 
@@ -51,6 +51,6 @@ def test_a_batch_that_holds_itself_is_refused() -> None:
     batch = Node(torch.zeros(4, 2))
     batch.owner = {"nodes": [batch]}
     with pytest.raises(WorkloadError, match=r"a batch of type Node that contains itself.*remove the reference"):
-        BatchSource.of([batch])
+        source_of([batch])
     with pytest.raises(WorkloadError, match="contains itself"):
-        BatchSource.of(DataLoader([1, 2], batch_size=2, collate_fn=lambda samples: batch))  # type: ignore[arg-type]  # a list is a data set
+        source_of(DataLoader([1, 2], batch_size=2, collate_fn=lambda samples: batch))  # type: ignore[arg-type]  # a list is a data set

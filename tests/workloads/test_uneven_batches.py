@@ -15,7 +15,7 @@ from autofit.core.briefing import Options
 from autofit.core.errors import WorkloadError
 from autofit.core.trial import Purpose
 from autofit.probing.local_bench import LocalBench
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing.steps import CPU, PLENTY
@@ -60,7 +60,7 @@ def made(loader: DataLoader[Any]) -> list[tuple[int, int]]:
 
 
 def test_the_batches_are_those_of_the_sampler_and_like_its_average() -> None:
-    source, users = BatchSource.of(loader_of()), made(loader_of())
+    source, users = source_of(loader_of()), made(loader_of())
     mean = fmean(samples for samples, _ in users)
     assert source.user_batch_size == round(mean)
     assert not source.resizable
@@ -77,7 +77,7 @@ def test_the_batches_are_those_of_the_sampler_and_like_its_average() -> None:
 
 
 def test_the_worst_batch_is_one_that_the_sampler_makes() -> None:
-    source, users = BatchSource.of(loader_of()), made(loader_of())
+    source, users = source_of(loader_of()), made(loader_of())
     worst = tuple(source.worst(source.user_batch_size).shape[:2])
     assert worst in users
     most = max(samples * length for samples, length in users)
@@ -86,14 +86,14 @@ def test_the_worst_batch_is_one_that_the_sampler_makes() -> None:
 
 
 def test_no_other_size_can_be_made() -> None:
-    source = BatchSource.of(loader_of())
+    source = source_of(loader_of())
     with pytest.raises(WorkloadError, match="can be neither cut nor joined"):
         source.typical(source.user_batch_size + 1, 1)
 
 
 def test_training_gets_the_users_own_batches() -> None:
     loader = loader_of()
-    source = BatchSource.of(loader)
+    source = source_of(loader)
     size = source.user_batch_size
     assert source.rebuild(size) is loader
     counted: Any = source.rebuild(size, counted=True)
@@ -106,13 +106,13 @@ def test_training_gets_the_users_own_batches() -> None:
 
 def test_the_sampler_is_not_advanced() -> None:
     used, unused = loader_of(), loader_of()
-    source = BatchSource.of(used)
+    source = source_of(used)
     source.typical(source.user_batch_size, 4)
     assert [batch.shape for batch in used] == [batch.shape for batch in unused]
 
 
 def test_of_many_samples_some_batches_are_inspected() -> None:
-    source = BatchSource.of(loader_of(), scan=100)
+    source = source_of(loader_of(), scan=100)
     assert any("batches were inspected: if a larger one can occur" in note for note in source.notes)
 
 
@@ -131,4 +131,4 @@ def test_the_baseline_is_the_users_training() -> None:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
     assert outcome.measured
     assert max(rows) <= FRAMES
-    assert bench.briefing.space.baseline.micro_batch_size == BatchSource.of(loader_of()).user_batch_size
+    assert bench.briefing.space.baseline.micro_batch_size == source_of(loader_of()).user_batch_size

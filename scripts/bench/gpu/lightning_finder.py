@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from scripts.bench.gpu.rig import STEPS, Rig
 
 PACKAGES = ("lightning", "pytorch_lightning")
@@ -46,7 +46,7 @@ def _module(base: type[Any], rig: Rig) -> Any:
     """Returns the workload of the rig as a `LightningModule` that counts steps and out-of-memory errors."""
     workload = rig.make()
     workload.model.to(rig.device.torch_device)
-    loss, source = rig.loss(workload), BatchSource.of(workload.loader)
+    loss, source = rig.loss(workload), source_of(workload.loader)
 
     class Module(base):  # type: ignore[misc]  # imported when it is run
         def __init__(self) -> None:

@@ -16,7 +16,7 @@ from autofit.devices.base import Device
 from autofit.prepare import prepare
 from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.tree import map_tensors
@@ -84,7 +84,7 @@ class Rig:
         with self.counting():
             workload = self.make()
             workload.model.to(self.device.torch_device)
-            loader = BatchSource.of(workload.loader).rebuild(size)
+            loader = source_of(workload.loader).rebuild(size)
             with self._step(workload, size) as step:
                 for _, batch in zip(range(STEPS), loader, strict=False):
                     self.step_begins(size)
@@ -100,12 +100,12 @@ class Rig:
     def loss(self, workload: Workload) -> LossRule:
         """Returns the rule that computes the loss."""
         target = self.device.torch_device
-        batch = map_tensors(BatchSource.of(workload.loader).typical(2, 1)[0], lambda t: t.to(target))
+        batch = map_tensors(source_of(workload.loader).typical(2, 1)[0], lambda t: t.to(target))
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn)
 
     def _metered(self, size: int) -> int:
         workload = self.make()
-        batch = BatchSource.of(workload.loader).worst(size)
+        batch = source_of(workload.loader).worst(size)
         with self._step(workload, size) as step:
             step(batch)
             with self.device.meter(lambda: static_bytes(step)) as reading:

@@ -28,7 +28,7 @@ from autofit.devices.base import Device, Reading
 from autofit.prepare import prepare
 from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import map_tensors
@@ -100,7 +100,7 @@ class Runner:
 
     def _steps(self, case: Case, steps: list[Memory]) -> None:
         workload = self._workload(case.model)
-        target, source = self.device.torch_device, BatchSource.of(workload.loader, scan=64)
+        target, source = self.device.torch_device, source_of(workload.loader, scan=64)
         batch = map_tensors(source.worst(case.size), lambda t: t.to(target))
         draft = Draft(
             model=workload.model,

@@ -35,7 +35,7 @@ from autofit.probing.local_bench import LocalBench, place
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.compilation import LEAST_WARM_UP_S
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.tree import map_tensors
@@ -137,7 +137,7 @@ def train(make: Callable[[str], autofit.Workload], scale: str, plan: Plan, devic
     """
     workload = make(scale)
     place(workload, device, may_move=True)
-    source = BatchSource.of(workload.loader)
+    source = source_of(workload.loader)
     draft = Draft.of(workload, loss_of(workload, source, device.torch_device), device.torch_device)
     parts = source.typical(plan.micro_batch_size, plan.accumulation_steps)
     batch = StepBatch.of([map_tensors(part, lambda t: t.to(device.torch_device)) for part in parts])

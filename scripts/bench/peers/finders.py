@@ -30,7 +30,7 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.workloads.batch_algebra import batch_size
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.workload import Workload
 from scripts.bench import report
 from scripts.bench.peers import models
@@ -139,7 +139,7 @@ def _toy() -> Problem:
     data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=2)
     workload = Workload(model, loader, optimizer=torch.optim.AdamW(model.parameters()))
-    return Problem(workload, BatchSource.of(loader), 0)
+    return Problem(workload, source_of(loader), 0)
 
 
 def run(finder: str, model: str, seconds: float) -> dict[str, Any]:

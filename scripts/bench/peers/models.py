@@ -39,6 +39,7 @@ from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.strategies.batching import MOST_TIMES_LARGER
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, TrainStep
@@ -173,7 +174,7 @@ class Problem:
         workload = MODELS[name][0]()
         workload = replace(workload, optimizer=workload.make_optimizer())
         workload.model.train()
-        source = BatchSource.of(workload.loader)
+        source = source_of(workload.loader)
         problem = cls(workload, source, budget_bytes(name))
         with problem.draft(Plan()) as step:
             step(source.worst(min(WARM_UP_BATCHES * source.user_batch_size, problem.most)))

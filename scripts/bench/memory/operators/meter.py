@@ -32,7 +32,7 @@ from autofit.strategies import members
 from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.results import laid_out
 from autofit.tracing.cuda.temporaries import temporary_steps
-from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import source_of
 from autofit.workloads.factory import make
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft
@@ -118,7 +118,7 @@ def main() -> int:
     plan = Plan(values={name: int(value) if value.isdigit() else value for name, value in values.items()})
     meter = Meter(device.torch_device)
     place(workload, device, may_move=True)
-    source = BatchSource.of(workload.loader, worst_case=workload.worst_case)
+    source = source_of(workload.loader, worst_case=workload.worst_case)
     batch = map_tensors(source.worst(source.user_batch_size), lambda tensor: tensor.to(device.torch_device))
     rule = resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
     draft = Draft(workload.model, rule, workload.make_optimizer(), device.torch_device)
