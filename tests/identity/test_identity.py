@@ -93,7 +93,7 @@ def test_the_worst_sample_and_the_flags_count(monkeypatch: pytest.MonkeyPatch) -
 def test_every_process_finds_the_same() -> None:
     code = (
         "from tests.probing import targets; from autofit.identity.identity import settings; "
-        "from autofit.workloads.batches import BatchSource; workload = targets.make_mlp(); "
+        "from autofit.workloads.dataloaders import source_of; workload = targets.make_mlp(); "
         "print(settings(workload, None, 'cpu', source_of(workload.loader)))"
     )
     found = printed_by_two_processes(code)
