@@ -253,7 +253,11 @@ class Cuda(Device):
         """
         if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
             return None
-        return Account(allocator="caching", settings=self._options(), outside_bytes=self.outside_bytes())
+        known = torch.cuda.memory._snapshot()["allocator_settings"]
+        text = str(known.get("PYTORCH_CUDA_ALLOC_CONF") or known.get("PYTORCH_ALLOC_CONF") or "")
+        unreported = [option for name in UNREPORTED for option in re.findall(rf"{name}:\d+", text)]
+        settings = ",".join(filter(None, [*unreported, self._options()]))
+        return Account(allocator="caching", settings=settings, outside_bytes=self.outside_bytes())
 
     def synchronize(self) -> None:
         """Waits for all streams of the device."""
@@ -349,9 +353,7 @@ class Cuda(Device):
 
         They come from one of three environment variables or from a call. Only the allocator knows which are in force.
         """
-        known = torch.cuda.memory._snapshot()["allocator_settings"]
-        text = str(known.get("PYTORCH_CUDA_ALLOC_CONF") or known.get("PYTORCH_ALLOC_CONF") or "")
-        found = [option for name in UNREPORTED for option in re.findall(rf"{name}:\d+", text)]
+        known, found = torch.cuda.memory._snapshot()["allocator_settings"], list[str]()
         if (split := known.get("max_split_size", -1)) > 0:
             found.append(f"max_split_size_mb:{split >> 20}")
         if threshold := known.get("garbage_collection_threshold", 0.0):
