@@ -19,7 +19,7 @@ from autofit.probing.forked_state import can_set
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"
 ANSWER_S = 20.0
-"""Maximum wait for a nursery that has forked before. It may have to finish an import first, or start again."""
+"""Maximum wait for a nursery that has forked before. It may have to finish an import first."""
 _NAMES = 500  # names in a message; the names of modules are far shorter than 100 characters
 
 
@@ -87,7 +87,7 @@ class ForkedProcess:
 
 
 class Nursery:
-    """Starts the nursery at the first fork, and gives up where forking is unsafe or the nursery dies.
+    """Starts the nursery at the first fork, starts it once more if it dies, and gives up where forking is unsafe.
 
     Not thread-safe.
 
@@ -97,8 +97,8 @@ class Nursery:
     Attributes:
         environment: those variables.
         reason: why the last process was not forked; "" if it was.
-        libraries: the modules that the nursery imports. It starts again without those from the first on after whose
-            import it could not be forked.
+        libraries: the modules that the nursery imports. Those from the first on after whose import it could not be
+            forked are left out when it starts again.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -107,7 +107,7 @@ class Nursery:
         self._connection: socket.socket | None = None
         self._life = -1
         self._variables = dict[str, str]()
-        self._served = False
+        self._served = self._restarted = False
         self._given_up = "" if IS_LINUX else "processes are forked on Linux only"
         self.reason = self._given_up
         self.libraries: list[str] = []
@@ -137,11 +137,7 @@ class Nursery:
             if isinstance(found, ForkedProcess):
                 self._served = True
                 return found
-            self.close()
-            if found.culprit in self.libraries:
-                self.libraries = self.libraries[: self.libraries.index(found.culprit)]
-            else:
-                self._given_up = found.reason or "the nursery died"
+            self._lost(found)
         return None
 
     def learn(self, libraries: Sequence[str], gpus: int) -> None:
@@ -171,12 +167,25 @@ class Nursery:
             self.reason = "the environment variables have changed since the nursery started"
         return self.reason
 
+    def _lost(self, refused: _Refused) -> None:
+        """Ends a nursery that forked nothing. It may start once more if it has forked before.
+
+        After a refusal it only starts again if the module is known that must not be imported.
+        """
+        self.close()
+        known = refused.culprit in self.libraries
+        if known:
+            self.libraries = self.libraries[: self.libraries.index(refused.culprit)]
+        if self._restarted or not self._served or (refused.reason and not known):
+            self._given_up = refused.reason or "the nursery died"
+        self._restarted = True
+
     def _asked(self, given: list[int], variables: Mapping[str, str], patience_s: float) -> ForkedProcess | _Refused:
         """Asks for a fork."""
         if self._process is None:
             self._start()
         assert self._connection is not None, "it was started"
-        limit_s = min(patience_s, ANSWER_S) if self._served else patience_s
+        limit_s = min(patience_s, ANSWER_S) if self._served and not self._restarted else patience_s
         read, write = os.pipe()
         try:
             try:
@@ -199,7 +208,7 @@ class Nursery:
             return _Refused()
 
     def _answer(self, status: int, limit_s: float, is_last: bool) -> str:
-        """Returns the first line of an answer; "" if the nursery died, or does not answer before the last moment.
+        """Returns the first line of an answer; "" if the nursery died, or may be replaced and does not answer.
 
         Raises:
             TimeoutError: it does not answer, and there is no more time.

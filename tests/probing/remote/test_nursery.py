@@ -82,19 +82,19 @@ def test_children_are_forked_one_after_another(
     assert first.ask({})["kind"] == "outcome"
 
 
-def test_where_the_nursery_is_killed_fresh_interpreters_start_and_its_children_live_on(
+def test_a_nursery_that_is_killed_is_replaced_once_and_its_children_live_on(
     start: Start, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, ANSWERS, monkeypatch)
     first = start()
-    os.kill(pid_of(nursery), signal.SIGKILL)
-    for _ in range(2):
-        assert not is_forked(start())
+    for expected in (True, False, False):
+        os.kill(pid_of(nursery), signal.SIGKILL) if nursery.pid else None
+        assert is_forked(start()) is expected
     assert nursery.reason == "the nursery died"
     assert is_forked(first)
 
 
-def test_a_nursery_that_does_not_answer_is_ended(
+def test_a_nursery_that_does_not_answer_is_replaced(
     start: Start, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, ANSWERS, monkeypatch)
@@ -102,7 +102,8 @@ def test_a_nursery_that_does_not_answer_is_ended(
     monkeypatch.setattr(nursery_module, "ANSWER_S", 0.2)
     pid = pid_of(nursery)
     os.kill(pid, signal.SIGSTOP)
-    assert not is_forked(start())
+    assert is_forked(start())
+    assert pid_of(nursery) != pid
     assert not is_alive(pid)
 
 
@@ -175,6 +176,21 @@ def test_a_library_that_starts_a_thread_is_left_out_with_those_after_it(
     assert nursery.libraries == ["first_library"]
     assert wait_for(lambda: "first_library" in start().ask({})["loaded"])
     assert pid_of(nursery) != pid
+
+
+def test_a_second_nursery_that_cannot_be_forked_is_the_last(
+    start: Start, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "threaded_library.py").write_text(THREADED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    install(tmp_path, ANSWERS, monkeypatch)
+    assert is_forked(start())
+    os.kill(pid_of(nursery), signal.SIGKILL)
+    assert is_forked(start())
+    nursery.learn(["threaded_library"], 0)
+    assert wait_for(lambda: not is_forked(start()))
+    assert "which a library started" in nursery.reason
+    assert nursery.pid is None
 
 
 def test_variables_that_a_running_process_cannot_take_have_a_fresh_interpreter(
