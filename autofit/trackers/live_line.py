@@ -61,7 +61,7 @@ _DOING = {
 """Steps that take long while no plan runs, in words."""
 
 
-_LEVELS, _BAR_CELLS = 5, 10
+_LEVELS, _BAR_CELLS = 6, 10
 """Forms of the live line, from the longest to the shortest, and cells of its bar."""
 _MOST_LETTERS = 240
 """Maximum number of characters of a finished trial that are shown: reasons come from the user's code."""
@@ -111,9 +111,9 @@ class SearchState:
     def _parts(self, level: int) -> Iterator[str]:
         """Yields the parts of the live line. From level to level they are shorter, and some are left out."""
         yield self._phase_text(level)
-        if level < 3 and (self._trials or self._phase != "survey"):
-            yield str(self._trials) if level == 2 else "1 trial" if self._trials == 1 else f"{self._trials} trials"
-        if level < 4:
+        if level < 4 and (self._trials or self._phase != "survey"):
+            yield str(self._trials) if level >= 2 else "1 trial" if self._trials == 1 else f"{self._trials} trials"
+        if level < 5:
             yield self._memory_text(level)
         if level == 0:
             yield bar(self._share(), self._blocks)
@@ -169,7 +169,7 @@ class SearchState:
         if self._answer is None:
             return ""
         if self._answer == self._against.baseline:
-            return "baseline proven" if level < 2 else "baseline"
+            return "baseline proven" if level < 3 else "baseline"
         raced, measured = self._raced.get(self._answer.key), self._measured.get(self._answer.key)
         if raced is not None:
             value = format_ratio(raced.value) if level else str(raced)
@@ -178,8 +178,8 @@ class SearchState:
         elif measured is not None:
             value = f"{short_number(self._against.objective.score(measured))} {self._against.objective.unit}/s"
         else:
-            return "a plan proven" if level < 2 else "proven"
-        return f"{value} so far" if level < 2 else value
+            return "a plan proven" if level < 3 else "proven"
+        return f"{value} so far" if level < 3 else value
 
     def _memory_text(self, level: int) -> str:
         """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown.

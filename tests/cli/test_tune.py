@@ -187,7 +187,8 @@ def test_b18_on_a_terminal_all_lines_fit_and_trials_stay_above_the_live_line(
     phases = ("survey", "search", "race", "proof")
     live = [part for part in drawn if re.match(rf"(?:{'|'.join(phases)}).*\d:\d\d", part)]
     assert [name for name in phases if any(part.startswith(name) for part in live)] == list(phases)
-    counted, so_far = (r"search +\d+ ", "") if width < 100 else (rf"  {len(probes)} trials ", " .*so far")
+    counted = r"search +\d+ " if width < 100 else rf"  {len(probes)} trials "
+    so_far = "" if width == 40 else " .*so far"
     assert any(re.search(rf"{counted}.*\b\d\.\d\dx{so_far}, \d+:\d\d left", part) for part in live)
     assert not any(part in left for part in live)  # each was replaced, and nothing of the last one is left
     assert next(line for line in left if line.startswith(("Use ", "Keep ")))

@@ -123,8 +123,9 @@ def test_b18_finished_trials_are_lines_and_skipped_ones_are_not() -> None:
 
 def test_extreme_ratios_are_short_and_stay_in_their_column() -> None:
     it = state()[0]
-    lines = told(it, ran(BASELINE), ran(BEST, 101_965.0, done=2), ran(BASELINE, 0.3, done=3), width=200)
-    assert [line[:13] for line in lines] == ["    1   1.00x", "    2  1,020x", "    3   1.00x"]
+    slow = ran(BASELINE.replace(precision="bf16"), 0.3, done=3)
+    lines = told(it, ran(BASELINE), ran(BEST, 101_965.0, done=2), slow, width=200)
+    assert [line[:13] for line in lines] == ["    1   1.00x", "    2  1,020x", "    3  <0.01x"]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,10 @@ def test_extreme_ratios_are_short_and_stay_in_their_column() -> None:
     [
         (140, "search  4 trials  now 16 x 2, precision=bf16: est. 61 of 72 MiB  ######----  1.32x so far, 47 s left"),
         (99, "search  4 trials  now est. 61 of 72 MiB  1.32x so far, 47 s left"),
-                (59, "search  4  ~61/72 MiB  1.32x, 47 s left"),
-                (36, "search  ~61/72 MiB  1.32x, 47 s left"),
+        (79, "search  4 trials  now est. 61 of 72 MiB  1.32x so far, 47 s left"),
+        (59, "search  4  ~61/72 MiB  1.32x so far, 47 s left"),
+        (39, "search  4  ~61/72 MiB  1.32x, 47 s left"),
+        (36, "search  ~61/72 MiB  1.32x, 47 s left"),
         (33, "search  1.32x, 47 s left"),
     ],
 )  # fmt: skip
@@ -142,6 +145,18 @@ def test_b18_the_live_line_has_phase_trials_memory_the_answer_and_the_time_left(
     told(it, *EVENTS, running(BASELINE.replace(micro_batch_size=16, accumulation_steps=2, precision="bf16"), 61))
     time.seconds = 73.0
     assert it.live(width) == line
+
+
+@pytest.mark.parametrize("width", range(0, 120, 7))
+def test_the_live_line_fits_at_any_width(width: int) -> None:
+    it, _ = state()
+    told(it, *EVENTS, running(BEST, 61))
+    assert cells(it.live(width)) <= width
+
+
+def test_wide_letters_count_twice() -> None:
+    wide = Event("trial", "内存不足" * 30, trial(BASELINE, status=Status.OUT_OF_MEMORY), 1, phase="search")
+    assert all(cells(line) <= 80 for line in told(state()[0], wide, width=80))
 
 
 @pytest.mark.parametrize("width", [20, 39, 59, 99, 199])
