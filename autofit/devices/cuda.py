@@ -242,7 +242,7 @@ class Cuda(Device):
         if torch.version.hip is None and (driver := Nvml.driver_version()):
             found["driver"] = driver
         backend = torch.cuda.get_allocator_backend()
-        if settings := self._options() if backend == NATIVE else backend:
+        if settings := _options(_settings()) if backend == NATIVE else backend:
             found["allocator"] = settings
         return found
 
@@ -253,10 +253,10 @@ class Cuda(Device):
         """
         if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
             return None
-        known = torch.cuda.memory._snapshot()["allocator_settings"]
+        known = _settings()
         text = str(known.get("PYTORCH_CUDA_ALLOC_CONF") or known.get("PYTORCH_ALLOC_CONF") or "")
         unreported = [option for name in UNREPORTED for option in re.findall(rf"{name}:\d+", text)]
-        settings = ",".join(filter(None, [*unreported, self._options()]))
+        settings = ",".join(filter(None, [*unreported, _options(known)]))
         return Account(allocator="caching", settings=settings, outside_bytes=self.outside_bytes())
 
     def synchronize(self) -> None:
@@ -348,20 +348,27 @@ class Cuda(Device):
             return None
         return Nvml.open(str(torch.cuda.get_device_properties(self.torch_device).uuid))
 
-    def _options(self) -> str:
-        """Returns the allocator's options in the syntax of `PYTORCH_ALLOC_CONF`; "" if they are torch's defaults.
 
-        They come from one of three environment variables or from a call. Only the allocator knows which are in force.
-        """
-        known, found = torch.cuda.memory._snapshot()["allocator_settings"], list[str]()
-        if (split := known.get("max_split_size", -1)) > 0:
-            found.append(f"max_split_size_mb:{split >> 20}")
-        if threshold := known.get("garbage_collection_threshold", 0.0):
-            found.append(f"garbage_collection_threshold:{threshold}")
-        if known.get("expandable_segments"):
-            found.append("expandable_segments:True")
-        divisions = known.get("roundup_power2_divisions", {})
-        if any(divisions.values()):
-            listed = ",".join(f"{mib}:{steps}" for mib, steps in divisions.items())
-            found.append(f"roundup_power2_divisions:[{listed}]")
-        return ",".join(found)
+def _settings() -> dict[str, Any]:
+    """Returns the allocator's settings, which come from one of three environment variables or from a call.
+
+    Only the allocator knows which are in force.
+    """
+    found: dict[str, Any] = torch.cuda.memory._snapshot()["allocator_settings"]
+    return found
+
+
+def _options(known: dict[str, Any]) -> str:
+    """Returns settings as options in the syntax of `PYTORCH_ALLOC_CONF`; "" if they are torch's defaults."""
+    found = list[str]()
+    if (split := known.get("max_split_size", -1)) > 0:
+        found.append(f"max_split_size_mb:{split >> 20}")
+    if threshold := known.get("garbage_collection_threshold", 0.0):
+        found.append(f"garbage_collection_threshold:{threshold}")
+    if known.get("expandable_segments"):
+        found.append("expandable_segments:True")
+    divisions = known.get("roundup_power2_divisions", {})
+    if any(divisions.values()):
+        listed = ",".join(f"{mib}:{steps}" for mib, steps in divisions.items())
+        found.append(f"roundup_power2_divisions:[{listed}]")
+    return ",".join(found)

@@ -250,10 +250,8 @@ def _step(scheduled: bool) -> Callable[..., Any]:
         _pack(optimizer, {})  # what was loaded since the last step
         for group in optimizer.param_groups:
             made.is_adamw = bool(group["decoupled_weight_decay"])
-            made.state, made.param_groups = (
-                optimizer.state,
-                [{**group, "lr": torch.as_tensor(group["lr"])}],
-            )  # a number would be compiled
+            made.state = optimizer.state
+            made.param_groups = [{**group, "lr": torch.as_tensor(group["lr"])}]  # a number would be compiled
             with warnings.catch_warnings():
                 # torchao's states have no hash for the cache of torch.compile (torch 2.13, torchao 0.18).
                 warnings.filterwarnings("ignore", message=".*_stable_hash_for_caching")

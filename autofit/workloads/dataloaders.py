@@ -2,8 +2,6 @@
 
 A DataLoader makes batches from samples. Batches of any size are therefore made from its data set and collate function,
 and its own iterator is never used. With `batch_size=None` it yields ready batches.
-
-The settings of a DataLoader with a number of worker processes, by the names of its arguments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -121,9 +121,10 @@ MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
 MANY_MEASURED = 11
 """From this number of measured plans on, the gain that is worth a probe grows with its square where memory is
 estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search, on
-other devices in spaces of 2,000 and 20,000 plans, and on the tables. With 10, the mean regret is 0.44 instead of 0.41 %
-on the tables, and 0.59 instead of 0.46 % in these spaces. With 13, a search takes half a probe more, and the regret is
-the same. Without estimates, plans also run to show their memory, and the mean regret would double."""
+other devices in spaces of 2,000 and 20,000 plans, and on the tables. On the tables, the mean regret is 0.44 % with 10,
+0.41 % with 11 and 0.40 % with 13. In these spaces, it is 0.31 % with 11 and with 13, which takes half a probe more
+(three devices), and 0.59 % with 10 where 13 has 0.46 % (nine devices). Without estimates, plans also run to show their
+memory, and the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 2, 1.4
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there, and so may the values that it ran with. It is settled if the plan is
