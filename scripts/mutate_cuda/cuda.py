@@ -287,14 +287,14 @@ MUTATIONS = (
     ),
     in_cuda(
         "the allocator's settings do not distinguish measurements",
-        "        if settings := self._options() if backend == NATIVE else backend:\n",
+        "        if settings := _options(_settings()) if backend == NATIVE else backend:\n",
         '        if settings := "":\n',
         "allocator_settings",
     ),
     in_cuda(
         "rounding to powers of two is ignored in estimates",
-        "        if any(divisions.values()):\n            listed",
-        "        if False:\n            listed",
+        "    if any(divisions.values()):\n        listed",
+        "    if False:\n        listed",
         "tests/cuda/test_prediction.py",
     ),
     in_cuda(
@@ -331,8 +331,8 @@ MUTATIONS = (
     ),
     in_cuda(
         "memory pools do not distinguish measurements",
-        "self._options() if backend == NATIVE else backend",
-        "self._options()",
+        "_options(_settings()) if backend == NATIVE else backend",
+        "_options(_settings())",
         "allocator_settings",
         "tests/devices/test_cuda.py",
     ),
