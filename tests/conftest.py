@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from autofit.devices import base
-from autofit.probing import step_timing
+from autofit.probing import timing
 from autofit.search import race_and_proof, search
 from tests.fakes import FakeTime
 from tests.leaks import State
@@ -134,7 +134,7 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """
     clock = FakeTime()
     monkeypatch.setattr(base, "perf_counter", clock)
-    monkeypatch.setattr(step_timing, "perf_counter", clock)
+    monkeypatch.setattr(timing, "perf_counter", clock)
     return clock
 
 

@@ -10,6 +10,8 @@ DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
 LAST_BATCH = "last batch"
 """Phase in which a plan failed on the incomplete last batch of an epoch."""
+SURVEY = "survey"
+"""Phase in which a child determines the search space. A child that is given the space skips it."""
 CONTRACT = "contract"
 """Phase of a failure in which the user's function returned what autofit cannot train on, whatever the plan."""
 

@@ -83,7 +83,7 @@ class Device(ABC):
         type: torch's name of the device type.
         meter_slows: whether `meter` slows steps down, so that they must not be timed.
         queues_work: whether the host continues while the device is still working. Short steps are then timed several at
-            a time (`autofit.probing.timing_window`), because training does not wait for each step either.
+            a time (`autofit.probing.timing`), because training does not wait for each step either.
         is_host: whether the device is the CPU, whose memory is the machine's main memory.
         pins_memory: whether copies to the device are faster from page-locked main memory.
         shapes_kept: number of batch shapes whose kernels the libraries keep. With more of them, most steps prepare

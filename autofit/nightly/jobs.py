@@ -32,7 +32,7 @@ from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
 from autofit.core.units import parse_budget, parse_duration
 from autofit.files import head_of
-from autofit.probing.child_request import Target
+from autofit.probing.remote.target import Target
 from autofit.study.location import dereferenced
 
 JOBS_SCHEMA = "autofit.jobs/1"

@@ -9,7 +9,7 @@ import torch
 
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
-from autofit.probing.timing_window import MOST_KEPT_BYTES
+from autofit.probing.timing import MOST_KEPT_BYTES
 from autofit.torch_internals import FakeTensor
 
 LEAST_BYTES = 2**20

@@ -16,7 +16,7 @@ from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import TRACE_RATIO
 from autofit.core.errors import DevicePoisoned, Untraceable, WorkloadError
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import SURVEY, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace
@@ -30,7 +30,6 @@ from autofit.guard import Backstop, Guard, leave_surely
 from autofit.identity.identity import Reached, environment_of
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches, prepare
-from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch

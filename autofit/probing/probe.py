@@ -23,20 +23,21 @@ from autofit.prepare import PlanBatches
 from autofit.probing.compilation import Compiler, start_cold
 from autofit.probing.leaks import growth
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, judged, objection, untimed
-from autofit.probing.step_timing import (
+from autofit.probing.timing import (
     MOST_SKIPPED,
     PACES,
     PATIENCE_SHARE,
     SLOW_PACE,
     Lap,
     Pace,
+    WindowResult,
     new_shape_s,
     observed,
     phase_steps,
+    run_step,
     time_phases,
     time_steps,
 )
-from autofit.probing.timing_window import WindowResult, run_step
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.batch_store import BatchStore, Typical, unused

@@ -12,8 +12,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Counters
-from autofit.probing.step_timing import Lap, beyond
-from autofit.probing.timing_window import WindowResult
+from autofit.probing.timing import Lap, WindowResult, beyond
 from autofit.workloads.batch_store import Typical
 
 LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")

@@ -13,10 +13,10 @@ from typing import Any
 
 import autofit
 from autofit.core.briefing import Options
-from autofit.probing.child_request import Target
 from autofit.probing.remote.child import Child, Deadlines
 from autofit.probing.remote.nursery import ForkedProcess, Nursery
 from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.target import Target
 from scripts.bench import report
 
 LIMIT_S = 1.0

@@ -23,7 +23,7 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.run_terms import RunTerms
 from autofit.core.trial import Purpose
-from autofit.probing.child_request import Target
+from autofit.probing.remote.target import Target
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.trackers.base import Ending
 from tests.cli.conftest import FakeRemote, Run

@@ -36,7 +36,7 @@ if __name__ == "__main__":
 import autofit  # noqa: E402  # found through the line above when this is run as a script
 from autofit.core.errors import AutofitError  # noqa: E402
 from autofit.gates import check as gate_check  # noqa: E402
-from autofit.probing import probe, timing_window  # noqa: E402
+from autofit.probing import probe, timing  # noqa: E402
 from tests.cuda.faults import FAULTS, at_forward  # noqa: E402
 from tests.cuda.scaled import MAKERS  # noqa: E402
 from tests.cuda.searches import GIB, QUICK, check, no_trace, tune, written  # noqa: E402
@@ -272,7 +272,7 @@ def suit_phantom() -> None:
     """Makes checks pass, which a phantom gives nothing to compare, and the pace a quick one."""
     vars(gate_check)["GradientCheck"].run = lambda _: None
     vars(probe)["PACES"] = QUICK
-    timing_window.WINDOW_S = 0.0  # each step by itself
+    timing.WINDOW_S = 0.0  # each step by itself
 
 
 def parent(given: argparse.Namespace) -> int:

@@ -15,8 +15,8 @@ from autofit import devices
 from autofit.core.answer import Answer
 from autofit.core.errors import DevicePoisoned
 from autofit.core.trial import Purpose
-from autofit.probing import probe, timing_window
-from autofit.probing.step_timing import Pace
+from autofit.probing import probe, timing
+from autofit.probing.timing import Pace
 from autofit.tracing import static_memory
 from autofit.workloads.dataloaders import source_of
 from tests.digests import digest_of
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if present():
         monkeypatch.setattr(probe, "PACES", QUICK)
-        monkeypatch.setattr(timing_window, "WINDOW_S", 0.0)  # each step by itself
+        monkeypatch.setattr(timing, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
     monkeypatch.setattr(static_memory, "TRUSTED", (*static_memory.TRUSTED, "tests"))
     gc.freeze()

@@ -16,7 +16,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device, T
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.timing_window import LEAST_WINDOWS, MOST_STEPS, WindowResult, run_step, run_window
+from autofit.probing.timing import LEAST_WINDOWS, MOST_STEPS, WindowResult, run_step, run_window
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.workload import Workload

@@ -14,7 +14,7 @@ from autofit.core.plan import Plan
 from autofit.devices import host_memory
 from autofit.devices.base import Counters, Device
 from autofit.devices.cuda import CONTEXT_BYTES, Cuda, gpu_count, gpu_in_use, known_gpu_count
-from autofit.probing.timing_window import run_window
+from autofit.probing.timing import run_window
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from tests.devices import fake_nvml

@@ -26,7 +26,7 @@ from autofit.core.units import parse_bytes
 from autofit.guard.digest import fingerprint
 from autofit.probing import probe
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.step_timing import Pace
+from autofit.probing.timing import Pace
 from tests.digests import digest_of
 from tests.examples.loading import load
 from tests.fakes import FakeTime

@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-from autofit.probing import step_timing
-from autofit.probing.step_timing import LEAST_PAIRS, MOST_PAIRS, SECONDS, new_shape_s
-from autofit.probing.timing_window import WindowResult
+from autofit.probing import timing
+from autofit.probing.timing import LEAST_PAIRS, MOST_PAIRS, SECONDS, WindowResult, new_shape_s
 from tests.fakes import FakeTime
 
 
@@ -27,7 +26,7 @@ class Steps:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     time = FakeTime()
-    monkeypatch.setattr(step_timing, "perf_counter", time)
+    monkeypatch.setattr(timing, "perf_counter", time)
     return time
 
 

@@ -1,7 +1,7 @@
 """How many steps a probe, a block and a proof take: the promises that other rules rest on."""
 
 from autofit.core.trial import Purpose
-from autofit.probing.step_timing import PACES, PATIENCE_SHARE
+from autofit.probing.timing import PACES, PATIENCE_SHARE
 
 
 def test_every_purpose_has_a_pace_that_can_be_kept() -> None:

@@ -15,13 +15,16 @@ from torch import nn
 
 from autofit import devices
 from autofit.devices.cuda import Cuda
-from autofit.probing.step_timing import MOST_SKIPPED, Lap, Pace, time_steps
-from autofit.probing.timing_window import (
+from autofit.probing.timing import (
     MOST_KEPT_BYTES,
+    MOST_SKIPPED,
     MOST_STEPS,
     WINDOW_S,
+    Lap,
+    Pace,
     run_window,
     steps_per_window,
+    time_steps,
     watch_allocator,
 )
 from autofit.workloads.loss import LossRule

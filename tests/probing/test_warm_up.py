@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from autofit.probing.step_timing import MOST_SKIPPED, SETTLED_RATIO, Pace, has_settled, warm_up
-from autofit.probing.timing_window import WindowResult
+from autofit.probing.timing import MOST_SKIPPED, SETTLED_RATIO, Pace, WindowResult, has_settled, warm_up
 from tests.fakes import FakeTime
 
 PACE = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)

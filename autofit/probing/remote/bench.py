@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from autofit.core import errors
 from autofit.core.briefing import Briefing
 from autofit.core.budget import TRACE_RATIO, Clock
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import SURVEY, Outcome, Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.trial import Purpose
@@ -20,11 +20,11 @@ from autofit.core.units import format_duration
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
-from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target
 from autofit.probing.compile_cache import VARIABLE, CompileCache
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.nursery import Nursery
 from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.target import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, Target
 
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 

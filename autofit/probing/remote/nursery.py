@@ -1,4 +1,4 @@
-"""Nursery: the parent's side of the process from which workers are forked (autofit/probing/fork_server.py)."""
+"""Nursery: the parent's side of the process from which workers are forked (autofit/probing/remote/fork_server.py)."""
 
 import json
 import math
@@ -15,9 +15,9 @@ from time import monotonic
 from typing import NamedTuple
 
 from autofit.linux_process import IS_LINUX
-from autofit.probing.forked_state import can_set
+from autofit.probing.remote.forked_state import can_set
 
-SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"
+SUPERVISOR = Path(__file__).parent / "supervisor.py"
 ANSWER_S = 20.0
 """Maximum wait for a nursery that has forked before. It may have to finish an import first."""
 _NAMES = 500  # names in a message; the names of modules are far shorter than 100 characters

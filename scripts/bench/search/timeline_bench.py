@@ -23,7 +23,7 @@ COMPILE = "compile"
 WORST_STEPS, PROBE_WORST_STEPS = 3, 2
 """Whole steps on the worst batch in a proof and in a probe."""
 STEPS_S, LEAST_STEPS, MOST_STEPS = 3.0, 3, 8
-"""A probe times as many steps as end in `STEPS_S`, within these limits (`autofit.probing.step_timing`)."""
+"""A probe times as many steps as end in `STEPS_S`, within these limits (`autofit.probing.timing`)."""
 RUN_SD, STEP_SD = 0.008, 0.01
 """Standard deviations of a run and of a step, as log ratios."""
 SAME_RATIO = 0.1

@@ -12,7 +12,7 @@ PYTHON = sys.executable
 _SCRIPT = """\
 #!{python}
 import json, os, signal, socket, subprocess, sys, threading, time
-from autofit.probing import fork_server, supervisor
+from autofit.probing.remote import fork_server, supervisor
 
 def work(read, write):
     environment, requests = dict(os.environ), os.fdopen(read)

@@ -13,12 +13,12 @@ import pytest
 
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
-from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, Target
 from autofit.probing.remote import nursery as nursery_module
 from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.nursery import ForkedProcess, Nursery
 from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.target import HOST_LIMIT_ENVIRONMENT, Target
 from tests.probing.remote.fake_worker import PYTHON, install, is_alive, open_descriptors, session
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")

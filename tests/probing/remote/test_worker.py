@@ -15,10 +15,10 @@ from autofit.chips import StandIn
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.errors import WorkloadError
-from autofit.core.outcome import Outcome
+from autofit.core.outcome import SURVEY, Outcome
 from autofit.core.run_terms import OPEN
 from autofit.memory.trace import Trace
-from autofit.probing.child_request import SURVEY, Target
+from autofit.probing.remote.target import Target
 from autofit.probing.remote.worker import Worker, options_of, workload_of
 from autofit.probing.watchdog import Watchdog
 from tests.probing import targets

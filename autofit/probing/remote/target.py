@@ -17,8 +17,6 @@ OTHER_VERSION = (
     "the installed autofit was changed while the search ran, so that its processes no longer understand each other. "
     "The study keeps all finished trials: the same command resumes from them."
 )
-SURVEY = "survey"
-"""Name of the phase in which a child determines the search space. A child that is given the space skips it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from time import monotonic, sleep
 from typing import Any
 
 from autofit.linux_process import device_files, end_with, thread_count
-from autofit.probing import forked_state, frozen_heap, supervisor
+from autofit.probing import frozen_heap
+from autofit.probing.remote import forked_state, supervisor
 
 MESSAGE_BYTES = 2**16
 """Largest size of a message."""

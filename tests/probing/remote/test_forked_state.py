@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
-from autofit.probing import forked_state
-from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT
+from autofit.probing.remote import forked_state
+from autofit.probing.remote.target import HOST_LIMIT_ENVIRONMENT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -25,8 +25,8 @@ def test_only_the_variables_of_the_allocator_can_be_set_later(monkeypatch: pytes
 
 
 FREES = """
-from autofit.probing import forked_state
-from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT
+from autofit.probing.remote import forked_state
+from autofit.probing.remote.target import HOST_LIMIT_ENVIRONMENT
 import ctypes, os, re
 def held():
     return int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
@@ -90,7 +90,7 @@ def test_openblas_has_the_threads_of_the_environment(
 THREADS = """
 import os
 import numpy
-from autofit.probing import forked_state
+from autofit.probing.remote import forked_state
 from autofit.linux_process import thread_count
 before = thread_count()
 os.environ["OPENBLAS_NUM_THREADS"] = "3"

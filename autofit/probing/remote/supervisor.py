@@ -32,7 +32,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 if importlib.util.find_spec("autofit") is None:  # not installed: this file runs from a source directory
-    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)))
+    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3)))
 from autofit.linux_process import IS_LINUX, adopt_orphans, die_with
 from autofit.probing.frozen_heap import collect_rarely  # needs the path above
 
@@ -136,7 +136,7 @@ def main() -> None:
     collect_rarely()
     given = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
     if "--nursery" in given:
-        importlib.import_module("autofit.probing.fork_server").main(given["--nursery"], given["--life"])
+        importlib.import_module("autofit.probing.remote.fork_server").main(given["--nursery"], given["--life"])
         return
     keep(given["--life"], given["--read"], given["--write"])
     worker = importlib.import_module("autofit.probing.remote.worker")  # here, so that the supervisor does not load it

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autofit.probing import fork_server
-from autofit.probing.fork_server import Imports, unsafe
+from autofit.probing.remote import fork_server
+from autofit.probing.remote.fork_server import Imports, unsafe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -41,7 +41,7 @@ def test_imports_halt_between_two_modules_and_go_on(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(fork_server, "_NICE", 0)
     monkeypatch.setattr(fork_server, "thread_count", lambda: 2)  # whatever else this process runs
     (tmp_path / "halting_one.py").write_text(
-        "from autofit.probing import fork_server\nfork_server._events[0].set()\nfork_server._events[1].wait(60)"
+        "from autofit.probing.remote import fork_server\nfork_server._events[0].set()\nfork_server._events[1].wait(60)"
     )
     (tmp_path / "halting_two.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -9,9 +9,8 @@ from torch import nn
 
 from autofit import devices
 from autofit.core.plan import Plan
-from autofit.probing import step_timing
-from autofit.probing.step_timing import MOST_SKIPPED, Pace, time_phases, time_steps
-from autofit.probing.timing_window import run_step
+from autofit.probing import timing
+from autofit.probing.timing import MOST_SKIPPED, Pace, run_step, time_phases, time_steps
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from tests.fakes import FakeTime
@@ -34,9 +33,7 @@ def step_of(step_clock: FakeTime, times: Iterator[float], **changes: Any) -> Tra
     return TrainStep(Plan(), Draft(model, LossRule("l", loss, False, ""), optimizer, torch.device("cpu"), **changes))
 
 
-def timed(
-    step_clock: FakeTime, times: list[float], pace: Pace = PACE, cycle: int = 1, **changes: Any
-) -> step_timing.Lap:
+def timed(step_clock: FakeTime, times: list[float], pace: Pace = PACE, cycle: int = 1, **changes: Any) -> timing.Lap:
     return time_steps(step_of(step_clock, iter(times), **changes), lambda number: BATCH, CPU, pace, cycle)
 
 
