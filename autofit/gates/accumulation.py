@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from autofit.core.units import format_names
-from autofit.gates.chance import by_chance, compare_means
-from autofit.gates.compare import ZERO, Limits, compare, difference
+from autofit.gates.compare import ZERO, Limits, compare, compare_means, difference
 from autofit.gates.gradients import BASELINE, Gradient, Gradients, Steps
 from autofit.gates.modes import dropout_off
 from autofit.gates.verdict import GateVerdict, failed
@@ -92,7 +91,7 @@ class _Accumulation:
             found, expected = self._judged(gradients)
         if not found.passed and found.compared:
             pairs = zip(self.wholes, expected, strict=True)
-            if any(by_chance(gradients, whole, each.vector, each.order_l2) for whole, each in pairs):
+            if any(gradients.vary(whole, each.vector, each.order_l2) for whole, each in pairs):
                 return None
         return found.model_copy(update={"moves": gradients.moves}) if found.compared else found
 

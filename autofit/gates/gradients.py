@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.gates.compare import order_l2
+from autofit.gates.compare import difference, order_l2
 from autofit.gates.draws import DrawLog, SharedDraws
 from autofit.gates.modes import Modes, evaluating
 from autofit.workloads.batch_store import fresh
@@ -142,6 +142,10 @@ class Gradients:
                     self._clear(step.draft.model)
                     return Gradient(found, order_l2(step))
                 scaler.update(scale / BACKOFF)
+
+    def vary(self, batch: Counted, found: torch.Tensor, most_l2: float) -> bool:
+        """Returns whether another draw changes the gradient of a batch by more than `most_l2` from `found`."""
+        return difference(self.of(batch, draw=1).vector, found) > most_l2
 
     @property
     def others(self) -> tuple[torch.Tensor, ...]:

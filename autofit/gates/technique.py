@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 
 from autofit.core.plan import Plan
 from autofit.failures.evidence import named_error
-from autofit.gates.chance import by_chance, compare_means
-from autofit.gates.compare import PRECISION, REDUCED_L2, ZERO, Limits, compare, difference
+from autofit.gates.compare import PRECISION, REDUCED_L2, ZERO, Limits, compare, compare_means, difference
 from autofit.gates.gradients import BASELINE, Gradients, Steps, generators_restored, seed_all, sketch
 from autofit.gates.modes import Modes, attributes_set, dropout_off, evaluating
 from autofit.gates.verdict import GateVerdict, failed, unchecked
@@ -97,7 +96,7 @@ class _Sides:
             verdict = compare([found.vector], [expected.vector], limits)
             if verdict.passed or self.strict or not bool(found.vector.isfinite().all()):
                 return verdict
-            if by_chance(gradients, self.batch, expected.vector, limits.l2):
+            if gradients.vary(self.batch, expected.vector, limits.l2):
                 means = compare_means(partial(self._drawn, gradients))
                 return means.model_copy(update={"compared": True})  # too much noise to decide is a failure
             error = difference(found.vector, expected.vector)

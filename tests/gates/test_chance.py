@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from autofit.gates.chance import LOOKS, MOST_L2, compare_means
+from autofit.gates.compare import LOOKS, MOST_L2, compare_means
 
 TRIALS = 40
 
