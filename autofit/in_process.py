@@ -14,9 +14,8 @@ from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
-from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
-from autofit.search.request import Listen, Request
+from autofit.search.request import Event, Listen, Request
 from autofit.search.search import search
 from autofit.trackers.live_line import Yardstick
 from autofit.trackers.progress import Progress, heartbeat, waiting

@@ -12,16 +12,14 @@ from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Kind, Trace
 from autofit.search import race_and_proof
 from autofit.search import search as one_search
-from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
-from autofit.search.request import Listen, Request
+from autofit.search.request import Event, Listen, Request
 from autofit.search.search import search
 from scripts.bench.search.replay import TableBench, limited, peaks_of
 from scripts.bench.search.replay.table import Table, read_table

@@ -19,11 +19,10 @@ from autofit.core.briefing import Options
 from autofit.core.measurement import Memory
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.devices.base import Capability
 from autofit.probing.local_bench import LocalBench
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.tracing.isolation import IS_SUPPORTED
 from autofit.workloads.workload import Workload
 from tests.digests import digest_of

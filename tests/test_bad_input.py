@@ -29,7 +29,7 @@ from autofit.core.errors import (
 from autofit.core.trial import Purpose
 from autofit.guard import Guard
 from autofit.probing.local_bench import LocalBench
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.study import Study
 from tests.digests import digest_of
 from tests.fakes import FakeTime

@@ -18,7 +18,7 @@ from autofit.core.answer import Answer
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.probing.watchdog import WAITING, Watchdog
-from autofit.search.event import Event
+from autofit.search.request import Event
 from tests.digests import digest_of
 from tests.probing import targets
 from tests.recorded import recorded_search

@@ -26,8 +26,7 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.summary import brief
 from autofit.reports.writing import attached
 from autofit.search.evaluation import STAGE, training_request, with_evaluation
-from autofit.search.event import Event
-from autofit.search.request import DEFAULT_STUDY, Request
+from autofit.search.request import DEFAULT_STUDY, Event, Request
 from autofit.search.search import SearchInterrupted, search
 from autofit.study.location import dereferenced
 from autofit.trackers.following import following

@@ -12,9 +12,8 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.space import Refusal
+from autofit.core.space import Refusal, StrategyRecord
 from autofit.core.statistics import DEVIATIONS_95, expected_gain
-from autofit.core.strategy_record import StrategyRecord
 from autofit.core.units import format_ratio
 
 PLAN_SCHEMA = "autofit.plan/1"

@@ -1,7 +1,8 @@
-"""SearchSpace: the knobs in play, and the constraints on their combinations."""
+"""SearchSpace: the knobs in play with their strategies, and the constraints on their combinations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -9,7 +10,45 @@ from pydantic import BaseModel, ConfigDict
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
-from autofit.core.strategy_record import StrategyRecord
+
+Effect = Literal["exact", "rounding", "changes the result"]
+"""What a strategy does to trained values: nothing, another order or precision of their arithmetic, something else."""
+
+EFFECT_ON_RESULTS: dict[Effect, str] = {
+    "exact": "results are the same",
+    "rounding": "results differ by rounding",
+    "changes the result": "changes the result",
+}
+"""The effects as they are shown."""
+
+
+class StrategyRecord(BaseModel):
+    """What a strategy does, costs and changes.
+
+    Attributes:
+        name: name of the strategy.
+        knobs: names of its knobs.
+        about: what it does, in a phrase; "" if unknown.
+        cost: what it costs, in a phrase: "nothing" if it has no cost, "" if unknown.
+        effect: what it does to the values that are trained.
+        words: its values in words, by "knob=value", where "VALUE KNOB" does not say it well.
+        parts: for a knob that counts parts of the model, such as its blocks, how many there are; {} if unknown.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    knobs: tuple[str, ...]
+    about: str
+    cost: str
+    effect: Effect
+    words: dict[str, str] = {}
+    parts: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        cost = f"costs {self.cost}" if self.cost else ""
+        return f"{self.name}: {'; '.join(filter(None, (self.about, cost, EFFECT_ON_RESULTS[self.effect])))}"
+
 
 MAX_PLANS = 1_000_000
 """Maximum number of plans of a search space. The default searcher estimates all of them before each probe."""
@@ -187,3 +226,27 @@ def _extended(begun: Iterator[Plan], knob: Knob, forbidden: Sequence[Conflict]) 
 def divisors(number: int) -> tuple[int, ...]:
     """Returns the divisors of `number`, ascending."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+class Basis(StrEnum):
+    """Evidence behind a reason."""
+
+    MEASURED = "measured"  # a plan that ran and failed
+    ESTIMATED = "estimated"  # bounds on memory
+    ASSUMED = "assumed"  # inferred from similar plans
+
+
+class Omission(BaseModel):
+    """The reason why no plan of a combination was measured.
+
+    Attributes:
+        plan: the plan of the combination that was closest to being run.
+        basis: evidence behind the reason.
+        reason: the reason, in words.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: Plan
+    basis: Basis
+    reason: str

@@ -1,9 +1,11 @@
-"""Trial: the record of one run of a plan. Purpose: why a plan is run."""
+"""Trial: the record of one run of a plan. Purpose and RunTerms: why and on which terms a plan is run."""
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from autofit.core.measurement import Measurement
+from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 
@@ -31,3 +33,39 @@ class Trial(BaseModel):
     outcome: Outcome
     purpose: Purpose = Purpose.PROBE
     earlier: bool = False
+
+
+SLOW_S = 1.0
+"""Duration from which a step is slow: a run then makes as few steps as a measurement allows."""
+STEPS, SLOW_STEPS = 8, 4
+"""Number of steps that a probe makes, warm-up and worst batch included, and that of one with slow steps."""
+
+
+class RunTerms(BaseModel):
+    """The terms of one run.
+
+    Attributes:
+        limit_s: maximum duration in seconds; None for what the time budget leaves.
+        objective: gives the score of the probe.
+        above: score above which a probe continues to its proof in the same run: whole steps on the worst batch, without
+            clearing the cache. 0: its first steps are those of a proof. None: it never does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    limit_s: float | None = Field(default=None, gt=0)
+    objective: Objective = Objective()
+    above: float | None = Field(default=None, ge=0)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the first steps of a probe are those of a proof."""
+        return self.above == 0.0
+
+    def beaten_by(self, measurement: Measurement) -> bool:
+        """Returns whether a probe with this measurement continues to its proof."""
+        return self.above is not None and self.objective.score(measurement) > self.above
+
+
+OPEN = RunTerms()
+"""The terms of a run that may take what the time budget leaves, and never continues to a proof."""

@@ -11,7 +11,7 @@ from inspect import currentframe
 from types import FrameType, TracebackType
 from typing import Any
 
-from autofit.core.redaction import redacted
+from autofit.core.printable import redacted
 from autofit.terminal import cut_middle
 
 TEXT_LIMIT = 4000  # maximum characters of an exception's text; its end is kept, since wrappers put the cause there

@@ -28,8 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from autofit import strict_yaml
 from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
-from autofit.core.printable import one_line
-from autofit.core.redaction import redacted
+from autofit.core.printable import one_line, redacted
 from autofit.core.units import parse_budget, parse_duration
 from autofit.files import head_of
 from autofit.probing.remote.target import Target

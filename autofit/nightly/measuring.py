@@ -11,18 +11,17 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN
 from autofit.core.space import SearchSpace
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose
 from autofit.core.units import format_duration
 from autofit.core.wording import describe_plan
 from autofit.nightly.records import Figures, Verdict, VerdictKind
 from autofit.nightly.verdict import rate_text
-from autofit.search.bench import Bench
 from autofit.search.ledger import BLOCK_STEPS, PROOF_STEPS, RUNAWAY_RATIO, RUNAWAY_S
 from autofit.search.no_answer import for_good
 from autofit.search.race import Pairing, pair
 from autofit.search.trial_runner import doubted
+from autofit.search.tuning import Bench
 from autofit.study.stored_trials import completed
 
 ROUNDS = 3

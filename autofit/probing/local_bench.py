@@ -18,9 +18,8 @@ from autofit.core.budget import TRACE_RATIO
 from autofit.core.errors import DevicePoisoned, Untraceable, WorkloadError
 from autofit.core.outcome import SURVEY, Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import format_names
 from autofit.devices.base import Device
 from autofit.gates.check import GradientCheck

@@ -13,8 +13,7 @@ import torch
 from autofit.core.errors import ClockError, SpaceError, WorkloadError
 from autofit.core.outcome import COMPILING, CONTRACT, LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, SLOW_S, Purpose, RunTerms
 from autofit.core.units import format_names
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify

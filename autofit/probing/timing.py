@@ -199,7 +199,7 @@ PACES = {
     Purpose.PROOF: Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=5, seconds=0.1),
 }
 """A proof times few steps: the speed of its plan is measured by a race, or by the blocks of a night. The speed of the
-proof is only checked against that, within a factor (`autofit.search.contradiction.SPEED_RATIO`)."""
+proof is only checked against that, within a factor (`autofit.search.common_scale.SPEED_RATIO`)."""
 PATIENCE_SHARE = 0.25
 """Maximum share of the remaining time for the warm-up of a proof, and for its timing; at least one step each."""
 SLOW_PACE = Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=2, seconds=0.0, patience_s=3.0)

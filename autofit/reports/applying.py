@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autofit.core.answer import Answer
 from autofit.core.environment import TRAINER, UPDATE
-from autofit.core.redaction import redacted
+from autofit.core.printable import redacted
 
 DEFAULT_FILE = "autofit.yaml"
 """Plan file that the code names if the plan was not saved yet."""

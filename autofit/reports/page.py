@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from autofit.core.answer import Answer, Candidate
-from autofit.core.strategy_record import Effect
+from autofit.core.space import Effect
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports import sections

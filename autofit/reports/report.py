@@ -10,8 +10,7 @@ from autofit.core.answer import Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
-from autofit.core.space import Refusal
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import Refusal, StrategyRecord
 from autofit.memory.profile import Profile
 
 Role = Literal["recommended", "baseline", ""]

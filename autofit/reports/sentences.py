@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 from autofit.core.answer import Answer, Ratio
 from autofit.core.outcome import Outcome, Status
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import StrategyRecord
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.report import AnswerTime, Report
-from autofit.search.contradiction import proof_contradicts
+from autofit.search.common_scale import proof_contradicts
 from autofit.search.evidence import NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED, SearchEvidence
 
 _CAUSES = {

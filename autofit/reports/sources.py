@@ -12,7 +12,7 @@ from autofit import study as studies_of
 from autofit.core.answer import Answer
 from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, StudyError, UsageError
-from autofit.core.redaction import redacted
+from autofit.core.printable import redacted
 from autofit.core.trial import Trial
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
 from autofit.study.location import is_storage

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import Purpose, RunTerms, Trial
 from autofit.search.checks import Checks
 from autofit.search.choice import PROBE_NOISE_RATIO, keeps_batch, measurement_of, quotient
-from autofit.search.contradiction import proof_contradicts
+from autofit.search.common_scale import proof_contradicts
 from autofit.search.evidence import Answered
 from autofit.search.trial_runner import TrialRunner
 

@@ -17,10 +17,9 @@ from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
-from autofit.core.omission import Omission
 from autofit.core.plan import Plan
 from autofit.core.printable import ascii_json
-from autofit.core.space import Refusal
+from autofit.core.space import Omission, Refusal
 from autofit.core.trial import Purpose, Trial
 from autofit.gates.verdict import GateVerdict
 from autofit.memory.profile import Profile

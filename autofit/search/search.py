@@ -18,16 +18,13 @@ from autofit.core.environment import WEIGHING, Environment
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, StudyError
 from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.space import SearchSpace
-from autofit.core.strategy_record import Effect, StrategyRecord
+from autofit.core.space import Effect, SearchSpace, StrategyRecord
 from autofit.core.units import format_duration
 from autofit.core.wording import describe_plan
 from autofit.estimators import Context
 from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
-from autofit.search.bench import Bench
 from autofit.search.choice import DEVICE_NOISE_RATIO, DISTURBED_NOISE_RATIO
-from autofit.search.event import Event
 from autofit.search.evidence import (
     BATCH_CHANGED,
     CLOSED,
@@ -42,8 +39,8 @@ from autofit.search.evidence import (
 from autofit.search.explanations import loading_caveats
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
-from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
-from autofit.search.tuning import Findings, Tuning
+from autofit.search.request import DEFAULT_STUDY, Event, Listen, Request, searcher_of
+from autofit.search.tuning import Bench, Findings, Tuning
 from autofit.study import Study
 from autofit.study.location import writing
 

@@ -12,14 +12,13 @@ from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import KnobValue, Plan, same_value
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import OPEN, Purpose, RunTerms, Trial
 from autofit.core.units import format_bytes
 from autofit.core.wording import describe_outcome, describe_plan
-from autofit.search.contradiction import NEAR_RATIO, contradiction, other_peak
-from autofit.search.event import Event
+from autofit.search.common_scale import NEAR_RATIO, contradiction, other_peak
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
+from autofit.search.request import Event
 from autofit.search.tuning import Tuning
 
 

@@ -4,9 +4,8 @@ from functools import cache
 
 from autofit.plugins import plugins
 from autofit.searchers.base import Searcher
-from autofit.searchers.grid import Grid
 from autofit.searchers.guided.guided import Guided
-from autofit.searchers.sampled import Gp, Random, Tpe
+from autofit.searchers.sampled import Gp, Grid, Random, Tpe
 
 BUILT_IN: tuple[type[Searcher], ...] = (Guided, Tpe, Gp, Random, Grid)
 """The searchers of autofit itself, the default first."""

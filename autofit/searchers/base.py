@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autofit.core.objective import Objective
-from autofit.core.omission import Omission
 from autofit.core.plan import Plan
-from autofit.core.space import SearchSpace
+from autofit.core.space import Omission, SearchSpace
 from autofit.core.trial import Trial
 from autofit.feasibility import Feasibility
 

@@ -1,10 +1,11 @@
-"""Sampled: Optuna's samplers as searchers, for users who ask for them and as a reference for `guided`.
+"""Optuna's samplers and a grid as searchers, for users who ask for them and as a reference for `guided`.
 
 A sampler works in its own Optuna study, in memory, over one flat space. It receives every trial of the durable study in
 the same form (`study/optuna_terms.py`), except that every trial is complete: samplers ignore failed trials, and
 would suggest their plans again.
 """
 
+import random
 from abc import abstractmethod
 
 from autofit.core.errors import UsageError
@@ -158,3 +159,27 @@ def _distribution(values: tuple[KnobValue, ...]) -> optuna.distributions.BaseDis
     if all(type(value) is int for value in values):
         return optuna.distributions.IntDistribution(0, len(values) - 1)
     return optuna.distributions.CategoricalDistribution(range(len(values)))
+
+
+class Grid(Searcher):
+    """Proposes the baseline first, then every other plan in an order that the seed decides."""
+
+    name = "grid"
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._plans = problem.feasibility.plans
+        others = list(range(1, len(self._plans.plans)))
+        random.Random(problem.seed).shuffle(others)
+        self._left = dict.fromkeys((0, *others))  # places, in the order in which they are proposed
+
+    def ask(self) -> Plan | None:
+        """Returns the next plan without a trial; None if there is none."""
+        place = next(iter(self._left), None)
+        return None if place is None else self._plans.plans[place]
+
+    def tell(self, trial: Trial) -> None:
+        """Removes a plan from the list; ignores blocks of a race."""
+        place = self._plans.place(trial.plan)
+        if trial.purpose is not Purpose.BLOCK and place is not None:
+            self._left.pop(place, None)

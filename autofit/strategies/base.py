@@ -13,8 +13,7 @@ from torch import nn
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.core.space import Refusal
-from autofit.core.strategy_record import Effect, StrategyRecord
+from autofit.core.space import Effect, Refusal, StrategyRecord
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.step import Draft
@@ -151,7 +150,7 @@ class Offer:
         knobs: the knobs that it adds.
         refused: the values that it leaves out.
         batch_limit: see `autofit.core.space.SpaceFacts`.
-        parts: see `autofit.core.strategy_record.StrategyRecord`.
+        parts: see `autofit.core.space.StrategyRecord`.
     """
 
     knobs: tuple[Knob, ...] = ()

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from autofit import locks
 from autofit.core.errors import AutofitError, StorageError, StudyError, UsageError
-from autofit.core.redaction import redacted
+from autofit.core.printable import redacted
 from autofit.core.units import format_bytes
 from autofit.files import head_of
 

@@ -19,11 +19,9 @@ from typing import Protocol
 
 from autofit import trackers
 from autofit.core.errors import UsageError
-from autofit.core.printable import one_line
-from autofit.core.redaction import redacted
-from autofit.search.event import Event
+from autofit.core.printable import one_line, redacted
 from autofit.search.evidence import SearchResult
-from autofit.search.request import Listen
+from autofit.search.request import Event, Listen
 from autofit.trackers.base import Tracker
 from autofit.trackers.run_log import Attach, RunLog
 

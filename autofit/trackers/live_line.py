@@ -16,8 +16,7 @@ from autofit.core.printable import one_line
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING
-from autofit.search.event import Event
-from autofit.search.request import Request
+from autofit.search.request import Event, Request
 from autofit.terminal import cells, cut, paint, wrapped
 
 

@@ -12,8 +12,7 @@ from tqdm import tqdm
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.probing.watchdog import WAITING, Watchdog
-from autofit.search.event import Event
-from autofit.search.request import Listen
+from autofit.search.request import Event, Listen
 from autofit.terminal import cells, columns, has_blocks, has_colour, is_terminal
 from autofit.trackers.live_line import SearchState, Yardstick
 

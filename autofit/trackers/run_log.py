@@ -27,8 +27,8 @@ from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.trial import Trial
 from autofit.core.wording import describe_plan
-from autofit.search.event import Event
 from autofit.search.evidence import STOPPED_BY_USER, SearchEvidence, SearchResult
+from autofit.search.request import Event
 from autofit.trackers.base import Conclusion, Ending, Tracker, Value
 
 Attach = Callable[[SearchResult], Mapping[str, str]]

@@ -20,7 +20,7 @@ from torch import nn
 
 from autofit.core.briefing import Options
 from autofit.core.errors import UsageError, UserCodeError, WorkloadError
-from autofit.core.redaction import redacted
+from autofit.core.printable import redacted
 from autofit.core.wording import a_type
 from autofit.workloads.workload import Workload
 

@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from autofit.cli import parser
-from autofit.core.strategy_record import EFFECT_ON_RESULTS
+from autofit.core.space import EFFECT_ON_RESULTS
 from autofit.strategies import BUILT_IN
 from autofit.strategies.base import Strategy
 

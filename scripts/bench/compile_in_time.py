@@ -15,7 +15,7 @@ from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S
 from autofit.core.errors import BudgetSpent, NothingFits, WorkloadError
 from autofit.core.outcome import Status
 from autofit.core.trial import Trial
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.workloads.factory import as_arguments
 from scripts.bench import report
 from scripts.bench.compilation import KNOB, NAMES

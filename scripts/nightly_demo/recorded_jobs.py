@@ -14,13 +14,12 @@ from autofit.core.errors import Untraceable
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.nightly.job_check import OpenBench, Say
 from autofit.nightly.jobs import Job
-from autofit.search.bench import Bench
+from autofit.search.tuning import Bench
 from scripts.bench.search.replay import TableBench
 from scripts.bench.search.replay.table import Table, read_table
 

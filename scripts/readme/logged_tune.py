@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autofit import cli
 from autofit.cli import tune
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.trackers.progress import Progress
 from scripts.readme.records import SHOWN, KeptEvent
 

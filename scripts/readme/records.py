@@ -10,7 +10,7 @@ from autofit import planfile
 from autofit.core.answer import Answer
 from autofit.core.trial import Trial
 from autofit.reports.report import Report
-from autofit.search.event import Event
+from autofit.search.request import Event
 from scripts.bench import files
 
 FOLDER = Path(__file__).resolve().parent / "records"
@@ -20,7 +20,7 @@ SHOWN = ("stage", "waiting", "trial", "proof")
 
 
 class KeptEvent(BaseModel):
-    """An event of a search, as a line of `EVENTS`. The fields are those of `autofit.search.event.Event`."""
+    """An event of a search, as a line of `EVENTS`. The fields are those of `autofit.search.request.Event`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

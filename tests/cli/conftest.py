@@ -12,8 +12,7 @@ from autofit.cli import tune as tune_command
 from autofit.core.briefing import Briefing
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, RunTerms
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.probing.remote.bench import Target

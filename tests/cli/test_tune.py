@@ -21,8 +21,7 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, RunTerms
 from autofit.probing.remote.target import Target
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.trackers.base import Ending

@@ -11,8 +11,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import KnobValue, Plan
-from autofit.core.space import Refusal
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import Refusal, StrategyRecord
 from autofit.exporters.base import Exporter, TargetVersion
 
 NEWEST = TargetVersion("999.0")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from autofit import devices
 from autofit.core.errors import SpaceError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.strategy_record import Effect
+from autofit.core.space import Effect
 from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autofit.core.omission import Basis, Omission
 from autofit.core.plan import Plan
+from autofit.core.space import Basis, Omission
 
 PLAN = Plan(values={"micro_batch_size": 4, "accumulation_steps": 1})
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autofit.core.redaction import redacted
+from autofit.core.printable import redacted
 
 
 @pytest.mark.parametrize(

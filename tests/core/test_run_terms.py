@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
-from autofit.core.run_terms import OPEN, RunTerms
+from autofit.core.trial import OPEN, RunTerms
 
 MEMORY = Memory(allocated_bytes=10, judged_bytes=12, judged_by="test")
 FOUND = Measurement(step_times_s=(0.5,), samples_per_step=8, tokens_per_step=400.0, memory=MEMORY)

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import StrategyRecord
 
 PRECISION = StrategyRecord(
     name="precision", knobs=("precision",), about="computes in bf16", cost="digits of the gradient", effect="rounding"

@@ -15,7 +15,7 @@ from autofit import Workload
 from autofit.core.answer import Answer
 from autofit.core.errors import DevicePoisoned, NothingFits
 from autofit.core.outcome import Status
-from autofit.search.event import Event
+from autofit.search.request import Event
 from tests.cuda.faults import FAULTS, at_forward, free_bytes
 from tests.cuda.scaled import tabular
 from tests.cuda.searches import GIB, MIB, check, no_trace, quick, tune, written

@@ -8,8 +8,7 @@ from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
-from autofit.core.space import SpaceFacts
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import SpaceFacts, StrategyRecord
 from autofit.core.work import Ceilings, StepWork, Work
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 

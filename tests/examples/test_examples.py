@@ -19,9 +19,8 @@ from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import SearchSpace
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import parse_bytes
 from autofit.guard.digest import fingerprint
 from autofit.probing import probe

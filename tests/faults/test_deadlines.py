@@ -22,7 +22,7 @@ from autofit.core.errors import BudgetSpent, ClockError
 from autofit.devices import base
 from autofit.probing import watchdog
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.search.event import Event
+from autofit.search.request import Event
 from tests.fakes import FakeTime
 from tests.probing.remote.fake_worker import PYTHON
 

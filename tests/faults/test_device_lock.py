@@ -13,7 +13,7 @@ import autofit
 from autofit import locks
 from autofit.core.errors import Busy
 from autofit.devices import choose
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.study.location import writing
 from tests.probing import targets
 

@@ -10,9 +10,8 @@ from autofit.core.answer import Candidate
 from autofit.core.budget import Budget, Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
 from autofit.core.space import Refusal, SearchSpace
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, RunTerms
 from autofit.core.units import parse_duration
 from autofit.reports.summary import summarize
 from autofit.search.search import TRACING_S, run, tracing_s

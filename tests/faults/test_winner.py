@@ -9,8 +9,7 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, RunTerms
 from autofit.search.race import MIN_ROUNDS
 from autofit.search.search import run
 from autofit.search.tuning import Evaluate, Findings

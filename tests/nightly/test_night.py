@@ -29,9 +29,8 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.nightly.history import History
 from autofit.nightly.jobs import JobsFile, read_jobs
-from autofit.nightly.night import WORST_FIRST, FailOn, NightOptions, code_of, notify, run_on_ray, worst
+from autofit.nightly.night import WORST_FIRST, FailOn, NightOptions, code_of, notify, run_on_ray, scheduled, worst
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
-from autofit.nightly.schedule import scheduled
 from tests.cli.processes import TARGETS
 from tests.fakes import always
 from tests.nightly.benches import faster

@@ -15,8 +15,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
 from autofit.nightly.retune import accept, compared, due_for, new_path, previous_path, replace_plan, retune
-from autofit.search.event import Event
-from autofit.search.request import Request
+from autofit.search.request import Event, Request
 from tests.fakes import FakeBench, always, briefing_of, during
 from tests.nightly.benches import calm, faster, recommended, runner_of
 

@@ -11,8 +11,8 @@ import pytest
 from autofit.core.errors import UsageError
 from autofit.nightly.history import History
 from autofit.nightly.jobs import FOLDER, Job, JobsFile
+from autofit.nightly.night import Scheduled, age, order_document, order_table, scheduled, selected
 from autofit.nightly.records import NightRecord, Verdict, VerdictKind
-from autofit.nightly.schedule import Scheduled, age, order_document, order_table, scheduled, selected
 from tests.nightly.nights import MachineRoom
 
 NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)

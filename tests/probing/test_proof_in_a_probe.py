@@ -10,8 +10,7 @@ from torch import nn
 from autofit.core.budget import Clock
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import LAST_BATCH, Outcome, Status
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.probing import probe as probe_module
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog

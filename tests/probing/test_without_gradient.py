@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 from autofit import tune
 from autofit.core.outcome import Outcome
-from autofit.core.run_terms import RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, RunTerms
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.probing import targets

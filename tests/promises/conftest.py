@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
-from autofit.search.event import Event
+from autofit.search.request import Event
 from tests.digests import digest_of
 from tests.workloads import gans
 

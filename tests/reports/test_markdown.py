@@ -7,7 +7,7 @@ import pytest
 
 from autofit.core.briefing import GateRecord
 from autofit.core.outcome import Outcome, Status
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import StrategyRecord
 from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled

@@ -16,7 +16,7 @@ import pytest
 from autofit.core.answer import Candidate, Ratio
 from autofit.core.briefing import GateRecord
 from autofit.core.outcome import Outcome, Status
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import StrategyRecord
 from autofit.reports.markup import CODE
 from autofit.reports.page import answer, card, plans_table, render
 from autofit.reports.report import AnswerTime, LeftOut, Report

@@ -13,8 +13,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.space import Refusal
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import Refusal, StrategyRecord
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.reports.canvas import Canvas
 from autofit.reports.sentences import headline

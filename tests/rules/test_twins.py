@@ -16,8 +16,6 @@ WITHOUT_TWIN = {
     "autofit/exporters/base.py": BASE,
     "autofit/probing/remote/target.py": "the request that a child is opened with: tests/probing/remote/test_bench.py",
     "autofit/probing/remote/supervisor.py": "a process of its own: tests/faults/test_processes.py",
-    "autofit/search/bench.py": RECORD,
-    "autofit/search/event.py": RECORD,
     "autofit/search/tuning.py": RECORD,
     "autofit/searchers/base.py": BASE,
     "autofit/strategies/base.py": BASE,

@@ -8,8 +8,7 @@ import pytest
 
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import Purpose, RunTerms
 from scripts.bench.search import anytime, timelines
 from scripts.bench.search.anytime import Scored
 from scripts.bench.search.timeline_bench import TimelineBench

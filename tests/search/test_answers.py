@@ -8,13 +8,12 @@ from autofit.core.budget import Budget
 from autofit.core.errors import DevicePoisoned, UserCodeError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.space import Refusal
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import OPEN, Purpose, RunTerms, Trial
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.answers import is_proven
-from autofit.search.event import Event
 from autofit.search.loop import Loop
+from autofit.search.request import Event
 from autofit.search.search import run
 from autofit.search.tuning import Check, Findings
 from tests.fakes import FakeBench, MemoryLog, always, during, small_bench, tuning_of

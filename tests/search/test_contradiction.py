@@ -7,7 +7,7 @@ import pytest
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
-from autofit.search.contradiction import contradiction, other_peak
+from autofit.search.common_scale import contradiction, other_peak
 
 MIB = 2**20
 BUDGET = 1000 * MIB

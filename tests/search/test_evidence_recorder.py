@@ -11,9 +11,8 @@ from autofit.core.plan import Plan
 from autofit.core.wording import describe_plan
 from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
-from autofit.search.event import Event
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult
-from autofit.search.request import Request
+from autofit.search.request import Event, Request
 from autofit.search.search import EvidenceRecorder, asked, search
 from autofit.study import Study
 from tests.fakes import briefing_of, opened, small_bench

@@ -9,10 +9,10 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.common_scale import CommonScale
-from autofit.search.event import Event
 from autofit.search.explanations import Explanations
 from autofit.search.loop import SearchEnd
 from autofit.search.race import Race
+from autofit.search.request import Event
 from autofit.search.search import run
 from autofit.search.trial_runner import TrialRunner
 from tests.fakes import (

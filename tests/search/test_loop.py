@@ -18,10 +18,9 @@ from autofit.core.errors import (
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import OPEN, Purpose, RunTerms, Trial
 from autofit.estimators.base import Estimator
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.search.search import run
 from autofit.searchers.guided.guided import Guided
 from tests.fakes import (

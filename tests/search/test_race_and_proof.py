@@ -8,9 +8,9 @@ from autofit.core.knob import Knob, Trade
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
-from autofit.search.event import Event
 from autofit.search.loop import Loop
 from autofit.search.race import Race
+from autofit.search.request import Event
 from autofit.search.search import run
 from autofit.search.tuning import Tuning
 from tests.fakes import (

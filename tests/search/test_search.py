@@ -15,13 +15,10 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.space import Refusal
-from autofit.core.strategy_record import Effect, StrategyRecord
-from autofit.core.trial import Purpose
+from autofit.core.space import Effect, Refusal, StrategyRecord
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.gates.verdict import Checked, GateVerdict
-from autofit.search.event import Event
-from autofit.search.request import DEFAULT_STUDY, Listen, Request
+from autofit.search.request import DEFAULT_STUDY, Event, Listen, Request
 from autofit.search.search import SearchInterrupted, search
 from autofit.search.tuning import Evaluate
 from scripts.bench.search.simulated import Effect as SimulatedEffect

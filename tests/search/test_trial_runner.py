@@ -9,7 +9,7 @@ from autofit.core.errors import DevicePoisoned
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.search.trial_runner import TrialRunner
 from tests.fakes import MemoryLog, small_bench, tuning_of
 

@@ -2,7 +2,7 @@
 
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.searchers.grid import Grid
+from autofit.searchers.sampled import Grid
 from tests.fakes import problem_of, small_bench, tuning_of
 
 BENCH = small_bench()

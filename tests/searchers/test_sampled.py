@@ -9,8 +9,7 @@ from autofit.core.errors import UsageError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.searchers.grid import Grid
-from autofit.searchers.sampled import PATIENCE, Gp, Random, Sampled, Tpe
+from autofit.searchers.sampled import PATIENCE, Gp, Grid, Random, Sampled, Tpe
 from tests.fakes import problem_of, small_bench
 
 

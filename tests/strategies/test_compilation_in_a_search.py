@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
 from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S
-from autofit.core.omission import Basis
+from autofit.core.space import Basis
 from autofit.fit import Fit
 from autofit.probing.compile_cache import VARIABLE
 from tests.strategies.test_compilation import stack

@@ -9,7 +9,7 @@ import pytest
 
 import autofit.trackers
 from autofit.core.errors import UsageError
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.trackers.base import Ending
 from autofit.trackers.following import PATIENCE_S, Background, fail_soft, following, no_documents, warn_user
 from tests.fakes.trackers import KeptTracker

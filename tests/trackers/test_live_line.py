@@ -14,8 +14,8 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.probing.watchdog import WAITING
-from autofit.search.event import Event
 from autofit.search.evidence import Placing
+from autofit.search.request import Event
 from autofit.terminal import cells
 from autofit.trackers.live_line import (
     SearchState,

@@ -14,8 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.probing.watchdog import WAITING, Watchdog
-from autofit.search.event import Event
-from autofit.search.request import Request
+from autofit.search.request import Event, Request
 from autofit.trackers.live_line import Yardstick
 from autofit.trackers.progress import CHOOSING, LiveLine, Progress, _drawing, heartbeat, waiting
 from tests.fakes import briefing_of, small_bench

@@ -9,8 +9,8 @@ import yaml
 from autofit.core.errors import NothingFits
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Trial
-from autofit.search.event import Event
 from autofit.search.evidence import SearchEvidence, SearchResult
+from autofit.search.request import Event
 from autofit.trackers.base import Ending
 from autofit.trackers.following import no_documents
 from autofit.trackers.run_log import MAX_TEXT, RunLog, parameters_of

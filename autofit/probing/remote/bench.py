@@ -14,8 +14,7 @@ from autofit.core.briefing import Briefing
 from autofit.core.budget import TRACE_RATIO, Clock
 from autofit.core.outcome import SURVEY, Outcome, Status
 from autofit.core.plan import KnobValue, Plan
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import format_duration
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.breakdown import Part

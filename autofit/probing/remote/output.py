@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autofit.core.redaction import redacted
+from autofit.core.printable import redacted
 from autofit.failures.evidence import plain
 
 MOST_BYTES = 2**20

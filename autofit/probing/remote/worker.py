@@ -40,9 +40,8 @@ from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UsageError, UserCodeError, WorkloadError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.redaction import redacted
-from autofit.core.run_terms import RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.printable import redacted
+from autofit.core.trial import Purpose, RunTerms
 from autofit.failures.evidence import collect, scrub
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.probing.frozen_heap import collect_as_usual

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from autofit.core.answer import Ratio
 from autofit.core.knob import Knob
-from autofit.core.omission import Basis, Omission
 from autofit.core.outcome import LAST_BATCH, Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import Basis, Omission
 from autofit.core.statistics import DEVIATIONS_95
 from autofit.core.units import format_bytes, format_duration
 from autofit.feasibility import Feasibility

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
-from autofit.core.omission import Basis
+from autofit.core.space import Basis
 from autofit.core.units import format_duration
 from autofit.feasibility.plan_features import Array, Points
 from autofit.searchers.guided.exclusions import Exclusion

@@ -17,8 +17,7 @@ from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import parse_bytes
 from autofit.probing.remote.bench import RemoteBench
 from autofit.search.request import Request

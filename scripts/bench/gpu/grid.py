@@ -18,9 +18,8 @@ from autofit.core.space import SpaceFacts
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.probing.remote.bench import RemoteBench
-from autofit.search.event import Event
 from autofit.search.race import pair
-from autofit.search.request import Request
+from autofit.search.request import Event, Request
 from autofit.search.search import search
 from scripts.bench.gpu import stage
 from scripts.bench.gpu.blocks import interleaved

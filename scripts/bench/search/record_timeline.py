@@ -16,8 +16,7 @@ from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
 from autofit.core.units import parse_time
 from autofit.probing.remote.bench import RemoteBench, Target
-from autofit.search.event import Event
-from autofit.search.request import Request
+from autofit.search.request import Event, Request
 from autofit.search.search import search
 from scripts.bench import files
 from scripts.bench.search import timelines

@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 from autofit import estimators, searchers
 from autofit.core.budget import Budget, Clock
 from autofit.core.errors import AutofitError
-from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import RunTerms
-from autofit.core.space import SearchSpace
-from autofit.core.trial import Purpose, Trial
+from autofit.core.space import Omission, SearchSpace
+from autofit.core.trial import Purpose, RunTerms, Trial
 from autofit.estimators.base import Estimator
-from autofit.search.event import Event
+from autofit.search.request import Event
 from autofit.search.search import run
 from autofit.search.tuning import Findings, Tuning
 from autofit.searchers.base import Searcher

@@ -14,9 +14,8 @@ from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
-from autofit.core.trial import Purpose, Trial
+from autofit.core.trial import OPEN, SLOW_S, Purpose, RunTerms, Trial
 from scripts.bench.search.replay import VirtualTime, gone_on
 
 MIB = 2**20

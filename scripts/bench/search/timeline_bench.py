@@ -10,9 +10,8 @@ from autofit.core.budget import TRACE_RATIO
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, SLOW_S, RunTerms
 from autofit.core.space import SearchSpace, SpaceFacts
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, SLOW_S, Purpose, RunTerms
 from autofit.gates.verdict import Checked, GateVerdict, values_to_check
 from scripts.bench.search import large, timelines
 from scripts.bench.search.large_spaces import large_space

@@ -16,7 +16,7 @@ from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.errors import WorkloadError
 from autofit.core.outcome import SURVEY, Outcome
-from autofit.core.run_terms import OPEN
+from autofit.core.trial import OPEN
 from autofit.memory.trace import Trace
 from autofit.probing.remote.target import Target
 from autofit.probing.remote.worker import Worker, options_of, workload_of

@@ -7,7 +7,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, divisors
 from autofit.searchers.base import Problem
-from autofit.searchers.guided.first_feasible import MAX_TRIED, first_feasible
+from autofit.searchers.guided.guided import MAX_TRIED, first_feasible
 from tests.fakes import problem_of, small_bench
 
 FULL = Outcome(status=Status.OUT_OF_MEMORY, reason="full")

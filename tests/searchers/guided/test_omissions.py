@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from autofit.core.estimate import Estimate
-from autofit.core.omission import Basis, Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import Basis, Omission
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.guided.guided import Guided
 from tests.fakes import MIB, FakeBench, always, problem_of, small_bench, tell

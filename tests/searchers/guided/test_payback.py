@@ -6,8 +6,8 @@ import pytest
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
-from autofit.core.omission import Basis
 from autofit.core.plan import Plan
+from autofit.core.space import Basis
 from autofit.searchers.guided.stopping import OVERDUE_RATIO, USUAL_RATIO, Payback
 from tests.feasibility.points import points_of
 

@@ -3,8 +3,7 @@
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
-from autofit.core.space import SearchSpace
-from autofit.core.strategy_record import StrategyRecord
+from autofit.core.space import SearchSpace, StrategyRecord
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.guided.guided import Guided
 from autofit.searchers.guided.throughput import plainer

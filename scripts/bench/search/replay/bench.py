@@ -9,9 +9,8 @@ from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.run_terms import OPEN, RunTerms
 from autofit.core.statistics import clipped
-from autofit.core.trial import Purpose
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.gates.verdict import Checked, GateVerdict
 from scripts.bench.search.replay.noise import Bursts, Drift, Runs
 from scripts.bench.search.replay.table import Entry, Table
