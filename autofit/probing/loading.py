@@ -167,7 +167,8 @@ class LoaderTrials:
 
     def _measured(self, workers: int, left_s: float) -> LoadingTrial:
         """Reads batches from a loader with this many workers, as fast as it makes them."""
-        changes = self._settings(workers) | {"persistent_workers": False, "timeout": left_s}
+        changes = {"num_workers": workers, "prefetch_factor": self._prefetch, "timeout": left_s}
+        changes |= {"persistent_workers": False, **({"pin_memory": True} if self.device.pins_memory else {})}
         loader = self.source.rebuild(self._size, changes=changes)
         first = workers * self._prefetch  # made while the workers start
         began = perf_counter()
@@ -188,11 +189,6 @@ class LoaderTrials:
         seconds = arrivals[first - 1 + counted] - arrivals[first - 1]
         rate = counted * self._size / max(seconds, 1e-9)
         return LoadingTrial(workers=workers, samples_per_s=rate, startup_s=arrivals[0], host_bytes=host_bytes)
-
-    def _settings(self, workers: int) -> dict[str, Any]:
-        """Returns what a loader with workers has beside their number."""
-        loading: dict[str, Any] = {"num_workers": workers, "prefetch_factor": self._prefetch}
-        return loading | ({"pin_memory": True} if self.device.pins_memory else {})
 
     @property
     def _prefetch(self) -> int:

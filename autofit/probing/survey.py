@@ -160,28 +160,23 @@ def conflicts(knobs: Sequence[Knob], objections: Sequence[Objection]) -> Iterato
     domains = {knob.name: knob.values for knob in knobs}
     defaults = {knob.name: knob.default for knob in knobs}
     for objection in objections:
-        yield from _conflicts_of(objection, domains, defaults)
-
-
-def _conflicts_of(
-    objection: Objection, domains: Mapping[str, Sequence[KnobValue]], defaults: Mapping[str, KnobValue]
-) -> Iterator[Conflict]:
-    asked, begun = 0, list[dict[str, KnobValue]]([{}])
-    while begun:
-        decided = begun.pop()
-        values = _Recorded({**defaults, **decided})
-        reason = objection(Plan.model_construct(values=values))
-        asked += 1
-        if asked > MOST_ASKED:
-            raise SpaceError(
-                f"a strategy decides by the values of {', '.join(values.read)} together whether a plan is allowed, "
-                f"which needs more than {MOST_ASKED:,} questions; search fewer strategies at a time: strategies=[...]."
-            )
-        undecided = next((name for name in values.read if name not in decided), None)
-        if undecided is not None:
-            begun += [{**decided, undecided: value} for value in reversed(domains[undecided])]
-        elif reason:
-            yield Conflict(values=decided, reason=reason)
+        asked, begun = 0, list[dict[str, KnobValue]]([{}])
+        while begun:
+            decided = begun.pop()
+            values = _Recorded({**defaults, **decided})
+            reason = objection(Plan.model_construct(values=values))
+            asked += 1
+            if asked > MOST_ASKED:
+                raise SpaceError(
+                    f"a strategy decides by the values of {', '.join(values.read)} together whether a plan is allowed, "
+                    f"which needs more than {MOST_ASKED:,} questions; search fewer strategies at a time: "
+                    "strategies=[...]."
+                )
+            undecided = next((name for name in values.read if name not in decided), None)
+            if undecided is not None:
+                begun += [{**decided, undecided: value} for value in reversed(domains[undecided])]
+            elif reason:
+                yield Conflict(values=decided, reason=reason)
 
 
 def check_size(facts: SpaceFacts) -> None:

@@ -256,23 +256,18 @@ class RemoteBench:
         Raises:
             RestoreError: the child found a difference.
         """
-        try:
-            self._end()
-        finally:
-            self._tidy()
-
-    def _end(self) -> None:
-        """Ends the warm child, as `close` does."""
         child, self._child = self._child, None
-        if child is None:
-            return
         try:
-            if not child.ended:
+            if child is not None and not child.ended:
                 asked(child, {"do": "close"}, "closed", self._clock.closing_s(), self._beat)
         except (ChildEnded, errors.DevicePoisoned):  # what was in that process has ended with it
             return
         finally:
-            child.close()
+            try:
+                if child is not None:
+                    child.close()
+            finally:
+                self._tidy()
 
     def __enter__(self) -> Self:
         return self
@@ -324,16 +319,14 @@ class RemoteBench:
             try:
                 return self._started(environment, enforce, phases)
             except ChildEnded as ended:
-                if is_last or ended.outcome.status is not Status.CRASHED:
-                    raise self._not_open(ended, phases) from None
+                name, status, reason = self._target.name, ended.outcome.status, ended.outcome.reason
+                if status is Status.TIMED_OUT and self._clock.left_s <= 0:
+                    cut_off = f"{self._over()} before {name} was open: {phases.cut_off()}. ({reason}.)"
+                    raise errors.BudgetSpent(cut_off) from None
+                if is_last or status is not Status.CRASHED:
+                    why = f"opening {name} failed in the phase {phases.current!r}: {reason}"
+                    raise errors.UserCodeError(why) from None
         raise AssertionError("the last attempt returns or raises")
-
-    def _not_open(self, ended: ChildEnded, phases: Phases) -> errors.AutofitError:
-        """Returns the error of a target that did not open."""
-        name, reason = self._target.name, ended.outcome.reason
-        if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
-            return errors.BudgetSpent(f"{self._over()} before {name} was open: {phases.cut_off()}. ({reason}.)")
-        return errors.UserCodeError(f"opening {name} failed in the phase {phases.current!r}: {reason}")
 
     def _started(self, environment: Mapping[str, str], enforce: bool, phases: Phases) -> tuple[Child, Briefing]:
         child = None

@@ -115,15 +115,20 @@ class Worker:
         _check_names(arguments, request["target"])
         workload = workload_of(arguments, request["overrides"])
         if request.get("evaluation"):
-            workload = _evaluation_of(workload, request["target"])
+            if workload.evaluation is None:
+                raise WorkloadError(
+                    f"{request['target']} returned no eval_loader when it was called again. Make it return the same "
+                    "workload each time."
+                )
+            workload = workload.evaluation
         self._beat("open")
         options = options_of(arguments, request["options"])
         check_names(options)
-        described = request.get("stand_in")
-        if described is None:
+        if request.get("stand_in") is None:
             self._open_bench(workload, request["device"] or arguments.get("device"), options, request)
         else:
-            self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
+            described = StandIn.model_validate(request["stand_in"])
+            self._bench = StandInBench.of(workload, options, described, self._beat)
         assert self._bench is not None, "one of the two is open"
         briefing = self._bench.briefing
         unused = [name for name in _OF_THE_CALLER if name in arguments]
@@ -137,8 +142,14 @@ class Worker:
     def _open_bench(
         self, workload: Workload, device_name: str | None, options: Options, request: dict[str, Any]
     ) -> None:
-        known, watch = _known(request), self._held.enter_context(Watchdog(_clock(request.get("time_budget"))))
-        device = devices.choose(device_name)
+        try:
+            known = None if request.get("known") is None else Briefing.model_validate(request["known"])
+        except ValidationError as error:
+            raise AutofitError(OTHER_VERSION) from error
+        clock = Clock()  # the parent's, if there is a time budget
+        if (budget := request.get("time_budget")) is not None:
+            clock = Clock(limit_s=budget["limit_s"], start=monotonic() - budget["elapsed_s"])
+        watch, device = self._held.enter_context(Watchdog(clock)), devices.choose(device_name)
         if request.get("claims"):
             self._say("device", key=device.lock_key, name=f"{device.name()} ({device.type})")
             if not self._requests.readline():  # the parent waits until no other process uses the device
@@ -189,19 +200,6 @@ def _traced(bench: LocalBench | StandInBench, request: dict[str, Any]) -> dict[s
         return {"reason": str(error), "where": "in preparing the plan"}
 
 
-def _known(request: dict[str, Any]) -> Briefing | None:
-    """Returns the briefing of an earlier process of this search.
-
-    Raises:
-        AutofitError: it was made by another version of autofit.
-    """
-    known = request.get("known")
-    try:
-        return None if known is None else Briefing.model_validate(known)
-    except ValidationError as error:
-        raise AutofitError(OTHER_VERSION) from error
-
-
 @contextmanager
 def _exits_as_errors(when: str) -> Iterator[None]:
     """Turns what the user's code raised and would end this process, such as a SystemExit, into an error.
@@ -219,13 +217,6 @@ def _exits_as_errors(when: str) -> Iterator[None]:
         raise UserCodeError(message, evidence.traceback_text) from None
 
 
-def _clock(time_budget: dict[str, float] | None) -> Clock:
-    """Returns the parent's clock."""
-    if time_budget is None:
-        return Clock()
-    return Clock(limit_s=time_budget["limit_s"], start=monotonic() - time_budget["elapsed_s"])
-
-
 def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workload:
     """Returns the workload made from a factory's `arguments`. Values of `overrides` win unless they are None.
 
@@ -236,15 +227,6 @@ def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workloa
     replaced = _GLOBAL_BATCH if _GLOBAL_BATCH & asked.keys() else frozenset()
     chosen = {k: v for k, v in arguments.items() if k in names and k not in replaced}
     return Workload(**chosen | asked)
-
-
-def _evaluation_of(workload: Workload, target: str) -> Workload:
-    """Returns the evaluation of a workload that had an `eval_loader` when the factory was called for its training."""
-    if (evaluation := workload.evaluation) is None:
-        raise WorkloadError(
-            f"{target} returned no eval_loader when it was called again. Make it return the same workload each time."
-        )
-    return evaluation
 
 
 def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
