@@ -24,9 +24,8 @@ from autofit.core.printable import ascii_json, one_line, printable
 from autofit.core.units import parse_duration
 from autofit.files import followed, unwritable, write_atomically
 from autofit.nightly import outputs
-from autofit.nightly.history import History
+from autofit.nightly.history import History, order_document, order_table, scheduled, selected
 from autofit.nightly.jobs import JOBS_SCHEMA, JobsFile, is_file, read_jobs, split
-from autofit.nightly.night import order_document, order_table, scheduled, selected
 from autofit.nightly.records import NightRecord, NightResult
 from autofit.nightly.verdict import level_accepted
 from autofit.reports import writing

@@ -27,9 +27,9 @@ from autofit.core.errors import (
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.nightly.history import History
+from autofit.nightly.history import History, scheduled
 from autofit.nightly.jobs import JobsFile, read_jobs
-from autofit.nightly.night import WORST_FIRST, FailOn, NightOptions, code_of, notify, run_on_ray, scheduled, worst
+from autofit.nightly.night import WORST_FIRST, FailOn, NightOptions, code_of, notify, run_on_ray, worst
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
 from tests.cli.processes import TARGETS
 from tests.fakes import always

@@ -9,9 +9,8 @@ from typing import cast
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.nightly.history import History
+from autofit.nightly.history import History, Scheduled, age, order_document, order_table, scheduled, selected
 from autofit.nightly.jobs import FOLDER, Job, JobsFile
-from autofit.nightly.night import Scheduled, age, order_document, order_table, scheduled, selected
 from autofit.nightly.records import NightRecord, Verdict, VerdictKind
 from tests.nightly.nights import MachineRoom
 
