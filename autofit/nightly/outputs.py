@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -30,8 +29,6 @@ from autofit.terminal import wrapped
 
 History = Mapping[str, Sequence[NightRecord]]
 """All records of each job, oldest first."""
-SCHEMA_FILE = Path(__file__).parent / "nightly.schema.json"
-"""The published JSON Schema, made by `schema_text`."""
 MOST_LETTERS = 60_000
 """Maximum length of the Markdown: a comment on GitHub has at most 65,536 characters."""
 URGENCY = {
@@ -98,19 +95,6 @@ def to_json(night: NightResult) -> str:
     text = json.dumps(night.model_dump(mode="json", by_alias=True))
     document = json.loads(text, parse_constant=lambda name: None)
     return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="replace").decode() + "\n"
-
-
-def schema_text() -> str:
-    """Returns the JSON Schema (draft 2020-12) of a night as JSON, as it is published in `SCHEMA_FILE`.
-
-    After a change of the records: `python -c "from autofit.nightly import outputs as o;
-    o.SCHEMA_FILE.write_text(o.schema_text())"`.
-    """
-    schema = NightResult.model_json_schema(by_alias=True, mode="serialization")
-    for about in [schema, *schema["$defs"].values()]:
-        if "properties" in about:  # a document has all fields, those with a default too
-            about["required"] = list(about["properties"])
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
 def by_urgency(records: Sequence[NightRecord]) -> list[NightRecord]:

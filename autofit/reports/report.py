@@ -1,7 +1,5 @@
 """Report: everything that a report shows, computed once. HTML, Markdown and JSON are written from this record alone."""
 
-import json
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,9 +18,6 @@ UPPER_BOUND = "upper bound (sizes depend on the data)"
 """What is written beside an estimate, or a trace, that holds for all possible data rather than for what ran."""
 WHAT_EACH_DOES = "What each strategy does"
 """Title of the list of strategies whose values differ between the recommended plan and the baseline."""
-
-SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
-"""The published JSON Schema, made by `schema_text`."""
 
 
 class _Record(BaseModel):
@@ -270,13 +265,3 @@ class Report(_Record):
 def to_json(report: Report) -> str:
     """Returns a report as JSON text, as the published schema describes it."""
     return report.model_dump_json(by_alias=True, indent=2) + "\n"
-
-
-def schema_text() -> str:
-    """Returns the JSON Schema (draft 2020-12) of a report as JSON, as it is published in `SCHEMA_FILE`.
-
-    After a change of the records: `python -c "from autofit.reports import report as r;
-    r.SCHEMA_FILE.write_text(r.schema_text())"`.
-    """
-    schema = Report.model_json_schema(by_alias=True, mode="serialization")
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"

