@@ -539,7 +539,7 @@ def test_a_step_that_hangs_and_ignores_the_polite_signal_is_ended_with_its_helpe
     leader, began = controls.pid, time.monotonic()
     outcome = controls.evaluate("hang")
     assert outcome.status is Status.TIMED_OUT
-    assert outcome.reason.startswith("no sign of life for 10 s (it was in 'fetch'); its process was killed")
+    assert outcome.reason.startswith("no sign of life for 10 s (it was in 'step'); its process was killed")
     assert time.monotonic() - began < 120  # it hangs for 300
     assert session(leader) == []
 
