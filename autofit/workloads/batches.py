@@ -131,13 +131,12 @@ class BatchSource(ABC):
         return (map_tensors(batch, torch.clone) for batch in self._fresh(size, draw))
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns the batches of `typical` in a form that can also be cut: each part collates the same samples anew.
+        """Returns the batches of `typical` in a form that can also be cut, along the first dimension where possible.
 
         Raises:
             WorkloadError: as `typical`.
         """
-        self._check(size)
-        return self._cuttable(size, count)
+        return [Cuttable.of(batch) for batch in self.typical(size, count)]
 
     def choose(self, size: int, count: int) -> None:  # noqa: B027  # most subclasses have nothing to choose
         """Chooses the samples of `typical` in advance, so that timing `typical` measures only making batches."""
@@ -196,10 +195,9 @@ class BatchSource(ABC):
         self._check(size)
         if self.fixed_loading:
             changes = UNCHANGED
-        if counted:
-            return self._counted(size, changes)
-        theirs = size == self.user_batch_size and self.users_order and not changes
-        return self.loader if theirs else self._rebuild(size, changes)
+        if not counted and size == self.user_batch_size and self.users_order and not changes:
+            return self.loader
+        return self._rebuilt(size, changes, counted)
 
     @cached_property
     def by_length(self) -> "BatchSource":
@@ -296,9 +294,6 @@ class BatchSource(ABC):
     def _fresh(self, size: int, draw: int) -> Iterator[Batch]: ...
 
     @abstractmethod
-    def _cuttable(self, size: int, count: int) -> list[Cuttable]: ...
-
-    @abstractmethod
     def _longest(self, size: int) -> Batch:
         """Returns a batch of the longest known samples."""
 
@@ -307,12 +302,8 @@ class BatchSource(ABC):
         """Returns a batch of `size` samples made from the user's worst sample or batch."""
 
     @abstractmethod
-    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
-        """Returns the user's data in batches of `size`, which differs from the user's unless there are `changes`."""
-
-    @abstractmethod
-    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
-        """Returns the user's data in batches of `size`, each with its number of samples where that can be counted."""
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns the user's data in batches of `size`; with `counted`, each has its number of samples if possible."""
 
     def _by_length(self) -> "BatchSource":
         """Returns a new source of batches of similar length from the same samples."""

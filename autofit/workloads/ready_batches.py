@@ -11,11 +11,11 @@ import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, non_batch_tensors, regroup, split
-from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource, no_batches
-from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
+from autofit.workloads.batches import BatchOptions, BatchSource, no_batches
+from autofit.workloads.counted_batches import Counted, EquallyCounted
 from autofit.workloads.lengths import elements, evenly_spaced
 from autofit.workloads.streams import STREAM_BATCHES
-from autofit.workloads.tree import Batch, map_tensors, same
+from autofit.workloads.tree import Batch, same
 
 
 class ReadyBatches(BatchSource):
@@ -45,18 +45,18 @@ class ReadyBatches(BatchSource):
         self.length = sum(self._rows.values()) if known else None
         self._note_limits()
 
-    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
-        """Returns the user's batches cut, and joined where possible."""
-        if self.length is None:
-            return _Regrouped(self.loader, size, self._join, None)
-        parts = [self.length] if self._join else self._rows.values()
-        return _Regrouped(self.loader, size, self._join, sum(-(-part // size) for part in parts))
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns the user's batches cut, and joined where possible.
 
-    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
-        """Returns the batches. If their shapes do not give the number of samples, all count as `size` samples."""
-        if not self.has_rows:
+        Where their shapes do not give the number of samples, all count as `size` samples.
+        """
+        if counted and not self.has_rows:
             return EquallyCounted(self.loader, size)
-        return self.loader if size == self.user_batch_size else self._rebuild(size)
+        if size == self.user_batch_size:
+            return self.loader
+        parts = () if self.length is None else [self.length] if self._join else self._rows.values()
+        count = None if self.length is None else sum(-(-part // size) for part in parts)
+        return _Regrouped(self.loader, size, self._join, count)
 
     def remainder(self, size: int) -> int:
         """Returns the smallest batch that cutting leaves; of the user's size, the smallest of the user's own."""
@@ -89,10 +89,6 @@ class ReadyBatches(BatchSource):
         larger = [at for at, rows in self._rows.items() if rows > size]
         stream = self._shuffled(exact if not self.resizable else exact + larger, chance)
         return (self._cut(batch, size) for batch in stream)
-
-    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns the same batches, to be cut along their first dimension."""
-        return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self._typical(size, count)]
 
     def _longest(self, size: int) -> Batch:
         """Returns the batches with the most elements per sample, joined, or the largest of them repeated."""

@@ -5,7 +5,6 @@ Padding: the share of the elements of batches that only fill them up to the long
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from time import perf_counter
@@ -16,9 +15,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
-from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource, no_batches
+from autofit.workloads.batches import BatchOptions, BatchSource, no_batches
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, has_rows
-from autofit.workloads.lengths import LengthOf, Lengths, SampleLengths, elements, evenly_spaced, scan
+from autofit.workloads.lengths import Lengths, SampleLengths, elements, evenly_spaced, scan
+from autofit.workloads.recipes import Recipe
 from autofit.workloads.representative_batches import Groups, representative
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors
@@ -29,35 +29,6 @@ _TIMED = 64  # samples read to estimate how long reading all of them takes
 SCAN_S = 10.0
 """Seconds for scanning the lengths of samples: reading 2,048 images of 150 ms each would take 5 minutes."""
 _SCANNED_WITH_WORST_CASE = 512  # samples measured for typical batches if the user gives the worst case
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a DataLoader makes batches from samples, and how to make it again with another batch size."""
-
-    keys: Sequence[Any]  # keys of the samples
-    sample: Callable[[Any], Any]  # key -> sample
-    fetch: Callable[[list[Any]], Any]  # keys -> argument of `join`: samples, or the keys if the data set takes lists
-    join: Callable[[Any], Batch]
-    collate: Callable[[list[Any]], Batch]  # samples -> batch
-    rebuild: Callable[[int, Mapping[str, Any]], Iterable[Batch]]  # size, changes -> a loader like the user's
-    count: Callable[[int, bool, Mapping[str, Any]], Iterable[Batch | Counted]]  # size, by_rows, changes -> it, counted
-    lists: Callable[[int], Iterable[list[Any]]] | None  # size -> keys of the rebuilt loader; None if random
-    grouped: bool  # whether a custom batch sampler decides which samples are batched together
-    resizes: bool  # whether lists of another size keep the rule by which the user's loader groups samples
-    user_batch_size: int
-    length: int | None
-    drop_last: bool
-    custom_iter: bool  # whether the user's loader overrides `DataLoader.__iter__`
-    fixed_loading: str  # why the loader keeps the user's worker processes; "" if it can be made with others
-    notes: tuple[str, ...]
-    fixed_order: str  # why batches cannot be grouped by length; "" if they can
-    by_length: "Callable[[LengthOf], Recipe] | None" = None  # length of a key -> recipe of batches of similar length
-    uneven: Sequence[list[Any]] = ()  # keys of the user's batches, if these have no usual size
-
-    def make(self, keys: list[Any]) -> Batch:
-        """Returns the batch of the samples with these keys."""
-        return self.join(self.fetch(keys))
 
 
 class SampleBatches(BatchSource):
@@ -87,7 +58,7 @@ class SampleBatches(BatchSource):
             )
         self.fixed_order, self.grouped = recipe.fixed_order, recipe.grouped
         self._known = SampleLengths(recipe.keys, recipe.sample, self._lengths)
-        self._groups = None if recipe.lists is None else Groups(recipe.lists, self._known, self._lengths)
+        self._groups = None if recipe.at_random else Groups(recipe.lists, self._known, self._lengths)
 
     @property
     def even(self) -> bool:  # type: ignore[override]  # computed on first use: it takes a few batches
@@ -124,17 +95,21 @@ class SampleBatches(BatchSource):
         for size in self._sizes:
             yield self._recipe.make(self._drawn(size, 1)[0]), size
 
-    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
-        """Returns a loader like the user's. Raises if `drop_last` would leave no batch."""
-        self._check_dropped(size)
-        return self._for_training().rebuild(size, changes)
-
-    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
-        """Returns the same loader, with samples counted when they are collated."""
-        if self._recipe.custom_iter and size == self.user_batch_size:
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns a loader like the user's. For batches of similar length, the length of each sample is read."""
+        recipe = self._recipe
+        if counted and recipe.custom_iter and size == self.user_batch_size:
             return self.loader if self.has_rows else EquallyCounted(self.loader, size)
-        self._check_dropped(size)
-        return self._for_training().count(size, self.has_rows, changes)
+        if recipe.drop_last and self.length is not None and size > self.length:
+            raise WorkloadError(
+                f"a batch of {size} was requested, but the loader has {self.length} samples and "
+                f"drop_last=True, so it would yield no batch; expected at most {self.length}; lower the size "
+                "or set drop_last=False"
+            )
+        if not self.users_order:
+            with undisturbed(self.loader):
+                recipe = recipe.by_length(self._known.of_all())
+        return recipe.rebuild(size, changes, self.has_rows if counted else None)
 
     def remainder(self, size: int) -> int:
         """Returns what the last list of keys holds, if it is what is left of one sampler."""
@@ -145,31 +120,13 @@ class SampleBatches(BatchSource):
         in_workers = isinstance(dataset, IterableDataset) and self.loader.num_workers > 1  # each has a last batch
         return 0 if in_workers else self.length % size
 
-    def _for_training(self) -> Recipe:
-        """Returns the recipe for a whole pass. With batches of similar length, the length of each sample is read."""
-        recipe = self._recipe
-        if self.users_order or recipe.by_length is None:
-            return recipe
-        with undisturbed(self.loader):
-            return recipe.by_length(self._known.of_all())
-
-    def _check_dropped(self, size: int) -> None:
-        if self._recipe.drop_last and self.length is not None and size > self.length:
-            raise WorkloadError(
-                f"a batch of {size} was requested, but the loader has {self.length} samples and "
-                f"drop_last=True, so it would yield no batch; expected at most {self.length}; lower the size "
-                "or set drop_last=False"
-            )
-
     def _by_length(self) -> BatchSource:
         """Returns a source of batches of similar length. To choose typical batches it measures some more samples."""
-        grouped_by, known = self._recipe.by_length, self._known
-        if self.fixed_order or grouped_by is None:
+        if self.fixed_order:
             return super()._by_length()
-        found, recipe = self._copy(), grouped_by(known.total)
-        assert recipe.lists is not None, "the samples are not batched at random"
+        found, recipe = self._copy(), self._recipe.by_length(self._known.total)
         found.users_order, found.grouped, found._recipe, found._chosen = False, True, recipe, {}
-        found._groups = Groups(recipe.lists, known, self._lengths, _READ_BY_LENGTH)
+        found._groups = Groups(recipe.lists, self._known, self._lengths, _READ_BY_LENGTH)
         return found
 
     def padding(self, size: int) -> float:
@@ -213,11 +170,12 @@ class SampleBatches(BatchSource):
         while True:
             yield self._recipe.make(self._keys_at(chance.sample(places, min(size, len(places))), size))
 
-    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
+    def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches, cut along the first dimension if `even`. Otherwise samples are collated anew."""
-        if self.even:
-            return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self._typical(size, count)]
-        return [self._collated(keys) for keys in self._keys(size, count)]
+        self._check(size)
+        return (
+            super().cuttable(size, count) if self.even else [self._collated(keys) for keys in self._keys(size, count)]
+        )
 
     def choose(self, size: int, count: int) -> None:
         """Draws the samples of the batches in advance if lengths vary or a custom sampler groups samples."""
@@ -277,7 +235,7 @@ class SampleBatches(BatchSource):
 
     def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns a batch of the user's worst sample, repeated and collated."""
-        return self._recipe.collate([worst] * size)
+        return self._recipe.repeated(worst, size)
 
     def _at(self, positions: Sequence[int], size: int) -> Batch:
         return self._recipe.make(self._keys_at(positions, size))

@@ -15,11 +15,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from autofit.workloads.batch_algebra import describe
-from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource
-from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
+from autofit.workloads.batches import BatchOptions, BatchSource
+from autofit.workloads.counted_batches import Counted, EquallyCounted
 from autofit.workloads.lengths import elements, evenly_spaced
+from autofit.workloads.recipes import Recipe
 from autofit.workloads.representative_batches import choose_representative
-from autofit.workloads.sample_batches import Recipe
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch
 
@@ -83,10 +83,6 @@ class UnevenBatches(BatchSource):
         while True:
             yield self._recipe.make(chance.choice(self._lists))
 
-    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns the same batches. They are not cut, since their size is fixed."""
-        return [Cuttable.of(batch) for batch in self._typical(size, count)]
-
     def _longest(self, size: int) -> Batch:
         """Returns the batch with the longest samples of those with the most elements (`ALIKE_RATIO`)."""
         most = max(each.elements for each in self._inspected)
@@ -95,15 +91,12 @@ class UnevenBatches(BatchSource):
 
     def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns a batch of the user's worst sample, repeated and collated."""
-        return self._recipe.collate([worst] * size)
+        return self._recipe.repeated(worst, size)
 
-    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
-        """Returns the user's loader with these changes."""
-        return self._recipe.rebuild(size, changes)
-
-    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
         """Returns the user's batches. Each counts as `size` samples, so that a step has as many as the plan says."""
-        return EquallyCounted(self._rebuild(size, changes) if changes else self.loader, size)
+        loader = self._recipe.rebuild(size, changes) if changes else self.loader
+        return EquallyCounted(loader, size) if counted else loader
 
     def structure(self) -> str:
         """Returns the common structure of the first inspected batches."""
