@@ -1,16 +1,10 @@
 """BatchSource: batches of any size from the user's loader, which is never advanced.
 
-There are two kinds of loader. A DataLoader makes batches from samples. Batches of any size are then made from its data
-set and collate function, and its own iterator is never used. Other loaders yield ready batches (a list, a DataLoader
-with batch_size=None, any re-iterable object). Their batches are cut and joined where that is correct.
+A DataLoader makes batches from samples: batches of any size are made from its data set and collate function. Other
+loaders yield ready batches, which are cut and joined where that is correct.
 
-Filled masks: a batch in which no sample is short, so that nothing can be gained by leaving out its padding.
-
-Loader types: what can be iterated over batches, and what is often passed instead.
-
-Padded loader: the user's DataLoader with batches that are padded to a multiple. Only the user's collate function knows
-with what a tensor is padded. A collate function of `transformers` can be asked for another padding by its attribute
-`pad_to_multiple_of`; it is set on a copy.
+Padded loader: only the user's collate function knows with what a tensor is padded. A collate function of `transformers`
+can be asked for another padding by its attribute `pad_to_multiple_of`; it is set on a copy.
 """
 
 import copy
@@ -128,7 +122,8 @@ class BatchSource(ABC):
             WorkloadError: as `typical`.
         """
         self._check(size)
-        return (map_tensors(batch, torch.clone) for batch in self._fresh(size, draw))
+        chance = random.Random(f"{self._options.seed} {draw}")
+        return (map_tensors(batch, torch.clone) for batch in self._fresh(size, chance))
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the batches of `typical` in a form that can also be cut, along the first dimension where possible.
@@ -148,23 +143,21 @@ class BatchSource(ABC):
             WorkloadError: as `typical`, or `worst_case` returned a batch of another size.
         """
         self._check(size)
-        batch = self._worst(size)
-        return fill_masks(map_tensors(batch, torch.clone)) if self._options.filled else batch
-
-    def _worst(self, size: int) -> Batch:
         worst_case = self._options.worst_case
-        if worst_case is None:
-            return map_tensors(self._longest(size), torch.clone)
         if not callable(worst_case):
-            return map_tensors(self._repeated(worst_case, size), torch.clone)
-        batch = worst_case(size)
-        if self.even and batch_size(batch) != size and not _lists(batch, size):
-            raise WorkloadError(
-                f"worst_case({size}) returned {batch_size(batch)} samples: {describe([batch])}; expected a "
-                f"batch of {size}; build it for the size that is passed, or pass one sample instead of a "
-                "callable"
-            )
-        return batch
+            made = self._longest(size) if worst_case is None else self._repeated(worst_case, size)
+            batch = map_tensors(made, torch.clone)
+        else:
+            batch = worst_case(size)
+            nodes = (batch, *(children(batch) or {}).values())
+            listed = any(isinstance(node, (list, tuple)) and len(node) == size for node in nodes)
+            if self.even and batch_size(batch) != size and not listed:
+                raise WorkloadError(
+                    f"worst_case({size}) returned {batch_size(batch)} samples: {describe([batch])}; expected a "
+                    f"batch of {size}; build it for the size that is passed, or pass one sample instead of a "
+                    "callable"
+                )
+        return fill_masks(map_tensors(batch, torch.clone)) if self._options.filled else batch
 
     def remainder(self, size: int) -> int:
         """Returns the number of samples in the incomplete last batch of the loader of `rebuild`.
@@ -291,7 +284,7 @@ class BatchSource(ABC):
     def _typical(self, size: int, count: int) -> list[Batch]: ...
 
     @abstractmethod
-    def _fresh(self, size: int, draw: int) -> Iterator[Batch]: ...
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]: ...
 
     @abstractmethod
     def _longest(self, size: int) -> Batch:
@@ -320,10 +313,6 @@ class BatchSource(ABC):
             vars(found).pop(name, None)
         return found
 
-    def _chance_of(self, draw: int) -> random.Random:
-        """Returns the random generator of a draw of `fresh`, which the seed and the draw determine."""
-        return random.Random(f"{self._options.seed} {draw}")
-
     def _note_repeats(self, size: int) -> None:
         if self.length is not None and size > self.length:
             self._note(f"batches above {self.length} samples repeat samples: the data holds no more")
@@ -344,12 +333,6 @@ class BatchSource(ABC):
                 f"a batch of {size} was requested, but batches of this loader can only be cut; expected at "
                 f"most {self.max_size}; pass a DataLoader over samples with a collate_fn"
             )
-
-
-def _lists(batch: Batch, size: int) -> bool:
-    """Returns whether a batch is or holds a list of `size` entries."""
-    nodes = (batch, *(children(batch) or {}).values())
-    return any(isinstance(node, (list, tuple)) and len(node) == size for node in nodes)
 
 
 _LEAST_WIDTH = 3

@@ -78,9 +78,9 @@ class ReadyBatches(BatchSource):
         self._note_repeats(size)
         return list(itertools.islice(self._pieces(size, random.Random(self._options.seed)), count))
 
-    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
-        """Yields pieces of the user's batches, in a random order for each `draw`."""
-        return self._pieces(size, self._chance_of(draw))
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
+        """Yields pieces of the user's batches, in a random order."""
+        return self._pieces(size, chance)
 
     def _pieces(self, size: int, chance: random.Random) -> Iterator[Batch]:
         if self._join:

@@ -161,9 +161,9 @@ class SampleBatches(BatchSource):
         """
         return [self._recipe.make(keys) for keys in self._keys(size, count)]
 
-    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
         """Yields batches of random samples, or batches of the rebuilt loader if that decides which go together."""
-        chance, places = self._chance_of(draw), range(len(self._recipe.keys))
+        places = range(len(self._recipe.keys))
         lists = [] if self._groups is None else self._groups.full(size, chance)
         while lists:
             yield self._recipe.make(chance.choice(lists))

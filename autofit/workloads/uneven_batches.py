@@ -77,9 +77,8 @@ class UnevenBatches(BatchSource):
             places = choose_representative([[cost] for cost in costs], [(samples, filled, square)], count, chance)
         return [self._recipe.make(self._inspected[at].keys) for at in itertools.islice(itertools.cycle(places), count)]
 
-    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
         """Yields batches of the pass at random."""
-        chance = self._chance_of(draw)
         while True:
             yield self._recipe.make(chance.choice(self._lists))
 
