@@ -16,7 +16,7 @@ from torch import nn
 from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
 from autofit.workloads.batch_store import StepBatch, StepLoader
-from autofit.workloads.loss import LossRule, Update, used_graph
+from autofit.workloads.loss import LossRule, used_graph
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import weights_of
@@ -156,19 +156,16 @@ class TrainStep:
             )
         self.draft.stepping = True
         try:
-            if (update := self.draft.loss.update) is not None:
-                return self._by_user(update, self.draft.optimizer, step_batch.parts[0])
-            loss = self.backward(step_batch)
+            if (update := self.draft.loss.update) is not None:  # the user's passes and updates are one phase
+                part = self._bring(step_batch.parts[0])
+                with self.draft.autocast():
+                    loss = update(self.draft.model, self.draft.optimizer, part)
+            else:
+                loss = self.backward(step_batch)
         finally:
             self.draft.stepping = False
-        self._update(self.draft.optimizer)
-        return loss
-
-    def _by_user(self, update: Update, optimizer: torch.optim.Optimizer, part: Batch) -> torch.Tensor:
-        """Lets the user's function do the passes and the updates. All of it is one phase."""
-        part = self._bring(part)
-        with self.draft.autocast():
-            loss = update(self.draft.model, optimizer, part)
+        if self.draft.loss.update is None:
+            self._update(self.draft.optimizer)
         if self.draft.scheduler is not None:
             self.draft.scheduler.step()
         return loss
@@ -210,8 +207,6 @@ class TrainStep:
             scaler.step(optimizer)
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        if draft.scheduler is not None:
-            draft.scheduler.step()
 
     def _forward(self, part: Batch) -> torch.Tensor:
         part = self._bring(part)
