@@ -5,7 +5,6 @@ Shapes may not give it: a batch of graphs has one row per node and per edge, a b
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from autofit.workloads.batch_algebra import batch_size, split
@@ -48,7 +47,9 @@ class Cuttable:
     @classmethod
     def of(cls, batch: "Batch | Cuttable") -> "Cuttable":
         """Wraps a plain batch, to be cut along its first dimension. A `Cuttable` is returned as it is."""
-        return batch if isinstance(batch, cls) else cls(batch, batch_size(batch), partial(_split, batch))
+        if isinstance(batch, cls):
+            return batch
+        return cls(batch, batch_size(batch), lambda sizes: list(map(Counted, split(batch, sizes), sizes)))
 
 
 class Collating:
@@ -130,7 +131,3 @@ def _rows(batch: Batch) -> int | None:
     """Returns the number of rows if all tensors of a batch have the same number, else None."""
     found = {tensor.shape[:1] for tensor in tensors(batch)}
     return found.pop().numel() if len(found) == 1 else None
-
-
-def _split(batch: Batch, sizes: Sequence[int]) -> list[Counted]:
-    return [Counted(part, size) for part, size in zip(split(batch, sizes), sizes, strict=True)]

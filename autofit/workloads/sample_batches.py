@@ -5,7 +5,6 @@ Padding: the share of the elements of batches that only fill them up to the long
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 from time import perf_counter
 from typing import Any
@@ -48,7 +47,6 @@ class SampleBatches(BatchSource):
         self._worst_keys: dict[int, list[Any]] = {}
         self._chosen: dict[tuple[int, int], list[list[Any]] | None] = {}
         self._lengths = self._scan()
-        self._sizes: Sequence[int] = _STRUCTURE_SIZES
         self._check_sizes()
         self.varies = self._shapes_differ()
         if not recipe.resizes:
@@ -60,40 +58,36 @@ class SampleBatches(BatchSource):
         self._known = SampleLengths(recipe.keys, recipe.sample, self._lengths)
         self._groups = None if recipe.at_random else Groups(recipe.lists, self._known, self._lengths)
 
-    @property
-    def even(self) -> bool:  # type: ignore[override]  # computed on first use: it takes a few batches
-        """Whether each tensor of a batch has one row per sample, checked on batches of several sizes."""
-        return self._shapes[0]
-
-    @property
-    def has_rows(self) -> bool:  # type: ignore[override]  # as `even`
-        """Whether a batch has one row per sample that was kept, and samples are along no other axis."""
-        return self._shapes[1]
-
-    @cached_property
-    def _shapes(self) -> tuple[bool, bool]:
-        """`even` and `has_rows`, computed from the same batches since making samples may take long."""
-        with undisturbed(self.loader):
-            found = list(self._of_sizes())
-        return all(_is_even(batch, size) for batch, size in found), has_rows(found)
-
     def _check_sizes(self) -> None:
         """Keeps the user's batch size if their code makes no other one, as for images of any size in batches of one."""
         lengths, users = self._lengths, self.user_batch_size
-        ends = [lengths.rankings()[0][0], lengths.shortest()[0]] if lengths.varies else []
+        self._sizes: Sequence[int] = _STRUCTURE_SIZES
         try:
-            assert self._shapes  # makes batches of a few sizes
-            if ends:
-                self._at(ends, 2)
+            self._look()
+            if lengths.varies:
+                self._at([lengths.rankings()[0][0], lengths.shortest()[0]], 2)
         except Exception as error:  # noqa: BLE001  # the user's code: their own size tells whether it is at fault
             self._recipe.make(self._drawn(users, 1)[0])
             self._sizes, self.resizable = (users,), False
             self._note(f"the batch size stays {users}: making a batch of another size raises {type(error).__name__}")
+            if "even" not in vars(self):
+                self._look()
 
-    def _of_sizes(self) -> Iterator[tuple[Batch, int]]:
-        """Yields batches of a few sizes, which show the batch dimension."""
-        for size in self._sizes:
-            yield self._recipe.make(self._drawn(size, 1)[0]), size
+    def _look(self) -> None:
+        """Makes batches of a few sizes, and keeps what they show of their rows."""
+        with undisturbed(self.loader):
+            found = self._of_sizes()
+        self.has_rows = has_rows(found)
+        # An integer equal to the size marks a batch of graphs.
+        self.even = all(
+            all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
+            and not any(type(leaf) is int and leaf == size for _, leaf, _ in leaves(batch, size))
+            for batch, size in found
+        )
+
+    def _of_sizes(self) -> list[tuple[Batch, int]]:
+        """Returns batches of a few sizes, which show the batch dimension."""
+        return [(self._recipe.make(self._drawn(size, 1)[0]), size) for size in self._sizes]
 
     def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
         """Returns a loader like the user's. For batches of similar length, the length of each sample is read."""
@@ -154,10 +148,10 @@ class SampleBatches(BatchSource):
         return describe(batches, sizes)
 
     def _typical(self, size: int, count: int) -> list[Batch]:
-        """Returns batches of samples drawn with the seed. Samples repeat only if there are too few.
+        """Returns batches of samples drawn with the seed, which repeat only if there are too few.
 
-        If lengths vary, the batches together match the average batch of this size, as far as lengths were scanned. If
-        the loader has an order or groups samples, they are batches of the rebuilt loader, with its padding and mix.
+        If lengths vary, the batches together match the average batch of this size. If the loader has an order or groups
+        samples, they are batches of the rebuilt loader.
         """
         return [self._recipe.make(keys) for keys in self._keys(size, count)]
 
@@ -224,14 +218,10 @@ class SampleBatches(BatchSource):
         if not self.varies:
             return self._typical(size, 1)[0]
         self._note_repeats(size)
-        if size in self._worst_keys:
-            return self._recipe.make(self._worst_keys[size])
-        best: Batch = None
-        for order in self._lengths.rankings():
-            batch = self._at(order, size)
-            if best is None or elements(batch) > elements(best):
-                best, self._worst_keys[size] = batch, self._keys_at(order, size)
-        return best
+        if size not in self._worst_keys:
+            best = max(self._lengths.rankings(), key=lambda order: elements(self._at(order, size)))
+            self._worst_keys[size] = self._keys_at(best, size)
+        return self._recipe.make(self._worst_keys[size])
 
     def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns a batch of the user's worst sample, repeated and collated."""
@@ -266,12 +256,6 @@ class SampleBatches(BatchSource):
             return False
         ends = [self._at(order, size) for order in (*self._lengths.rankings(), self._lengths.shortest())]
         return len({(elements(end), describe([end], [size])) for end in ends}) > 1
-
-
-def _is_even(batch: Batch, size: int) -> bool:
-    """Returns whether each tensor has one row per sample. An integer equal to the size marks a batch of graphs."""
-    rows = all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
-    return rows and not any(type(leaf) is int and leaf == size for _, leaf, _ in leaves(batch, size))
 
 
 SAMPLES = 512

@@ -8,7 +8,6 @@ mean.
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -30,14 +29,6 @@ _DESCRIBED = 8
 """Number of batches whose common structure identifies the loader."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """A batch of the sampler: the keys of its samples, and the number of elements of its tensors."""
-
-    keys: list[Any]
-    elements: int
-
-
 class UnevenBatches(BatchSource):
     """Makes the batches of the user's batch sampler, from the lists of one pass.
 
@@ -55,11 +46,15 @@ class UnevenBatches(BatchSource):
 
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
         super().__init__(loader, options, recipe.notes)
+        # Of some batches of the pass, the keys of the samples and the number of elements of the tensors.
+        self._inspected: list[tuple[list[Any], int]]
         self._recipe, self._lists = recipe, recipe.uneven
         self.user_batch_size, self.length = recipe.user_batch_size, recipe.length
         self.fixed_loading, self.fixed_order = recipe.fixed_loading, recipe.fixed_order
         with undisturbed(loader):
-            self._inspected = self._read(options.scan)
+            count = max(int(options.scan / fmean(map(len, self._lists))), 2)
+            chosen = [self._lists[at] for at in evenly_spaced(len(self._lists), count)]
+            self._inspected = [(keys, elements(recipe.make(keys))) for keys in chosen]
         if len(self._inspected) < len(self._lists):
             self._note(
                 f"{len(self._inspected)} of {len(self._lists)} batches were inspected: if a larger one can occur, pass "
@@ -68,14 +63,12 @@ class UnevenBatches(BatchSource):
 
     def _typical(self, size: int, count: int) -> list[Batch]:
         """Returns batches that together have the mean number of samples, of elements, and of elements times length."""
-        costs = [
-            (float(len(one.keys)), float(one.elements), one.elements**2 / len(one.keys)) for one in self._inspected
-        ]
+        costs = [(float(len(keys)), float(held), held**2 / len(keys)) for keys, held in self._inspected]
         samples, filled, square = (fmean(column) for column in zip(*costs, strict=True))
         chance, places = random.Random(self._options.seed), list(range(len(costs)))
         if count < len(places):
             places = choose_representative([[cost] for cost in costs], [(samples, filled, square)], count, chance)
-        return [self._recipe.make(self._inspected[at].keys) for at in itertools.islice(itertools.cycle(places), count)]
+        return [self._recipe.make(self._inspected[at][0]) for at in itertools.islice(itertools.cycle(places), count)]
 
     def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
         """Yields batches of the pass at random."""
@@ -84,9 +77,9 @@ class UnevenBatches(BatchSource):
 
     def _longest(self, size: int) -> Batch:
         """Returns the batch with the longest samples of those with the most elements (`ALIKE_RATIO`)."""
-        most = max(each.elements for each in self._inspected)
-        large = [each for each in self._inspected if each.elements >= ALIKE_RATIO * most]
-        return self._recipe.make(max(large, key=lambda each: each.elements / len(each.keys)).keys)
+        most = max(held for _, held in self._inspected)
+        large = [each for each in self._inspected if each[1] >= ALIKE_RATIO * most]
+        return self._recipe.make(max(large, key=lambda each: each[1] / len(each[0]))[0])
 
     def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns a batch of the user's worst sample, repeated and collated."""
@@ -99,11 +92,5 @@ class UnevenBatches(BatchSource):
 
     def structure(self) -> str:
         """Returns the common structure of the first inspected batches."""
-        first = self._inspected[:_DESCRIBED]
-        return describe([self._recipe.make(each.keys) for each in first], [len(each.keys) for each in first])
-
-    def _read(self, most: int) -> list[_Listed]:
-        """Makes batches spread over the pass until `most` samples were read, at least two."""
-        count = max(int(most / fmean(map(len, self._lists))), 2)
-        chosen = [self._lists[at] for at in evenly_spaced(len(self._lists), count)]
-        return [_Listed(keys, elements(self._recipe.make(keys))) for keys in chosen]
+        first = [keys for keys, _ in self._inspected[:_DESCRIBED]]
+        return describe([self._recipe.make(keys) for keys in first], [len(keys) for keys in first])
