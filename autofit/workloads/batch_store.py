@@ -79,11 +79,9 @@ class BatchStore:
         return self.source.fresh(size, self._draws)
 
     def meets_new_shapes(self, typical: Typical, shapes_kept: int) -> bool:
-        """Returns whether most micro batches of a training have a shape whose kernels the libraries have not kept.
+        """Returns whether most micro batches of a training have a shape that is not among the `shapes_kept`.
 
-        Args:
-            typical: batches of the plan.
-            shapes_kept: number of shapes whose kernels the device's libraries keep.
+        A device's libraries keep the kernels of so many shapes.
         """
         distinct = self.source.distinct
         few = distinct is not None and distinct <= shapes_kept
@@ -138,10 +136,7 @@ def shape_count(batches: Sequence[Batch]) -> float:
 
     A dimension counts as many sizes as fit between the smallest and the largest one, in steps of their greatest common
     difference, so that lengths padded to a multiple count once per multiple. Dimensions that grow together, such as
-    tokens and labels, count once. From few batches the estimate is low, since the extreme sizes are not among them.
-
-    Args:
-        batches: batches with the same number of samples; at least one.
+    tokens and labels, count once. The estimate is low, since the extreme sizes are not among a few batches.
     """
     shapes = [[size for tensor in tensors(batch) for size in tensor.shape] for batch in batches]
     if len({len(shape) for shape in shapes}) > 1:

@@ -55,8 +55,8 @@ class BatchOptions:
 class BatchSource(ABC):
     """Makes batches of any size from the user's loader without ever advancing it.
 
-    One subclass for each kind of loader makes the batches, by the methods with an underscore. These get arguments that
-    were checked, and their batches may share memory with the user's data.
+    One subclass for each kind of loader makes the batches, by the abstract methods. These get arguments that were
+    checked, and their batches may share memory with the user's data.
 
     Attributes:
         loader: the user's loader. Its settings may be read; it must not be iterated.
@@ -114,23 +114,13 @@ class BatchSource(ABC):
         return [map_tensors(batch, torch.clone) for batch in self._typical(size, count)]
 
     def fresh(self, size: int, draw: int) -> Iterator[Batch]:
-        """Yields batches of exactly `size` samples, endlessly and at random: other ones for each `draw`.
-
-        The tensors are copies, as those of `typical`.
-
-        Raises:
-            WorkloadError: as `typical`.
-        """
+        """Yields batches as `typical`, endlessly and at random: other ones for each `draw`. Raises as `typical`."""
         self._check(size)
         chance = random.Random(f"{self._options.seed} {draw}")
         return (map_tensors(batch, torch.clone) for batch in self._fresh(size, chance))
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns the batches of `typical` in a form that can also be cut, along the first dimension where possible.
-
-        Raises:
-            WorkloadError: as `typical`.
-        """
+        """Returns the batches of `typical` in a form that can also be cut. Raises as `typical`."""
         return [Cuttable.of(batch) for batch in self.typical(size, count)]
 
     def choose(self, size: int, count: int) -> None:  # noqa: B027  # most subclasses have nothing to choose
@@ -160,10 +150,7 @@ class BatchSource(ABC):
         return fill_masks(map_tensors(batch, torch.clone)) if self._options.filled else batch
 
     def remainder(self, size: int) -> int:
-        """Returns the number of samples in the incomplete last batch of the loader of `rebuild`.
-
-        0 if there is none, or if it is not known: where a rule of the user's decides which samples are batched.
-        """
+        """Returns the number of samples in the incomplete last batch of the loader of `rebuild`; 0 if unknown."""
         return 0
 
     def tokens(self, batch: Batch) -> int | None:
@@ -177,10 +164,10 @@ class BatchSource(ABC):
 
         Batches of similar length need the length of each sample: all samples are read once.
 
-        With `changes`, these arguments of a DataLoader are replaced, unless its loading is fixed.
-
-        With `counted`, batches come as `Counted`, with the number of samples that were collated. The number of samples
-        of a plain batch is given by its shapes.
+        Args:
+            size: samples per batch.
+            counted: whether batches come as `Counted` where their shapes do not give the number of samples.
+            changes: arguments of a DataLoader to replace, unless its loading is fixed.
 
         Raises:
             WorkloadError: batches of this size cannot be made.
@@ -194,11 +181,7 @@ class BatchSource(ABC):
 
     @cached_property
     def by_length(self) -> "BatchSource":
-        """The same samples in batches of similar length.
-
-        Raises:
-            WorkloadError: the samples stay in the user's batches (`fixed_order`).
-        """
+        """The same samples in batches of similar length. Raises `WorkloadError` with a `fixed_order`."""
         found = self._by_length()
         found._users = self
         return found
@@ -233,11 +216,7 @@ class BatchSource(ABC):
         return fixed_padding(self.loader)
 
     def padding(self, size: int) -> float:
-        """Returns the share of padding in typical batches of `size`, from 0 to 1. See `padding.padding_share`.
-
-        Raises:
-            WorkloadError: as `typical`, or the samples of a batch are not known (`fixed_order`).
-        """
+        """Returns the share of padding in typical batches of `size`, from 0 to 1. Raises as `by_length`."""
         self._check(size)
         raise WorkloadError(f"the padding of batches was requested, but {self.fixed_order}; expected single samples")
 
@@ -260,10 +239,7 @@ class BatchSource(ABC):
     def on_small(self, look: Callable[[int], T]) -> T:
         """Calls `look` with the size of a small batch. If that raises, calls it with the user's size, which is kept.
 
-        A model may admit only the sizes that the user makes.
-
-        Raises:
-            Exception: whatever `look` raises at the user's size.
+        A model may admit only the sizes that the user makes. Whatever `look` raises at the user's size is raised.
         """
         if self.small_size != self.user_batch_size:
             try:
@@ -340,15 +316,11 @@ _LEAST_WIDTH = 3
 
 
 def fill_masks(batch: Batch) -> Batch:
-    """Returns a batch whose attention masks say that its samples have all tokens, or all but one.
+    """Returns a batch whose attention masks [samples, width] say that its samples have all tokens, or all but one.
 
-    One token is missing in all samples but the first, if there is more than one, so that the model computes with a mask
-    as it does for other batches. What is padding in `input_ids` becomes the first token of the first sample, since a
-    model may find padding in it.
-
-    Args:
-        batch: the batch; its masks and its ids are changed in place. Both are [samples, width] and may have a prefix,
-            such as `chosen_attention_mask`; others stay as they are.
+    The masks and ids are changed in place. One token is missing in all samples but the first, so that the model
+    computes with a mask as it does for other batches. Padding in `input_ids` becomes the first token, since a model may
+    find padding in it. The names may have a prefix, such as `chosen_attention_mask`.
     """
     found = {path: leaf for path, leaf, _ in leaves(batch, -1) if isinstance(leaf, torch.Tensor) and leaf.dim() == 2}
     for path, mask in found.items():

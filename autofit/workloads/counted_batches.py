@@ -60,11 +60,13 @@ class Collating:
         by_rows: whether tensors have one row per sample. A batch has fewer rows if `collate` drops damaged samples.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Batch], by_rows: bool) -> None:
+    def __init__(self, collate: Callable[[Any], Batch], by_rows: bool) -> None:
         self.collate, self.by_rows = collate, by_rows
 
-    def __call__(self, samples: list[Any]) -> Counted:
+    def __call__(self, samples: list[Any] | Counted) -> Counted:
         """Returns the batch of the samples, with their number."""
+        if isinstance(samples, Counted):  # of `KeyLists`
+            return Counted(self.collate(samples.batch), samples.samples)
         batch = self.collate(samples)
         if not isinstance(samples, (list, tuple)):  # a data set's __getitems__ may return columns instead of samples
             return counted(batch)
@@ -73,7 +75,7 @@ class Collating:
 
 
 class KeyLists:
-    """A data set that takes a list of keys and counts them."""
+    """A data set that takes a list of keys, and counts them for `Collating`."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -85,17 +87,6 @@ class KeyLists:
         if name == "dataset":  # looked up while this object is unpickled in a worker
             raise AttributeError(name)
         return getattr(self.dataset, name)
-
-
-class CollatingCounted:
-    """The collate function of a loader over `KeyLists`."""
-
-    def __init__(self, collate: Callable[[Any], Batch]) -> None:
-        self.collate = collate
-
-    def __call__(self, found: Counted) -> Counted:
-        """Collates what the data set returned and adds the number of samples."""
-        return Counted(self.collate(found.batch), found.samples)
 
 
 class EquallyCounted:

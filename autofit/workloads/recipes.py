@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from autofit.workloads.batch_algebra import concat
 from autofit.workloads.batches import overridden_iteration
-from autofit.workloads.counted_batches import Collating, CollatingCounted, KeyLists
+from autofit.workloads.counted_batches import Collating, KeyLists
 from autofit.workloads.lengths import LengthOf
 from autofit.workloads.resized_samplers import (
     LengthBatches,
@@ -221,10 +221,9 @@ class Recipe:
         """
         loader, lists = self.loader, self.lists(size)
         given = {name: getattr(loader, name) for name in _KEPT} | dict(changes)
-        if by_rows is not None and self.listed:
-            given |= {"dataset": KeyLists(loader.dataset), "collate_fn": CollatingCounted(loader.collate_fn)}
-        elif by_rows is not None:
+        if by_rows is not None:
             given["collate_fn"] = Collating(loader.collate_fn, by_rows)
+            given["dataset"] = KeyLists(loader.dataset) if self.listed else loader.dataset
         if self.listed:
             given |= {"batch_size": None, "sampler": lists}
         elif isinstance(loader.dataset, IterableDataset):

@@ -1,15 +1,7 @@
-"""Samplers: the keys of the samples that a DataLoader's sampler draws.
+"""Samplers: the keys of the samples that a DataLoader's sampler draws, and batch samplers of another size.
 
-Resized sampler: the user's batch sampler at another batch size, so that its rule for grouping samples is kept.
-
-A sampler that groups texts of similar length does so at any size. If it keeps its batch size in an attribute, a copy
-with another size is iterated. If its constructor takes the size, it is constructed again. Otherwise its batches are
-joined or cut in order, which separates samples that it grouped.
-
-LengthBatches: a batch sampler that makes batches of samples of similar length, in an order that stays random.
-
-As in the `LengthGroupedSampler` of transformers, only the samples of one window are sorted by length, so that batches
-have other samples in each epoch. A window holds at most `WINDOW_BATCHES` batches.
+A resized sampler keeps the user's rule for grouping samples: it is a copy with another size in its attributes, or else
+constructed again. Otherwise its batches are joined or cut in order, which separates samples that it grouped.
 """
 
 import copy
@@ -162,16 +154,15 @@ def resized(
         drop_last: whether an incomplete last list is dropped when lists are joined or cut.
         user_pass: returns one pass over the user's lists, which may take long. None iterates `sampler`.
     """
-    methods: tuple[Callable[[Any, int, int], Any], ...] = (_copied, _constructed)
     with undisturbed(sampler):
         user_lists, all_read = one_pass(sampler, user_size) if user_pass is None else user_pass()
-        for method in methods:
+        for method in (_copied, _constructed):
             with suppress(Exception):  # the user's code may not support being called this way
                 if (found := method(sampler, size, user_size)) is None:
                     continue
                 lists, all_found = one_pass(found, size)
                 if _follows(lists, user_lists, size, compare=all_read and all_found):
-                    return found  # type: ignore[no-any-return]
+                    return found
     return Rechunked(sampler, size, user_size, drop_last)
 
 
@@ -226,12 +217,11 @@ WINDOW_BATCHES, LEAST_WINDOWS = 50, 4
 
 
 class LengthBatches:
-    """Batches of the keys that a sampler draws, each of samples of similar length.
+    """Batches of the keys that a sampler draws, each of samples of similar length, in an order that stays random.
 
-    It draws no random numbers. The batches of a window come in the order in which the sampler drew the first key of
-    each, and the keys of a batch in the order in which they were drawn. A sampler that draws at random therefore makes
-    new batches in a new order in each pass, which its generator determines. The keys that do not fill a batch are the
-    last ones drawn, as with torch's `BatchSampler`.
+    As in the `LengthGroupedSampler` of transformers, only the samples of one window are sorted by length. The batches
+    of a window come in the order in which the sampler drew the first key of each. It draws no random numbers, so the
+    sampler's generator determines the batches of each pass. The keys that do not fill a batch are the last ones drawn.
 
     Attributes:
         sampler: the user's sampler, with a length.
@@ -249,16 +239,14 @@ class LengthBatches:
         windows = max(-(-full // WINDOW_BATCHES), min(LEAST_WINDOWS, full), 1)
         edges = [full * at // windows * size for at in range(windows + 1)]
         for first, last in pairwise(edges):
-            yield from self._of_window(drawn[first:last])
+            keys = drawn[first:last]
+            lengths = [self._length_of(key) for key in keys]
+            by_length = sorted(range(len(keys)), key=lengths.__getitem__)  # equal lengths stay in the order drawn
+            batches = [sorted(by_length[at : at + size]) for at in range(0, len(keys), size)]
+            yield from ([keys[place] for place in batch] for batch in sorted(batches))
         if len(drawn) > full * size and not self.drop_last:
             yield drawn[full * size :]
 
     def __len__(self) -> int:
         total = len(self.sampler)
         return total // self.batch_size if self.drop_last else -(-total // self.batch_size)
-
-    def _of_window(self, keys: list[Any]) -> Iterator[list[Any]]:
-        lengths = [self._length_of(key) for key in keys]
-        by_length = sorted(range(len(keys)), key=lengths.__getitem__)  # equal lengths stay in the order drawn
-        batches = [sorted(by_length[at : at + self.batch_size]) for at in range(0, len(keys), self.batch_size)]
-        yield from ([keys[place] for place in batch] for batch in sorted(batches))

@@ -1,8 +1,4 @@
-"""TrainStep: one optimizer step under a plan.
-
-The probe measures this class and the user trains with it, so the code that is measured is the code that runs. `Draft`
-is a step under construction: strategies change it, and `autofit.prepare` turns it into a `TrainStep`.
-"""
+"""TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -34,7 +30,9 @@ class Scheduler(Protocol):
 
 @dataclass(slots=True)
 class Draft:
-    """A step under construction. Strategies change these fields in `apply` and restore them on exit.
+    """A step under construction, which `autofit.prepare` turns into a `TrainStep`.
+
+    Strategies change these fields in `apply` and restore them on exit.
 
     Attributes:
         model: the user's model, on `device`.
@@ -137,10 +135,8 @@ class TrainStep:
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Runs one optimizer step and returns the loss of its whole batch, detached, on the device.
 
+        In inference, runs the forward pass under `torch.inference_mode` and returns the output on the last micro batch.
         Warns once about a batch that is not from `loader`, if the plan was not proven for it.
-
-        In inference, runs the forward pass under `torch.inference_mode`, updates nothing, and returns the model's
-        output on the last micro batch.
 
         Raises:
             UsageError: the draft is `one_pass`, but the batch has several parts.

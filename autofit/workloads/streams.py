@@ -26,10 +26,7 @@ _SHORT = 64  # containers with more entries are taken as data, not state
 
 
 def read(source: Any, limit: int, what: str) -> tuple[list[Any], bool, tuple[str, ...]]:
-    """Reads up to `limit` items from a second iterator of a re-iterable.
-
-    Returns:
-        The items, whether the source ended, and notes.
+    """Reads up to `limit` items from a second iterator: returns the items, whether the source ended, and notes.
 
     Raises:
         WorkloadError: `source` is an iterator or holds one, so that reading would consume the user's items.
