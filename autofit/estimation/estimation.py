@@ -14,7 +14,7 @@ from autofit.core.printable import printable
 from autofit.core.space import Refusal
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.estimation.records import PRECISION, EstimatedPlan, Need, PeakLaw, Row, TradedKnob
+from autofit.estimation.records import PRECISION, EstimatedPlan, PeakLaw, Row, TradedKnob
 from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
 from autofit.memory.trace import Kind
 from autofit.reports.canvas import Canvas
@@ -85,12 +85,13 @@ def draw(estimation: Estimation, canvas: Canvas | None = None) -> str:
     """Returns the estimation for a person to read, ending without a newline."""
     canvas = canvas or Canvas()
     e, parts = estimation, estimation.breakdown
+    standing = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
     sections = [
         _head(e, canvas),
         _baseline(e, canvas),
         _bars(parts.kinds, sum(part.size_bytes for part in parts.kinds), canvas),
         _modules(parts.modules, canvas),
-        ["", *_fixed(e, canvas)],
+        ["", *_wrapped(f"At any batch size: {standing} = {format_bytes(parts.fixed_bytes)}", canvas)],
         ["", *_table(e, canvas)],
         _notes(e, canvas),
     ]
@@ -146,8 +147,10 @@ def _bars(parts: Sequence[Part], total_bytes: int, canvas: Canvas) -> list[str]:
     room = canvas.width - _INDENT - 19
     name_cells = min(max([_LEAST_NAME, *map(len, names)]), _MOST_NAME, room - 8)
     most = max((part.size_bytes for part in parts), default=1) or 1
+    # The beginning of a long name is cut, because the end says more.
+    names = [name if len(name) <= name_cells else f"..{name[len(name) - name_cells + 2 :]}" for name in names]
     return [
-        f"{'':{_INDENT}}{_shortened(name, name_cells):{name_cells}} "
+        f"{'':{_INDENT}}{name:{name_cells}} "
         f"{canvas.bar(part.size_bytes / most, room - name_cells - 2)} "
         f"{format_bytes(part.size_bytes):>10} {part.size_bytes / max(total_bytes, 1):>4.0%}"
         for name, part in zip(names, parts, strict=True)
@@ -159,16 +162,6 @@ def plural(kind: str) -> str:
     return _PLURALS.get(kind, kind)
 
 
-def _shortened(name: str, cells: int) -> str:
-    """Returns a name shortened to `cells`. The beginning is cut, because the end says more."""
-    return name if len(name) <= cells else f"..{name[len(name) - cells + 2 :]}"
-
-
-def _fixed(e: Estimation, canvas: Canvas) -> list[str]:
-    listed = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in e.breakdown.standing)
-    return _wrapped(f"At any batch size: {listed} = {format_bytes(e.breakdown.fixed_bytes)}", canvas)
-
-
 def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
     """Yields the table of what fits, one line per choice."""
     wanted = [need.micro_batch_size for need in next((row.needs for row in e.rows if row.needs), ())]
@@ -176,7 +169,11 @@ def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
     heads = [title, "largest", "sure", "peak", "at best", *(f"for {size}" for size in wanted)]
     cells = [heads, *(_cells(row, len(wanted), _is_baseline(row, e), e.traded) for row in e.rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    yield from _wrapped(_question(wanted, e.traded), canvas)
+    text = "The largest micro batch that fits"
+    if wanted:
+        technique, counted = printable(e.traded.technique), printable(e.traded.counted)
+        text += f" without {technique}, and the fewest {counted} for micro batches of {' and '.join(map(str, wanted))}"
+    yield from _wrapped(f"{text}:", canvas)
     for number, line in enumerate(cells):
         text = "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         yield f"{'':{_INDENT}}{canvas.paint(text, 'faint') if number == 0 else text}"
@@ -192,16 +189,6 @@ def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
             yield from _wrapped(f"  {printable(row.name) or 'baseline'}: {printable(row.reason)}", canvas, "    ")
 
 
-def _question(wanted: Sequence[int], traded: TradedKnob) -> str:
-    """Returns the heading of the table."""
-    text = "The largest micro batch that fits"
-    if not wanted:
-        return f"{text}:"
-    sizes = " and ".join(map(str, wanted))
-    technique, counted = printable(traded.technique), printable(traded.counted)
-    return f"{text} without {technique}, and the fewest {counted} for micro batches of {sizes}:"
-
-
 def _cells(row: Row, needs: int, is_baseline: bool, traded: TradedKnob) -> list[str]:
     shown = printable(row.name)
     name = f"{shown} (baseline)" if is_baseline and shown else shown or "baseline"
@@ -211,19 +198,14 @@ def _cells(row: Row, needs: int, is_baseline: bool, traded: TradedKnob) -> list[
     best = "" if rate is None else f"{short_number(rate, 3)}/s"
     if row.same_as:
         return [name, f"as {printable(row.same_as)}", "", "", best, *[""] * needs]
-    if row.largest is None:
-        largest = ["none", "", "", ""]
-    else:
-        star = "*" if row.capped else ""
-        sure = "none" if row.surely is None else str(row.surely)
+    largest = ["none", "", "", ""]
+    if row.largest is not None:
+        star, sure = "*" if row.capped else "", "none" if row.surely is None else str(row.surely)
         largest = [f"{row.largest.plan.micro_batch_size}{star}", sure, format_bytes(row.largest.peak.value_bytes), best]
-    return [name, *largest, *(_need(need, traded) for need in row.needs)]
-
-
-def _need(need: Need, traded: TradedKnob) -> str:
-    if need.blocks is None:
-        return f"not even {need.estimated.plan.values.get(traded.knob, 0)}" if need.estimated else "none"
-    return str(need.blocks)
+    for need in row.needs:
+        most = f"not even {need.estimated.plan.values.get(traded.knob, 0)}" if need.estimated else "none"
+        largest.append(most if need.blocks is None else str(need.blocks))
+    return [name, *largest]
 
 
 def _notes(e: Estimation, canvas: Canvas) -> list[str]:
