@@ -252,12 +252,17 @@ class LargestBatches:
         if reason := self._space.conflict(combination):
             return row.model_copy(update={"reason": reason})
         try:
-            largest = self._largest(combination, before.largest)
+            near = self.baseline if before.largest is None else before.largest.plan
+            size = self._fitting(combination, near.micro_batch_size, _value, TOLERANCE)
+            largest = None if size is None else self.estimated(self._space.at(combination, size))
+            surely = size
+            if size is not None and largest is not None and not largest.surely:
+                surely = self._fitting(combination, size, _upper, SURE_TOLERANCE)
             needs = [] if self._traded is None else self._needs(self._traded, combination, largest, before.needs)
             found = {
                 "largest": largest,
-                "surely": None if largest is None else self._surely(combination, largest),
-                "capped": self._cap if largest and largest.plan.micro_batch_size == self.sizes[-1] else "",
+                "surely": surely,
+                "capped": self._cap if size == self.sizes[-1] else "",
                 "needs": tuple(needs),
             }
         except Untraceable as error:
@@ -266,34 +271,17 @@ class LargestBatches:
             found = {"reason": str(error)}
         return row.model_copy(update=found)
 
-    def _largest(self, combination: Plan, near: EstimatedPlan | None) -> EstimatedPlan | None:
-        """Returns the largest micro batch that fits. The search starts at that of another choice."""
-        peaks = {size: peak.value_bytes for size, peak in self._peaks(combination).items()}
-        found = last_below(
+    def _fitting(self, combination: Plan, start: int, read: Callable[[Estimate], int], tolerance: float) -> int | None:
+        """Returns the largest micro batch of which what is read of the peak is within the budget; None if none is."""
+        known = {size: read(peak) for size, peak in self._peaks(combination).items()}
+        return last_below(
             self.sizes,
-            lambda size: self.estimated(self._space.at(combination, size)).peak.value_bytes,
+            lambda size: read(self.estimated(self._space.at(combination, size)).peak),
             self.limit_bytes,
-            (near.plan if near is not None else self.baseline).micro_batch_size,
-            {0: self._floor_bytes, **peaks},
-            TOLERANCE,
+            start,
+            {0: self._floor_bytes, **known},
+            tolerance,
         )
-        return None if found is None else self.estimated(self._space.at(combination, found))
-
-    def _surely(self, combination: Plan, largest: EstimatedPlan) -> int | None:
-        """Returns about the largest micro batch whose upper bound fits; None if no bound fits or none is known."""
-        if largest.surely:
-            return largest.plan.micro_batch_size
-        uppers = {
-            size: peak.upper_bytes for size, peak in self._peaks(combination).items() if peak.upper_bytes is not None
-        }
-
-        def upper_of(size: int) -> int:
-            upper = self.estimated(self._space.at(combination, size)).peak.upper_bytes
-            assert upper is not None, "the estimate of a traced plan has an upper bound"
-            return upper
-
-        start, known = largest.plan.micro_batch_size, {0: self._floor_bytes, **uppers}
-        return last_below(self.sizes, upper_of, self.limit_bytes, start, known, SURE_TOLERANCE)
 
     def _needs(
         self, knob: Knob, combination: Plan, largest: EstimatedPlan | None, before: Sequence[Need]
@@ -332,3 +320,12 @@ class LargestBatches:
         """Returns the peaks of a combination that were already estimated, by micro batch size."""
         plans = (one for one in self._seen.values() if one.plan.combination == combination)
         return {one.plan.micro_batch_size: one.peak for one in plans}
+
+
+def _value(peak: Estimate) -> int:
+    return peak.value_bytes
+
+
+def _upper(peak: Estimate) -> int:
+    assert peak.upper_bytes is not None, "the estimate of a traced plan has an upper bound"
+    return peak.upper_bytes
