@@ -78,7 +78,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise WorkloadError(f"model is {a_type(self.model)}; expected a torch.nn.Module. {_advice(self.model)}")
+            raise _not_a_model(self.model)
         if lazy := [name for name, parameter in self.model.named_parameters() if is_lazy(parameter)]:
             raise WorkloadError(
                 f"{lazy[0]} has no shape yet ({len(lazy)} parameters of lazy modules); expected a model with "
@@ -210,14 +210,11 @@ class Workload:
 
     def _made(self, trainable: list[nn.Parameter]) -> Optimizer:
         """Returns the user's optimizer, a set of several, or what the recipe makes of the parameters."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            return torch.optim.AdamW(trainable)
-        if isinstance(optimizer, Mapping):
-            return OptimizerSet(optimizer)
-        if isinstance(optimizer, Optimizer):
-            return optimizer
-        made = optimizer(trainable)
+        if isinstance(self.optimizer, Mapping):
+            return OptimizerSet(self.optimizer)
+        if isinstance(self.optimizer, Optimizer):
+            return self.optimizer
+        made = (torch.optim.AdamW if self.optimizer is None else self.optimizer)(trainable)
         if not isinstance(made, Optimizer):
             raise WorkloadError(_not_an_optimizer("the optimizer callable returned", made))
         return made
@@ -234,12 +231,12 @@ def _needs_closure(optimizer: Optimizer) -> bool:
     return any(each.default is Parameter.empty and each.kind in passed for each in parameters)
 
 
-def _advice(found: object) -> str:
-    """Returns what to do with something that is not a model."""
+def _not_a_model(found: object) -> WorkloadError:
     held = list(found.values()) if isinstance(found, Mapping) else found
+    advice = "Pass the model first and the loader second."
     if isinstance(held, list | tuple) and held and all(isinstance(each, nn.Module) for each in held):
-        return "Pass several models as one torch.nn.ModuleDict, with update_fn."
-    return "Pass the model first and the loader second."
+        advice = "Pass several models as one torch.nn.ModuleDict, with update_fn."
+    return WorkloadError(f"model is {a_type(found)}; expected a torch.nn.Module. {advice}")
 
 
 def _not_an_optimizer(where: str, found: object) -> str:
@@ -272,14 +269,13 @@ def _optimizers_in(found: object, depth: int = 3) -> Iterator[Optimizer]:
 class OptimizerSet(Optimizer):
     """Several optimizers, such as those of a GAN, with the groups, the state and the gradients of all of them.
 
-    It is never stepped: the user's `update_fn` steps each optimizer by itself.
+    Groups and state that they get later are seen too. The set is never stepped: the user's `update_fn` steps each.
 
     Attributes:
         members: the optimizers by the user's names.
     """
 
     def __init__(self, members: Mapping[str, Optimizer]) -> None:
-        """Makes the set. The optimizers are not changed; groups and state that they get later are seen too."""
         # torch's constructor is not called: it would group the parameters anew, and keep a state beside the members'.
         self.members = dict(members)
 
