@@ -85,13 +85,13 @@ def draw(estimation: Estimation, canvas: Canvas | None = None) -> str:
     """Returns the estimation for a person to read, ending without a newline."""
     canvas = canvas or Canvas()
     e, parts = estimation, estimation.breakdown
-    standing = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
+    always = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
     sections = [
         _head(e, canvas),
         _baseline(e, canvas),
         _bars(parts.kinds, sum(part.size_bytes for part in parts.kinds), canvas),
         _modules(parts.modules, canvas),
-        ["", *_wrapped(f"At any batch size: {standing} = {format_bytes(parts.fixed_bytes)}", canvas)],
+        ["", *_wrapped(f"At any batch size: {always} = {format_bytes(parts.fixed_bytes)}", canvas)],
         ["", *_table(e, canvas)],
         _notes(e, canvas),
     ]

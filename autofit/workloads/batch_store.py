@@ -81,7 +81,7 @@ class BatchStore:
     def meets_new_shapes(self, typical: Typical, shapes_kept: int) -> bool:
         """Returns whether most micro batches of a training have a shape that is not among the `shapes_kept`.
 
-        A device's libraries keep the kernels of so many shapes.
+        That is the number of shapes whose kernels the device's libraries keep.
         """
         distinct = self.source.distinct
         few = distinct is not None and distinct <= shapes_kept

@@ -14,9 +14,8 @@ from autofit.workloads.batches import BatchOptions, BatchSource, checked_loader
 from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.recipes import Recipe
 from autofit.workloads.resized_samplers import sampler_keys
-from autofit.workloads.sample_batches import SampleBatches
+from autofit.workloads.sample_batches import SampleBatches, UnevenBatches
 from autofit.workloads.streams import STREAM_BATCHES, read
-from autofit.workloads.uneven_batches import UnevenBatches
 
 
 def source_of(loader: object, *, worst_case: object = None, seed: int = 0, scan: int = 2048) -> BatchSource:

@@ -123,13 +123,13 @@ def _users_code(what: str, absent: Sequence[str] = ()) -> Iterator[None]:
                 f"the module {error.name!r} was not found; expected a module on the import path, "
                 "or a path that ends in .py."
             ) from None
-        told = traceback.format_exception_only(error)
-        line = "".join(told).strip().splitlines()[-1]
+        raised = traceback.format_exception_only(error)
+        line = "".join(raised).strip().splitlines()[-1]
         frames = traceback.extract_tb(error.__traceback__)
         # The traceback starts at the first frame in the user's code. There is none if the file could not be parsed.
         users = [i for i, each in enumerate(frames) if each.filename != __file__ and "importlib" not in each.filename]
         shown = traceback.format_list(frames[users[0] :]) if users else []
-        lines = ["Traceback (most recent call last):\n", *shown, *told]
+        lines = ["Traceback (most recent call last):\n", *shown, *raised]
         raise UserCodeError(f"{what} raised {redacted(line)}", redacted("".join(lines))) from None
 
 

@@ -1,11 +1,9 @@
-"""SampleBatches: batches collated from the samples of a data set.
-
-Padding: the share of the elements of batches that only fill them up to the longest sample.
-"""
+"""Sources of batches that are collated from the samples of a data set, and the share of padding in such batches."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle, islice
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +16,7 @@ from autofit.workloads.batches import BatchOptions, BatchSource, no_batches
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, has_rows
 from autofit.workloads.lengths import Lengths, SampleLengths, elements, evenly_spaced, scan
 from autofit.workloads.recipes import Recipe
-from autofit.workloads.representative_batches import Groups, representative
+from autofit.workloads.representative_batches import Groups, choose_representative, representative
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors
 
@@ -30,20 +28,36 @@ SCAN_S = 10.0
 _SCANNED_WITH_WORST_CASE = 512  # samples measured for typical batches if the user gives the worst case
 
 
-class SampleBatches(BatchSource):
-    """Makes batches by collating samples."""
+ALIKE_RATIO = 0.95
+"""Number of elements, relative to the largest batch, from which a batch may need the most memory. A sampler with a
+budget fills most batches equally, and of these the one with the longest samples needs the most for its attention."""
+_DESCRIBED = 8
+"""Number of batches whose common structure identifies the loader."""
 
+
+class _OfRecipe(BatchSource):
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
         super().__init__(loader, options, recipe.notes)
-        self.user_batch_size, self.length = recipe.user_batch_size, recipe.length
+        self._recipe, self.user_batch_size, self.length = recipe, recipe.user_batch_size, recipe.length
+        self.fixed_loading, self.fixed_order, self.grouped = recipe.fixed_loading, recipe.fixed_order, recipe.grouped
+
+    def _repeated(self, worst: Any, size: int) -> Batch:
+        """Returns a batch of the user's worst sample, repeated and collated."""
+        return self._recipe.repeated(worst, size)
+
+
+class SampleBatches(_OfRecipe):
+    """Makes batches by collating samples."""
+
+    def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
+        super().__init__(loader, recipe, options)
         if not recipe.keys or (recipe.drop_last and self.length is not None and self.length < self.user_batch_size):
             raise no_batches(
                 loader,
                 f"{self.length} samples, batch size {self.user_batch_size}, drop_last={recipe.drop_last}",
             )
-        self._recipe, self.fixed_loading = recipe, recipe.fixed_loading
         self._worst_keys: dict[int, list[Any]] = {}
         self._chosen: dict[tuple[int, int], list[list[Any]] | None] = {}
         self._lengths = self._scan()
@@ -54,7 +68,6 @@ class SampleBatches(BatchSource):
                 f"{type(loader.batch_sampler).__name__} cannot make batches of another size: other sizes join or cut "
                 f"its batches in order{', and are measured with the padding that results' * self.varies}"
             )
-        self.fixed_order, self.grouped = recipe.fixed_order, recipe.grouped
         self._known = SampleLengths(recipe.keys, recipe.sample, self._lengths)
         self._groups = None if recipe.at_random else Groups(recipe.lists, self._known, self._lengths)
 
@@ -223,10 +236,6 @@ class SampleBatches(BatchSource):
             self._worst_keys[size] = self._keys_at(best, size)
         return self._recipe.make(self._worst_keys[size])
 
-    def _repeated(self, worst: Any, size: int) -> Batch:
-        """Returns a batch of the user's worst sample, repeated and collated."""
-        return self._recipe.repeated(worst, size)
-
     def _at(self, positions: Sequence[int], size: int) -> Batch:
         return self._recipe.make(self._keys_at(positions, size))
 
@@ -256,6 +265,65 @@ class SampleBatches(BatchSource):
             return False
         ends = [self._at(order, size) for order in (*self._lengths.rankings(), self._lengths.shortest())]
         return len({(elements(end), describe([end], [size])) for end in ends}) > 1
+
+
+class UnevenBatches(_OfRecipe):
+    """The batches of a sampler that makes them of different sizes, such as one with a budget of frames.
+
+    Such a rule cannot be kept at another batch size, and a batch of the usual size made from the longest samples would
+    be far larger than any that the sampler makes. The batches therefore stay as they are. The batch size of a plan is
+    their mean. At most `scan` samples are read to compare the batches.
+    """
+
+    varies = True
+    resizable = False
+    even = False
+    has_rows = False
+
+    def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
+        super().__init__(loader, recipe, options)
+        # Of some batches of the pass, the keys of the samples and the number of elements of the tensors.
+        self._inspected: list[tuple[list[Any], int]]
+        self._lists = recipe.uneven
+        with undisturbed(loader):
+            count = max(int(options.scan / fmean(map(len, self._lists))), 2)
+            chosen = [self._lists[at] for at in evenly_spaced(len(self._lists), count)]
+            self._inspected = [(keys, elements(recipe.make(keys))) for keys in chosen]
+        if len(self._inspected) < len(self._lists):
+            self._note(
+                f"{len(self._inspected)} of {len(self._lists)} batches were inspected: if a larger one can occur, pass "
+                "worst_case="
+            )
+
+    def _typical(self, size: int, count: int) -> list[Batch]:
+        """Returns batches that together have the mean number of samples, of elements, and of elements times length."""
+        costs = [(float(len(keys)), float(held), held**2 / len(keys)) for keys, held in self._inspected]
+        samples, filled, square = (fmean(column) for column in zip(*costs, strict=True))
+        chance, places = random.Random(self._options.seed), list(range(len(costs)))
+        if count < len(places):
+            places = choose_representative([[cost] for cost in costs], [(samples, filled, square)], count, chance)
+        return [self._recipe.make(self._inspected[at][0]) for at in islice(cycle(places), count)]
+
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
+        """Yields batches of the pass at random."""
+        while True:
+            yield self._recipe.make(chance.choice(self._lists))
+
+    def _longest(self, size: int) -> Batch:
+        """Returns the batch with the longest samples of those with the most elements (`ALIKE_RATIO`)."""
+        most = max(held for _, held in self._inspected)
+        large = [each for each in self._inspected if each[1] >= ALIKE_RATIO * most]
+        return self._recipe.make(max(large, key=lambda each: each[1] / len(each[0]))[0])
+
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns the user's batches. Each counts as `size` samples, so that a step has as many as the plan says."""
+        loader = self._recipe.rebuild(size, changes) if changes else self.loader
+        return EquallyCounted(loader, size) if counted else loader
+
+    def structure(self) -> str:
+        """Returns the common structure of the first inspected batches."""
+        first = [keys for keys, _ in self._inspected[:_DESCRIBED]]
+        return describe([self._recipe.make(keys) for keys in first], [len(keys) for keys in first])
 
 
 SAMPLES = 512
