@@ -14,9 +14,8 @@ from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeErr
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan, same_value
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.units import format_bytes
-from autofit.estimation.estimation import Estimation, plural
+from autofit.estimation.estimation import EstimatedPlan, Estimation, PeakLaw, Row, TradedKnob, plural
 from autofit.estimation.largest_batches import LargestBatches, choices, traded
-from autofit.estimation.records import EstimatedPlan, PeakLaw, Row, TradedKnob
 from autofit.estimators import Traced, Tracer
 from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
 from autofit.memory.trace import Kind

@@ -11,7 +11,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.space import SearchSpace, divisors
 from autofit.core.work import StepWork
-from autofit.estimation.records import EstimatedPlan, Need, Row
+from autofit.estimation.estimation import EstimatedPlan, Need, Row
 from autofit.estimators import Traced, Tracer, samples_per_s
 from autofit.memory.breakdown import Breakdown
 from autofit.memory.roofline import in_precision
@@ -290,12 +290,12 @@ class LargestBatches:
 
         The search starts at the value that another choice needs, or else at the last one.
         """
-        values, own = [int(value) for value in knob.values], self.baseline.micro_batch_size
+        values, present = [int(value) for value in knob.values], self.baseline.micro_batch_size
         between = knob.trades_memory is not None and knob.trades_memory.between
         counts = range(values[0], values[-1] + 1) if between else values
         least, most = counts[0], counts[-1]
-        larger = bisect_left(self.sizes, 2 * own)
-        for size in (own, *self.sizes[larger : larger + 1]):
+        larger = bisect_left(self.sizes, 2 * present)
+        for size in (present, *self.sizes[larger : larger + 1]):
             whole = self._space.at(combination, size)
             if largest is not None and size <= largest.plan.micro_batch_size:
                 yield Need(micro_batch_size=size, blocks=least, estimated=self._seen.get(whole.key))

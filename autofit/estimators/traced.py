@@ -201,8 +201,8 @@ class Traced(Estimator):
         miss, traced, size = self._miss(plan, use), use.judged_bytes, use.micro_batch_size
         ratio = miss.ratio if use.exact else miss.ratio + DRAWN_ERROR_RATIO
         worst_case = use.answered > 0 and not miss.answers_hold
-        own = size in self._known[key_of(plan)].traces
-        basis = "traced" if own else f"traced at other micro batches and scaled to {size}"
+        is_traced = size in self._known[key_of(plan)].traces
+        basis = "traced" if is_traced else f"traced at other micro batches and scaled to {size}"
         return Estimate(
             value_bytes=max(traced + miss.shift, 0),
             lower_bytes=None if worst_case else max(round((traced + miss.least) * (1 - ratio)), 0),
