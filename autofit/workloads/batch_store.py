@@ -93,10 +93,10 @@ class BatchStore:
         # Batches cached on the device would count as memory of the next plan.
         if all(tensor.device.type == "cpu" for batch in found.batches for tensor in tensors(batch)):
             self._kept[size, parts] = found
-        while len(self._kept) > 1 and sum(nbytes(batch) for each in self._kept.values() for batch in each.batches) > (
-            MOST_BYTES
-        ):
+        sizes = [sum(map(nbytes, each.batches)) for each in self._kept.values()]
+        while len(sizes) > 1 and sum(sizes) > MOST_BYTES:
             self._kept.popitem(last=False)
+            del sizes[0]
         return found
 
     def _made(self, size: int, parts: int) -> Typical:

@@ -282,12 +282,11 @@ class UnevenBatches(_OfRecipe):
 
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
         super().__init__(loader, recipe, options)
-        # Of some batches of the pass, the keys of the samples and the number of elements of the tensors.
-        self._inspected: list[tuple[list[Any], int]]
         self._lists = recipe.uneven
         with undisturbed(loader):
             count = max(int(options.scan / fmean(map(len, self._lists))), 2)
             chosen = [self._lists[at] for at in evenly_spaced(len(self._lists), count)]
+            # The keys of each batch, and the number of elements of its tensors.
             self._inspected = [(keys, elements(recipe.make(keys))) for keys in chosen]
         if len(self._inspected) < len(self._lists):
             self._note(
