@@ -347,14 +347,6 @@ def _output_text(output: Any) -> str:
     return a_type(output)
 
 
-def used_graph(name: str) -> WorkloadError:
-    """Returns the error for a loss whose graph was already used in a backward pass."""
-    return WorkloadError(
-        f"the loss from {name} was already backpropagated: if {name} calls backward() or "
-        "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, .detach() it"
-    )
-
-
 def _hint(output: Any) -> str:
     """Suggests a step_fn for outputs that contain the loss in another form."""
     if isinstance(output, torch.Tensor) and output.dim() == 0:

@@ -9,10 +9,10 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
-from autofit.core.errors import UsageError
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.workloads.batch_store import StepBatch, StepLoader
-from autofit.workloads.loss import LossRule, used_graph
+from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import weights_of
@@ -182,7 +182,12 @@ class TrainStep:
             except RuntimeError as error:
                 if "backward through the graph a second time" not in str(error):
                     raise
-                raise used_graph(draft.loss.name) from error
+                name = draft.loss.name
+                raise WorkloadError(
+                    f"the loss from {name} was already backpropagated: if {name} calls backward() or "
+                    "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, "
+                    ".detach() it"
+                ) from error
             if total is not None:
                 total = total + loss.detach()
             else:  # the next run of a CUDA graph overwrites its outputs
