@@ -14,9 +14,8 @@ from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeErr
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan, same_value
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.units import format_bytes
-from autofit.estimation.estimation import Estimation, plural
+from autofit.estimation.estimation import EstimatedPlan, Estimation, PeakLaw, Row, TradedKnob, plural
 from autofit.estimation.largest_batches import LargestBatches, choices, traded
-from autofit.estimation.records import EstimatedPlan, PeakLaw, Row, TradedKnob
 from autofit.estimators import Traced, Tracer
 from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
 from autofit.memory.trace import Kind
@@ -84,7 +83,13 @@ def estimate_target(
                 at_length=lambda length: partial(bench.trace, length=length),
             )
     except UserCodeError as error:
-        raise with_accelerator_hint(error) from None
+        if not any(sign in f"{error}{error.traceback_text}" for sign in WANTS_ACCELERATOR):
+            raise
+        raise UserCodeError(
+            f"{str(error).rstrip('.')}. An estimate uses no accelerator: create the model and the data on the CPU, "
+            "without .cuda() or .to(...). autofit moves them to the device.",
+            error.traceback_text,
+        ) from None
 
 
 def estimate(
@@ -117,7 +122,7 @@ def estimate(
     try:
         baseline, parts, notes = largest.estimate_baseline()
     except Untraceable as error:
-        raise Untraceable(error.reason, error.where, untraceable_advice(fixed_parts(), target)) from error
+        raise Untraceable(error.reason, error.where, _advice(fixed_parts(), target)) from error
     rows = largest.rows()
     missing = ""
     if not any(row.largest is not None or any(need.blocks is not None for need in row.needs) for row in rows):
@@ -129,7 +134,8 @@ def estimate(
                 f"its peak is {format_bytes(least.peak.value_bytes)}",
             )
         else:
-            missing = shortfall(least, parts, account.outside_bytes, largest.limit_bytes)
+            missing = _shortfall(least, parts, account.outside_bytes, largest.limit_bytes)
+    knob = traded(briefing.space.knobs)
     return Estimation(
         target=target,
         environment=briefing.environment,
@@ -137,27 +143,21 @@ def estimate(
         account=account,
         own=baseline,
         breakdown=parts,
-        traded=_traded(briefing),
+        traded=TradedKnob()
+        if knob is None or knob.trades_memory is None
+        else TradedKnob(knob=knob.name, technique=knob.trades_memory.technique, counted=knob.trades_memory.counted),
         rows=rows,
         shortfall=missing,
         sequence_length=briefing.sequence_length,
         laws=peak_laws(briefing, tracer, largest.worthwhile(rows), at_length) if with_laws else (),
-        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.space)])),
+        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *_unchecked(rows, briefing.space)])),
         refused=tuple(r for r in briefing.space.refused if r.name != MICRO_BATCH_SIZE),
         duration_s=round(clock.elapsed_s, 2),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _traded(briefing: Briefing) -> TradedKnob:
-    knob = traded(briefing.space.knobs)
-    if knob is None or knob.trades_memory is None:
-        return TradedKnob()
-    trade = knob.trades_memory
-    return TradedKnob(knob=knob.name, technique=trade.technique, counted=trade.counted)
-
-
-def untraceable_advice(parts: Sequence[Part], target: str) -> str:
+def _advice(parts: Sequence[Part], target: str) -> str:
     """Returns what is known about a workload that cannot be traced, and what to do."""
     todo = f"Run autofit tune {target} on the device".replace("  ", " ") + " to measure it."
     if not parts:
@@ -167,7 +167,7 @@ def untraceable_advice(parts: Sequence[Part], target: str) -> str:
     return f"At any batch size, it keeps {listed_parts} = {total}; the memory of activations is unknown. {todo}"
 
 
-def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
+def _shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
     """Returns how much memory is missing, and what would help."""
     floor = parts.fixed_bytes + outside_bytes
     if floor > limit_bytes:
@@ -189,13 +189,8 @@ def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_
     )
 
 
-def unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
-    """Returns the caveat that the choices of these rows were not checked; [] if they keep the arithmetic.
-
-    Args:
-        rows: what fits, by choice.
-        space: the knobs, the strategies that own them, and the baseline.
-    """
+def _unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
+    """Returns the caveat that the choices of these rows were not checked; [] if they keep the arithmetic."""
     inexact = {knob for each in space.strategies if each.effect != "exact" for knob in each.knobs}
     baseline = space.baseline.values
     names = [row.name for row in rows if row.knob in inexact and not same_value(row.value, baseline.get(row.knob))]
@@ -204,17 +199,6 @@ def unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
     return [
         f"whether {', '.join(names)} keeps this model's gradient was not checked; autofit tune checks it on the device"
     ]
-
-
-def with_accelerator_hint(error: UserCodeError) -> UserCodeError:
-    """Returns the error of a factory that needs an accelerator, with advice; any other error unchanged."""
-    if not any(sign in f"{error}{error.traceback_text}" for sign in WANTS_ACCELERATOR):
-        return error
-    return UserCodeError(
-        f"{str(error).rstrip('.')}. An estimate uses no accelerator: create the model and the data on the CPU, without "
-        ".cuda() or .to(...). autofit moves them to the device.",
-        error.traceback_text,
-    )
 
 
 def peak_laws(
@@ -236,8 +220,7 @@ def peak_laws(
         for other in (length // 2, 2 * length):
             traced = Traced(at_length(other), account, limit_bytes)
             if _parts(briefing, traced, briefing.space.baseline, sizes[:1]):
-                found = _laws(briefing, traced, spaced(sizes, MOST_SIZES - 1))
-                laws += [law.model_copy(update={"length": other}) for law in found]
+                laws += _laws(briefing, traced, spaced(sizes, MOST_SIZES - 1), other)
     return tuple(laws)
 
 
@@ -246,24 +229,23 @@ def spaced(values: Sequence[int], most: int) -> tuple[int, ...]:
     if len(values) <= most:
         return tuple(values)
     growth = (values[-1] / max(values[0], 1)) ** (1 / (most - 1))
-
-    def nearest(wanted: float) -> int:
-        return min(values, key=lambda value: abs(value - wanted))
-
-    return tuple(sorted({nearest(values[0] * growth**place) for place in range(most)}))
+    wanted = [values[0] * growth**place for place in range(most)]
+    return tuple(sorted({min(values, key=lambda value: abs(value - near)) for near in wanted}))
 
 
-def _laws(briefing: Briefing, traced: Traced, sizes: Sequence[int]) -> Iterator[PeakLaw]:
+def _laws(
+    briefing: Briefing, traced_plans: Traced, sizes: Sequence[int], length: int | None = None
+) -> Iterator[PeakLaw]:
     knob = traded(briefing.space.knobs)
-    counts = (0,) if knob is None else (int(knob.values[0]), int(knob.values[-1]))
     for choice in choices(briefing.space.knobs):
         if choice.same_memory and not choice.is_baseline:
             continue
-        for count in counts:
-            combination = choice.of(briefing.space.baseline)
-            combination = combination if knob is None else combination.replace(**{knob.name: count})
-            if parts := _parts(briefing, traced, combination, sizes):
-                yield PeakLaw(knob=choice.knob, value=choice.value, traded=count, sizes=tuple(sizes), parts=parts)
+        for count in (0,) if knob is None else (int(knob.values[0]), int(knob.values[-1])):
+            combination = choice.of(briefing.space.baseline).replace(**({} if knob is None else {knob.name: count}))
+            if parts := _parts(briefing, traced_plans, combination, sizes):
+                yield PeakLaw(
+                    knob=choice.knob, value=choice.value, traded=count, length=length, sizes=tuple(sizes), parts=parts
+                )
 
 
 def _parts(briefing: Briefing, traced: Traced, combination: Plan, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -271,15 +253,14 @@ def _parts(briefing: Briefing, traced: Traced, combination: Plan, sizes: Sequenc
     space = SearchSpace(briefing.space)
     if space.conflict(combination):
         return {}
-    try:
-        plans = [space.at(combination, size) for size in sizes]
-    except SpaceError:
-        return {}
     found = list[dict[str, int]]()
-    for plan in plans:
+    for size in sizes:
+        try:
+            plan = space.at(combination, size)
+        except SpaceError:
+            return {}
         traced.show(plan)
-        profile = traced.profile(plan)
-        if profile is None:
+        if (profile := traced.profile(plan)) is None:
             return {}
         found.append({part.name: part.size_bytes for part in profile.breakdown.kinds})
     names = {name: None for each in found for name in each}

@@ -1,4 +1,4 @@
-"""Estimation: what `autofit.estimate` returns, and its text with bars."""
+"""Estimation: what `autofit.estimate` returns, the records that it consists of, and its text with bars."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,123 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
-from autofit.core.plan import same_value
+from autofit.core.estimate import Estimate
+from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.printable import printable
 from autofit.core.space import Refusal
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.estimation.records import PRECISION, EstimatedPlan, Need, PeakLaw, Row, TradedKnob
 from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
 from autofit.memory.trace import Kind
 from autofit.reports.canvas import Canvas
 
+PRECISION = "precision"
+"""The knob whose values need no name beside them."""
 
-class Estimation(BaseModel):
+
+class _EstimateRecord(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class TradedKnob(_EstimateRecord):
+    """The knob of which the smallest value that suffices was looked for; all texts are "" if there is none.
+
+    Attributes:
+        knob: name of the knob.
+        technique: what it applies.
+        counted: what its values count.
+    """
+
+    knob: str = ""
+    technique: str = ""
+    counted: str = ""
+
+
+class EstimatedPlan(_EstimateRecord):
+    """A plan with its estimated peak.
+
+    Attributes:
+        plan: the plan.
+        peak: estimated peak, in the reading that the budget limits.
+        fits: whether the peak is within the budget.
+        surely: whether the upper bound of the peak is within the budget too.
+        samples_per_s: throughput at the device's peak rates. Real kernels are slower by a factor, so compare it only
+            within one estimate. None if it is unknown.
+    """
+
+    plan: Plan
+    peak: Estimate
+    fits: bool
+    surely: bool
+    samples_per_s: float | None = None
+
+
+class Need(_EstimateRecord):
+    """Value of the traded knob with which a micro batch fits, such as the number of checkpointed blocks.
+
+    Attributes:
+        micro_batch_size: samples in the micro batch.
+        blocks: smallest value with which the micro batch fits; None if none suffices.
+        estimated: the plan with that value, or with the last one if none suffices.
+    """
+
+    micro_batch_size: int
+    blocks: int | None
+    estimated: EstimatedPlan | None = None
+
+
+class Row(_EstimateRecord):
+    """What fits with one value of one knob, with the baseline's values of the others.
+
+    Attributes:
+        knob: name of the knob; "" if no knob changes the memory per sample.
+        value: value of the knob.
+        same_as: name of the row with the same memory use, or "".
+        largest: largest micro batch that fits without trading memory; None if not even the smallest fits.
+        surely: size of about the largest micro batch whose upper bound also fits; None if none was found.
+        capped: why no larger micro batch was tried, if `largest` is the largest possible one; else "".
+        needs: for the baseline's micro batch and for a larger one; () if no knob trades memory.
+        reason: why there is no estimate, or "".
+    """
+
+    knob: str = ""
+    value: KnobValue = ""
+    same_as: str = ""
+    largest: EstimatedPlan | None = None
+    surely: int | None = None
+    capped: str = ""
+    needs: tuple[Need, ...] = ()
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The choice in words; "" if there is none."""
+        return str(self.value) if self.knob in ("", PRECISION) else f"{self.knob}={self.value}"
+
+
+class PeakLaw(_EstimateRecord):
+    """The peak of one choice at several micro batches. Between two of them, every part is close to a straight line.
+
+    So it is between the first and the last value of the knob that trades memory.
+
+    Attributes:
+        knob: knob of the choice; "" if no knob changes the memory per sample.
+        value: its value.
+        traded: value of the knob that trades memory for time, such as the number of checkpointed blocks; 0 without one.
+        length: sequence length of the batches; None for the loader's.
+        sizes: micro batch sizes, ascending.
+        parts: bytes at the peak by kind of tensor, one for each size. They sum to the peak.
+    """
+
+    knob: str = ""
+    value: KnobValue = ""
+    traded: int = 0
+    length: int | None = None
+    sizes: tuple[int, ...]
+    parts: dict[str, tuple[int, ...]]
+
+
+class Estimation(_EstimateRecord):
     """The memory that a workload's training will need on a device where it has not run. `print` shows it as text.
 
     Attributes:
@@ -42,8 +147,6 @@ class Estimation(BaseModel):
         duration_s: duration of the estimate in seconds.
         created: UTC time in ISO 8601.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     schema_name: Literal["autofit.estimate/1"] = Field(default="autofit.estimate/1", alias="schema")
     target: str = ""
@@ -85,12 +188,13 @@ def draw(estimation: Estimation, canvas: Canvas | None = None) -> str:
     """Returns the estimation for a person to read, ending without a newline."""
     canvas = canvas or Canvas()
     e, parts = estimation, estimation.breakdown
+    always = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
     sections = [
         _head(e, canvas),
         _baseline(e, canvas),
         _bars(parts.kinds, sum(part.size_bytes for part in parts.kinds), canvas),
         _modules(parts.modules, canvas),
-        ["", *_fixed(e, canvas)],
+        ["", *_wrapped(f"At any batch size: {always} = {format_bytes(parts.fixed_bytes)}", canvas)],
         ["", *_table(e, canvas)],
         _notes(e, canvas),
     ]
@@ -146,8 +250,10 @@ def _bars(parts: Sequence[Part], total_bytes: int, canvas: Canvas) -> list[str]:
     room = canvas.width - _INDENT - 19
     name_cells = min(max([_LEAST_NAME, *map(len, names)]), _MOST_NAME, room - 8)
     most = max((part.size_bytes for part in parts), default=1) or 1
+    # The beginning of a long name is cut, because the end says more.
+    names = [name if len(name) <= name_cells else f"..{name[len(name) - name_cells + 2 :]}" for name in names]
     return [
-        f"{'':{_INDENT}}{_shortened(name, name_cells):{name_cells}} "
+        f"{'':{_INDENT}}{name:{name_cells}} "
         f"{canvas.bar(part.size_bytes / most, room - name_cells - 2)} "
         f"{format_bytes(part.size_bytes):>10} {part.size_bytes / max(total_bytes, 1):>4.0%}"
         for name, part in zip(names, parts, strict=True)
@@ -159,16 +265,6 @@ def plural(kind: str) -> str:
     return _PLURALS.get(kind, kind)
 
 
-def _shortened(name: str, cells: int) -> str:
-    """Returns a name shortened to `cells`. The beginning is cut, because the end says more."""
-    return name if len(name) <= cells else f"..{name[len(name) - cells + 2 :]}"
-
-
-def _fixed(e: Estimation, canvas: Canvas) -> list[str]:
-    listed = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in e.breakdown.standing)
-    return _wrapped(f"At any batch size: {listed} = {format_bytes(e.breakdown.fixed_bytes)}", canvas)
-
-
 def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
     """Yields the table of what fits, one line per choice."""
     wanted = [need.micro_batch_size for need in next((row.needs for row in e.rows if row.needs), ())]
@@ -176,7 +272,11 @@ def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
     heads = [title, "largest", "sure", "peak", "at best", *(f"for {size}" for size in wanted)]
     cells = [heads, *(_cells(row, len(wanted), _is_baseline(row, e), e.traded) for row in e.rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    yield from _wrapped(_question(wanted, e.traded), canvas)
+    text = "The largest micro batch that fits"
+    if wanted:
+        technique, counted = printable(e.traded.technique), printable(e.traded.counted)
+        text += f" without {technique}, and the fewest {counted} for micro batches of {' and '.join(map(str, wanted))}"
+    yield from _wrapped(f"{text}:", canvas)
     for number, line in enumerate(cells):
         text = "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         yield f"{'':{_INDENT}}{canvas.paint(text, 'faint') if number == 0 else text}"
@@ -192,16 +292,6 @@ def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
             yield from _wrapped(f"  {printable(row.name) or 'baseline'}: {printable(row.reason)}", canvas, "    ")
 
 
-def _question(wanted: Sequence[int], traded: TradedKnob) -> str:
-    """Returns the heading of the table."""
-    text = "The largest micro batch that fits"
-    if not wanted:
-        return f"{text}:"
-    sizes = " and ".join(map(str, wanted))
-    technique, counted = printable(traded.technique), printable(traded.counted)
-    return f"{text} without {technique}, and the fewest {counted} for micro batches of {sizes}:"
-
-
 def _cells(row: Row, needs: int, is_baseline: bool, traded: TradedKnob) -> list[str]:
     shown = printable(row.name)
     name = f"{shown} (baseline)" if is_baseline and shown else shown or "baseline"
@@ -211,19 +301,14 @@ def _cells(row: Row, needs: int, is_baseline: bool, traded: TradedKnob) -> list[
     best = "" if rate is None else f"{short_number(rate, 3)}/s"
     if row.same_as:
         return [name, f"as {printable(row.same_as)}", "", "", best, *[""] * needs]
-    if row.largest is None:
-        largest = ["none", "", "", ""]
-    else:
-        star = "*" if row.capped else ""
-        sure = "none" if row.surely is None else str(row.surely)
+    largest = ["none", "", "", ""]
+    if row.largest is not None:
+        star, sure = "*" if row.capped else "", "none" if row.surely is None else str(row.surely)
         largest = [f"{row.largest.plan.micro_batch_size}{star}", sure, format_bytes(row.largest.peak.value_bytes), best]
-    return [name, *largest, *(_need(need, traded) for need in row.needs)]
-
-
-def _need(need: Need, traded: TradedKnob) -> str:
-    if need.blocks is None:
-        return f"not even {need.estimated.plan.values.get(traded.knob, 0)}" if need.estimated else "none"
-    return str(need.blocks)
+    for need in row.needs:
+        most = f"not even {need.estimated.plan.values.get(traded.knob, 0)}" if need.estimated else "none"
+        largest.append(most if need.blocks is None else str(need.blocks))
+    return [name, *largest]
 
 
 def _notes(e: Estimation, canvas: Canvas) -> list[str]:

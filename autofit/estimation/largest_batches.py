@@ -1,22 +1,17 @@
-"""LargestBatches: finds for each choice the largest micro batch that fits, by tracing one plan after another.
-
-Choices are the knob values whose memory an estimate looks at, from what the knobs say of themselves. Root finding finds
-with few evaluations where an approximately linear quantity crosses a limit.
-"""
+"""LargestBatches: finds for each choice the largest micro batch that fits, by tracing one plan after another."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from autofit.core.account import Account
 from autofit.core.briefing import Briefing
 from autofit.core.errors import SpaceError, Untraceable
+from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.space import SearchSpace, divisors
 from autofit.core.work import StepWork
-from autofit.estimation.records import EstimatedPlan, Need, Row
+from autofit.estimation.estimation import EstimatedPlan, Need, Row
 from autofit.estimators import Traced, Tracer, samples_per_s
 from autofit.memory.breakdown import Breakdown
 from autofit.memory.roofline import in_precision
@@ -46,27 +41,19 @@ class Choice:
 
 def choices(knobs: Sequence[Knob]) -> tuple[Choice, ...]:
     """Returns the values to look at, one knob at a time. The baseline is among them once."""
-    return tuple(_choices(knobs)) or (Choice(),)
-
-
-def _choices(knobs: Sequence[Knob]) -> Iterator[Choice]:
-    gradual, first = traded(knobs), True
+    gradual, found = traded(knobs), list[Choice]()
     for knob in knobs:
-        if knob is gradual or all(_is_same(knob, value) for value in knob.values):
+        same = [any(same_value(value, each) for each in (knob.default, *knob.same_memory)) for value in knob.values]
+        if knob is gradual or all(same):
             continue
-        for value in knob.values:
-            if first or not same_value(value, knob.default):
-                yield Choice(knob.name, value, same_value(value, knob.default), _is_same(knob, value))
-        first = False
+        new = [Choice(knob.name, v, same_value(v, knob.default), it) for v, it in zip(knob.values, same, strict=True)]
+        found += [choice for choice in new if not (found and choice.is_baseline)]
+    return tuple(found) or (Choice(),)
 
 
 def traded(knobs: Iterable[Knob]) -> Knob | None:
     """Returns the knob of which an estimate finds the smallest value that suffices: the first that trades memory."""
     return next((knob for knob in knobs if knob.trades_memory is not None), None)
-
-
-def _is_same(knob: Knob, value: KnobValue) -> bool:
-    return any(same_value(value, each) for each in (knob.default, *knob.same_memory))
 
 
 _PATIENCE = 9
@@ -96,27 +83,24 @@ def last_below(
         known: values that need no evaluation, by number. Numbers that are not candidates are used for interpolation.
         tolerance: relative amount by which the result may be too small.
     """
-    values, below, above = dict(known or {}), -1, len(candidates)
-    for candidate, value in values.items():
-        place = bisect_left(candidates, candidate)
-        if place < len(candidates) and candidates[place] == candidate:
-            below, above = (max(below, place), above) if value <= limit else (below, min(above, place))
-    place = bisect_right(candidates, start) - 1
-    for count in range(len(candidates) + 1):
-        if above - below <= 1 or _close(candidates, below, above, tolerance):
+    values, count = dict(known or {}), 0
+    while True:
+        placed = {candidates.index(number): value for number, value in values.items() if number in candidates}
+        below = max((place for place, value in placed.items() if value <= limit), default=-1)
+        above = min((place for place, value in placed.items() if value > limit), default=len(candidates))
+        inside = below >= 0 and above < len(candidates)
+        if inside and candidates[above] - candidates[below] <= tolerance * candidates[below]:
             break
-        if count or start in values:
-            place = _next(candidates, values, limit) if count < _PATIENCE else (below + above) // 2
-        place = min(max(place, below + 1), above - 1)
-        candidate = candidates[place]
-        values[candidate] = value_of(candidate)
-        below, above = (place, above) if values[candidate] <= limit else (below, place)
+        if above - below <= 1:
+            break
+        if count < _PATIENCE:
+            wanted = _crossing(values, limit) if count or start in values else start
+            place = bisect_right(candidates, wanted) - 1
+        else:
+            place = (below + above) // 2
+        candidate = candidates[min(max(place, below + 1), above - 1)]
+        values[candidate], count = value_of(candidate), count + 1
     return candidates[below] if below >= 0 else None
-
-
-def _close(candidates: Sequence[int], below: int, above: int, tolerance: float) -> bool:
-    inside = below >= 0 and above < len(candidates)
-    return inside and candidates[above] - candidates[below] <= tolerance * candidates[below]
 
 
 def on_line(values: Mapping[int, int], number: int) -> float:
@@ -127,22 +111,16 @@ def on_line(values: Mapping[int, int], number: int) -> float:
     return start + (values[high] - start) * (number - low) / (high - low)
 
 
-def _next(candidates: Sequence[int], values: Mapping[int, int], limit: int) -> int:
-    """Returns the index of the candidate where the line through two values meets the limit.
-
-    The two are the nearest below and above the limit, or the two nearest if all are on one side.
-    """
-    near = sorted(values, key=lambda candidate: abs(values[candidate] - limit))
-    beyond = (other for other in near if (values[other] > limit) != (values[near[0]] > limit))
-    near = [near[0], *([other] if (other := next(beyond, None)) is not None else near[1:2])]
+def _crossing(values: Mapping[int, int], limit: int) -> float:
+    """Returns where a line meets the limit: through the nearest values on both sides, or the two nearest on one."""
+    near = sorted(values, key=lambda number: abs(values[number] - limit))
+    fits = values[near[0]] <= limit
     if len(near) == 1:
-        wanted = 2.0 * near[0] if values[near[0]] <= limit else near[0] / 2
-        return bisect_right(candidates, wanted) - 1
-    low, high = sorted(near)
+        return near[0] * (2.0 if fits else 0.5)
+    beyond = next((other for other in near if (values[other] <= limit) != fits), near[1])
+    low, high = sorted((near[0], beyond))
     slope = (values[high] - values[low]) / (high - low)
-    if slope <= 0:
-        return bisect_right(candidates, _STRIDE * max(values)) - 1
-    return bisect_right(candidates, low + (limit - values[low]) / slope) - 1
+    return _STRIDE * max(values) if slope <= 0 else low + (limit - values[low]) / slope
 
 
 MOST = 65536
@@ -153,30 +131,30 @@ SURE_TOLERANCE = 0.03
 """Relative tolerance of the largest micro batch whose upper bound fits. A bound needs less precision."""
 
 
-@dataclass
 class LargestBatches:
-    """Estimates one plan after another. Each plan is traced once."""
+    """Estimates one plan after another. Each plan is traced once.
 
-    briefing: Briefing
-    tracer: Tracer
-    _seen: dict[str, EstimatedPlan] = field(default_factory=dict)
-    _work: dict[str, StepWork | None] = field(default_factory=dict)
-    _floor_bytes: int = 0  # approximate memory of a step without samples
+    Attributes:
+        baseline: the baseline.
+        limit_bytes: the memory budget.
+        sizes: micro batch sizes to try: divisors of the global batch, or any size if the batch is free.
+    """
 
-    @property
-    def baseline(self) -> Plan:
-        """The baseline."""
-        return self.briefing.space.baseline
-
-    @property
-    def limit_bytes(self) -> int:
-        """The memory budget."""
-        return self.briefing.budget.memory_bytes
-
-    @property
-    def _account(self) -> Account:
-        assert self.briefing.account is not None, "a bench that traces has an account"
-        return self.briefing.account
+    def __init__(self, briefing: Briefing, tracer: Tracer) -> None:
+        assert briefing.account is not None, "a bench that traces has an account"
+        self._space, self._account, self._ceilings = SearchSpace(briefing.space), briefing.account, briefing.ceilings
+        self._tracer, self._knobs = tracer, briefing.space.knobs
+        self._traded = traded(self._knobs)
+        self.baseline, self.limit_bytes = briefing.space.baseline, briefing.budget.memory_bytes
+        self._seen: dict[str, EstimatedPlan] = {}
+        self._work: dict[str, StepWork | None] = {}
+        self._floor_bytes = 0  # approximate memory of a step without samples
+        total = briefing.space.global_batch_size
+        self.sizes: Sequence[int] = range(1, MOST + 1) if total is None else divisors(total)
+        self._cap = "no larger size was tried" if total is None else "the whole global batch"
+        if any(refused.name == MICRO_BATCH_SIZE for refused in briefing.space.refused):
+            self.sizes = briefing.space.sizes
+            self._cap = "the loader's own batch, which can be neither cut nor joined"
 
     def estimated(self, plan: Plan) -> EstimatedPlan:
         """Returns a plan with its estimated peak.
@@ -185,12 +163,12 @@ class LargestBatches:
             Untraceable, SpaceError: the plan cannot be traced.
         """
         if plan.key not in self._seen:
-            self._see(plan, self.tracer(plan))
+            self._see(plan, self._tracer(plan))
         return self._seen[plan.key]
 
     def estimate_baseline(self) -> tuple[EstimatedPlan, Breakdown, tuple[str, ...]]:
         """Returns the baseline with its peak, the parts of the peak, and notes on its trace."""
-        trace = self.tracer(self.baseline)
+        trace = self._tracer(self.baseline)
         profile = self._see(self.baseline, trace).profile(self.baseline)
         assert profile is not None, "the baseline was traced"
         self._floor_bytes = profile.breakdown.fixed_bytes + self._account.outside_bytes
@@ -198,9 +176,9 @@ class LargestBatches:
 
     def _see(self, plan: Plan, trace: Trace) -> Traced:
         """Keeps the estimate of a plan by its trace; returns what knows the trace."""
-        traced = Traced(lambda _: trace, self._account, self.limit_bytes)
-        traced.refine(plan)
-        peak = traced.estimate(plan)
+        estimator = Traced(lambda _: trace, self._account, self.limit_bytes)
+        estimator.refine(plan)
+        peak = estimator.estimate(plan)
         assert peak is not None, "it was traced"
         self._work[plan.key] = trace.work
         self._seen[plan.key] = EstimatedPlan(
@@ -210,13 +188,13 @@ class LargestBatches:
             surely=peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes,
             samples_per_s=self._rate(plan, trace.work),
         )
-        return traced
+        return estimator
 
     def rows(self) -> tuple[Row, ...]:
         """Returns what fits with each choice. The search for each starts at the result of the one before."""
         rows: list[Row] = []
         baseline, before = None, Row()
-        for choice in choices(self.briefing.space.knobs):
+        for choice in choices(self._knobs):
             if choice.same_memory and baseline is not None:
                 rows.append(self._twin(choice, baseline))
                 continue
@@ -226,56 +204,42 @@ class LargestBatches:
         return tuple(rows)
 
     def _twin(self, choice: Choice, row: Row) -> Row:
-        """Returns the row of a choice with the same memory use as the baseline, whose row is `row`."""
+        """Returns the row of a choice with the same memory use as the baseline, whose row is `row`.
+
+        Its throughput is known only if faster products are its only effect on the time.
+        """
         largest = row.largest
         if largest is not None:
-            plan = self._at(choice.of(self.baseline), largest.plan.micro_batch_size)
-            largest = largest.model_copy(
-                update={"plan": plan, "samples_per_s": self._twins_rate(choice, row, largest.plan)}
-            )
+            work, rate = self._work[largest.plan.key], None
+            if work is not None and self._ceilings is not None and choice.value in self._ceilings.flops_per_s:
+                rate = self._rate(largest.plan, in_precision(work, str(row.value), str(choice.value)))
+            plan = largest.plan.replace(**{choice.knob: choice.value})
+            largest = largest.model_copy(update={"plan": plan, "samples_per_s": rate})
         found = {"knob": choice.knob, "value": choice.value, "same_as": row.name, "largest": largest}
         return row.model_copy(update=found)
 
-    def _twins_rate(self, choice: Choice, row: Row, plan: Plan) -> float | None:
-        """Returns the throughput of a choice with faster products; None for one with any other effect on the time."""
-        work, ceilings = self._work[plan.key], self.briefing.ceilings
-        if work is None or ceilings is None or choice.value not in ceilings.flops_per_s:
-            return None
-        return self._rate(plan, in_precision(work, str(row.value), str(choice.value)))
-
     def _rate(self, plan: Plan, work: StepWork | None) -> float | None:
         """Returns the throughput at the device's peak rates, which no host slows down by issuing its operators."""
-        ceilings = self.briefing.ceilings
-        if work is None or ceilings is None:
+        if work is None or self._ceilings is None:
             return None
-        return samples_per_s(plan, work, ceilings.model_copy(update={"operator_s": 0.0}))
+        return samples_per_s(plan, work, self._ceilings.model_copy(update={"operator_s": 0.0}))
 
     def least(self) -> EstimatedPlan:
         """Returns the plan with the lowest peak among the choices, with the smallest batch and all memory traded."""
         found: list[EstimatedPlan] = []
         stopped: Untraceable | SpaceError | None = None
-        for choice in choices(self.briefing.space.knobs):
+        for choice in choices(self._knobs):
             if choice.same_memory and not choice.is_baseline:
                 continue
-            plan = self._at(choice.of(self.baseline), self.sizes[0])
-            plan = plan if self._traded is None else self._trading(plan, int(self._traded.values[-1]))
+            plan = self._space.at(choice.of(self.baseline), self.sizes[0])
             try:
-                found.append(self.estimated(plan))
+                most = {} if self._traded is None else {self._traded.name: int(self._traded.values[-1])}
+                found.append(self.estimated(plan.replace(**most)))
             except (Untraceable, SpaceError) as error:  # with this choice only
                 stopped = error
         if stopped is not None and not found:
             raise stopped
         return min(found, key=lambda one: one.peak.value_bytes)
-
-    @cached_property
-    def sizes(self) -> Sequence[int]:
-        """Micro batch sizes to try: divisors of the global batch, or any size if the batch is free."""
-        space = self.briefing.space
-        if self._fixed:
-            return space.sizes
-        if space.global_batch_size is not None:
-            return divisors(space.global_batch_size)
-        return range(1, MOST + 1)
 
     def worthwhile(self, rows: Iterable[Row]) -> Sequence[int]:
         """Returns the sizes up to twice the largest that fits with any choice, or that of the baseline."""
@@ -283,29 +247,23 @@ class LargestBatches:
         most = 2 * max([self.baseline.micro_batch_size, *fitting])
         return [size for size in self.sizes if size <= most] or self.sizes[:1]
 
-    @property
-    def _fixed(self) -> bool:
-        return any(refused.name == MICRO_BATCH_SIZE for refused in self.briefing.space.refused)
-
-    @property
-    def _cap(self) -> str:
-        """Why no larger micro batch is tried."""
-        if self._fixed:
-            return "the loader's own batch, which can be neither cut nor joined"
-        total = self.briefing.space.global_batch_size
-        return "the whole global batch" if total is not None else "no larger size was tried"
-
     def _row(self, choice: Choice, before: Row) -> Row:
         combination, row = choice.of(self.baseline), Row(knob=choice.knob, value=choice.value)
-        if reason := SearchSpace(self.briefing.space).conflict(combination):
+        if reason := self._space.conflict(combination):
             return row.model_copy(update={"reason": reason})
         try:
-            largest = self._largest(combination, before.largest)
+            near = self.baseline if before.largest is None else before.largest.plan
+            size = self._fitting(combination, near.micro_batch_size, _value, TOLERANCE)
+            largest = None if size is None else self.estimated(self._space.at(combination, size))
+            surely = size
+            if size is not None and largest is not None and not largest.surely:
+                surely = self._fitting(combination, size, _upper, SURE_TOLERANCE)
+            needs = [] if self._traded is None else self._needs(self._traded, combination, largest, before.needs)
             found = {
                 "largest": largest,
-                "surely": None if largest is None else self._surely(combination, largest),
-                "capped": self._cap if largest and largest.plan.micro_batch_size == self.sizes[-1] else "",
-                "needs": tuple(self._need(combination, size, largest, before.needs) for size in self._wanted()),
+                "surely": surely,
+                "capped": self._cap if size == self.sizes[-1] else "",
+                "needs": tuple(needs),
             }
         except Untraceable as error:
             found = {"reason": f"{error.reason} ({error.where})"}
@@ -313,82 +271,61 @@ class LargestBatches:
             found = {"reason": str(error)}
         return row.model_copy(update=found)
 
-    def _largest(self, combination: Plan, near: EstimatedPlan | None) -> EstimatedPlan | None:
-        """Returns the largest micro batch that fits. The search starts at that of another choice."""
-        found = last_below(
+    def _fitting(self, combination: Plan, start: int, read: Callable[[Estimate], int], tolerance: float) -> int | None:
+        """Returns the largest micro batch of which what is read of the peak is within the budget; None if none is."""
+        known = {size: read(peak) for size, peak in self._peaks(combination).items()}
+        return last_below(
             self.sizes,
-            lambda size: self.estimated(self._at(combination, size)).peak.value_bytes,
+            lambda size: read(self.estimated(self._space.at(combination, size)).peak),
             self.limit_bytes,
-            (near.plan if near is not None else self.baseline).micro_batch_size,
-            {0: self._floor_bytes, **self._known(combination)},
-            TOLERANCE,
+            start,
+            {0: self._floor_bytes, **known},
+            tolerance,
         )
-        return None if found is None else self.estimated(self._at(combination, found))
 
-    def _surely(self, combination: Plan, largest: EstimatedPlan) -> int | None:
-        """Returns about the largest micro batch whose upper bound fits; None if no bound fits or none is known."""
-        if largest.surely:
-            return largest.plan.micro_batch_size
-        seen = [one for one in self._seen.values() if one.plan.combination == combination]
-        uppers = {one.plan.micro_batch_size: upper for one in seen if (upper := one.peak.upper_bytes) is not None}
-
-        def upper_of(size: int) -> int:
-            upper = self.estimated(self._at(combination, size)).peak.upper_bytes
-            assert upper is not None, "the estimate of a traced plan has an upper bound"
-            return upper
-
-        start, known = largest.plan.micro_batch_size, {0: self._floor_bytes, **uppers}
-        return last_below(self.sizes, upper_of, self.limit_bytes, start, known, SURE_TOLERANCE)
-
-    def _need(self, combination: Plan, size: int, largest: EstimatedPlan | None, before: Sequence[Need]) -> Need:
-        """Returns the smallest value of the traded knob with which a micro batch fits.
+    def _needs(
+        self, knob: Knob, combination: Plan, largest: EstimatedPlan | None, before: Sequence[Need]
+    ) -> Iterable[Need]:
+        """Yields the smallest value of the traded knob with which the baseline's size fits, and one twice as large.
 
         The search starts at the value that another choice needs, or else at the last one.
         """
-        whole = self._at(combination, size)
-        if largest is not None and size <= largest.plan.micro_batch_size:
-            return Need(micro_batch_size=size, blocks=self._counts[0], estimated=self._seen.get(whole.key))
-        least, *counts = self._counts
-        most = counts[-1]
-        near = next((need.blocks for need in before if need.micro_batch_size == size and need.blocks), most)
-        free = last_below(
-            sorted(most - count for count in counts),
-            lambda left: self.estimated(self._trading(whole, most - left)).peak.value_bytes,
-            self.limit_bytes,
-            most - near,
-            {most - least: round(on_line(self._known(combination), size))},
-        )
-        blocks = None if free is None else most - free
-        plan = self._trading(whole, most if blocks is None else blocks)
-        return Need(micro_batch_size=size, blocks=blocks, estimated=self.estimated(plan))
+        values, present = [int(value) for value in knob.values], self.baseline.micro_batch_size
+        between = knob.trades_memory is not None and knob.trades_memory.between
+        counts = range(values[0], values[-1] + 1) if between else values
+        least, most = counts[0], counts[-1]
+        larger = bisect_left(self.sizes, 2 * present)
+        for size in (present, *self.sizes[larger : larger + 1]):
+            whole = self._space.at(combination, size)
+            if largest is not None and size <= largest.plan.micro_batch_size:
+                yield Need(micro_batch_size=size, blocks=least, estimated=self._seen.get(whole.key))
+                continue
 
-    def _wanted(self) -> tuple[int, ...]:
-        """Returns the baseline's micro batch size and one at least twice as large; () if no knob trades memory."""
-        size = self.baseline.micro_batch_size
-        if self._traded is None:
-            return ()
-        larger = bisect_left(self.sizes, 2 * size)
-        return (size, *self.sizes[larger : larger + 1])
+            def with_left(left: int, whole: Plan = whole) -> EstimatedPlan:
+                return self.estimated(whole.replace(**{knob.name: most - left}))
 
-    @cached_property
-    def _counts(self) -> Sequence[int]:
-        """The possible values of the traded knob: whole numbers up to the last one, or its own values only."""
-        assert self._traded is not None, "asked for only where there is such a knob"
-        values, trade = [int(value) for value in self._traded.values], self._traded.trades_memory
-        return range(values[0], values[-1] + 1) if trade is not None and trade.between else values
+            peaks = {known: peak.value_bytes for known, peak in self._peaks(combination).items()}
+            near = next((need.blocks for need in before if need.micro_batch_size == size and need.blocks), most)
+            left = last_below(
+                sorted(most - count for count in counts[1:]),
+                lambda left: with_left(left).peak.value_bytes,
+                self.limit_bytes,
+                most - near,
+                {most - least: round(on_line(peaks, size))},
+            )
+            blocks = None if left is None else most - left
+            yield Need(micro_batch_size=size, blocks=blocks, estimated=with_left(left or 0))
 
-    def _known(self, combination: Plan) -> dict[int, int]:
-        """Returns the peaks that were already estimated, by micro batch size."""
+    def _peaks(self, combination: Plan) -> dict[int, Estimate]:
+        """Returns the peaks of a combination that were already estimated, by micro batch size."""
         plans = (one for one in self._seen.values() if one.plan.combination == combination)
-        return {one.plan.micro_batch_size: one.peak.value_bytes for one in plans}
+        return {one.plan.micro_batch_size: one.peak for one in plans}
 
-    def _at(self, combination: Plan, size: int) -> Plan:
-        return SearchSpace(self.briefing.space).at(combination, size)
 
-    def _trading(self, plan: Plan, count: int) -> Plan:
-        assert self._traded is not None, "asked for only where there is such a knob"
-        return plan.replace(**{self._traded.name: count})
+def _value(peak: Estimate) -> int:
+    return peak.value_bytes
 
-    @cached_property
-    def _traded(self) -> Knob | None:
-        return traded(self.briefing.space.knobs)
+
+def _upper(peak: Estimate) -> int:
+    assert peak.upper_bytes is not None, "the estimate of a traced plan has an upper bound"
+    return peak.upper_bytes

@@ -4,8 +4,7 @@ from typing import Any
 
 from autofit.chips import cards
 from autofit.core.units import format_bytes
-from autofit.estimation.estimation import Estimation
-from autofit.estimation.records import PeakLaw, Row
+from autofit.estimation.estimation import Estimation, PeakLaw, Row
 from autofit.memory.headroom import default_budget
 from autofit.reports.frame import Frame, filled, page
 from autofit.reports.markup import DataTable, Markup, shortened

@@ -69,30 +69,30 @@ class Measured(Estimator):
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with bounds from the combination's own sizes, or a guess without bounds from a neighbour."""
-        accumulating = plan.accumulation_steps > 1
-        curve = self._curves.get((plan.combination.key, accumulating))
-        if curve is None:
-            return self._borrowed(plan, accumulating)
-        return self._at(curve, plan.micro_batch_size)
+        key = (plan.combination.key, plan.accumulation_steps > 1)
+        curve = self._curves.get(key)
+        return self._borrowed(plan, key) if curve is None else self._at(curve, plan.micro_batch_size)
 
     def _at(self, curve: _Curve, size: int) -> Estimate:
         if size not in curve.estimates:
-            peak, lower, upper = _bounds(curve, size, self._shape(curve))
-            basis = _basis(curve, size)
+            # The nearest curve with more than one size shows the growth of memory.
+            others = [other for other in self._curves.values() if len(other.peaks) > 1]
+            shape = min(others, key=lambda c: c.distance(curve.combination, curve.accumulating), default=None)
+            peak, lower, upper = _bounds(curve, size, shape)
+            basis = f"measured at micro batch {size}"
+            if size not in curve.peaks:
+                below, above = _sides(curve, size)
+                points = below[-2:] if not above else below[-1:] + above[:1] if below else above[:2]
+                measured = " and ".join(f"{format_bytes(peak)} at micro batch {ran}" for ran, peak in points)
+                basis = f"measured {measured}"
             curve.estimates[size] = Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=basis)
         return curve.estimates[size]
 
-    def _shape(self, curve: _Curve) -> _Curve | None:
-        """Returns the nearest curve with more than one size, which shows the growth of memory."""
-        others = [other for other in self._curves.values() if len(other.peaks) > 1]
-        return min(others, key=lambda c: c.distance(curve.combination, curve.accumulating), default=None)
-
-    def _borrowed(self, plan: Plan, accumulating: bool) -> Estimate | None:
+    def _borrowed(self, plan: Plan, key: tuple[str, bool]) -> Estimate | None:
         if not self._curves:
             return None
-        key = (plan.combination.key, accumulating)
         if key not in self._lenders:
-            self._lenders[key] = self._nearest(plan.combination, accumulating)
+            self._lenders[key] = self._nearest(plan.combination, key[1])
         # Which of the changes saves memory is not known here. The guess is the lowest, since a guess can refuse a plan.
         size = plan.micro_batch_size
         curve, changes = min(self._lenders[key], key=lambda lender: self._at(lender[0], size).value_bytes)
@@ -162,12 +162,3 @@ def _line_bound(points: list[tuple[int, int]], size: int) -> float:
 def _line(first: tuple[int, int], second: tuple[int, int], size: int) -> float:
     (m1, p1), (m2, p2) = first, second
     return p1 + (p2 - p1) * (size - m1) / (m2 - m1)
-
-
-def _basis(curve: _Curve, size: int) -> str:
-    if size in curve.peaks:
-        return f"measured at micro batch {size}"
-    below, above = _sides(curve, size)
-    points = below[-2:] if not above else below[-1:] + above[:1] if below else above[:2]
-    measured = " and ".join(f"{format_bytes(peak)} at micro batch {ran}" for ran, peak in points)
-    return f"measured {measured}"

@@ -1,10 +1,8 @@
 """Traced: estimates the memory of a plan from a trace of its training steps, corrected by the plans that ran.
 
-For the baseline's combination, three traces give the law of every size, with and without accumulation, so that the
-search knows from the start which micro batches fit. Single changes of it are also traced before the first probe, each
-at one size (`autofit.feasibility.feasibility`). Any other combination is traced when a plan of it is about to be
-probed, at that size. A trace does not show what a library allocates for itself: this is the difference between estimate
-and peak of the plans that ran, and it is added to the estimates of all others.
+Three traces of the baseline's combination give the law of every size, with and without accumulation, so that the search
+knows from the start which micro batches fit. Other combinations are traced at one size. A trace does not show what a
+library allocates for itself: the difference between estimate and peak of the plans that ran is added to all others.
 """
 
 from collections.abc import Collection, Sequence
@@ -109,10 +107,8 @@ class _Miss:
         grown = round(missed * growth)
         ends = (missed, grown) if same_combination else (missed, grown, 0)
         shift = missed if same_combination or use.reserved_bytes is not None else 0
-        hold = (
-            abs(missed) <= CORRECTED_ERROR_RATIO * use.judged_bytes
-            and use.judged_bytes >= REVEALING_RATIO * use.static_bytes
-        )
+        close = abs(missed) <= CORRECTED_ERROR_RATIO * use.judged_bytes
+        hold = close and use.judged_bytes >= REVEALING_RATIO * use.static_bytes
         return cls(shift, min(ends), max(ends), CORRECTED_ERROR_RATIO, hold)
 
 
@@ -202,16 +198,18 @@ class Traced(Estimator):
         use = self.memory_use(plan)
         if use is None:
             return self._guess(plan)
-        miss, traced = self._miss(plan, use), use.judged_bytes
+        miss, traced, size = self._miss(plan, use), use.judged_bytes, use.micro_batch_size
         ratio = miss.ratio if use.exact else miss.ratio + DRAWN_ERROR_RATIO
         worst_case = use.answered > 0 and not miss.answers_hold
+        is_traced = size in self._known[key_of(plan)].traces
+        basis = "traced" if is_traced else f"traced at other micro batches and scaled to {size}"
         return Estimate(
             value_bytes=max(traced + miss.shift, 0),
             lower_bytes=None if worst_case else max(round((traced + miss.least) * (1 - ratio)), 0),
             upper_bytes=round((traced + miss.most) * (1 + ratio)),
             worst_case=worst_case,
             static_bytes=use.static_bytes,
-            basis=self._basis(plan, use, miss.shift),
+            basis=basis + (f", corrected by {format_bytes(miss.shift)} as measured" if miss.shift else ""),
         )
 
     def _guess(self, plan: Plan) -> Estimate | None:
@@ -241,19 +239,12 @@ class Traced(Estimator):
         unseen = 0 if traced.reserved_bytes is None else max(UNSEEN_BYTES, round(UNSEEN_RATIO * traced.judged_bytes))
         return _Miss(0, 0, unseen, ERROR_RATIO)
 
-    def _basis(self, plan: Plan, use: MemoryUse, shift: int) -> str:
-        known, size = self._known.get(key_of(plan)), use.micro_batch_size
-        assert known is not None, "it has an estimate"
-        how = "traced" if size in known.traces else f"traced at other micro batches and scaled to {size}"
-        return how + (f", corrected by {format_bytes(shift)} as measured" if shift else "")
-
     def memory_use(self, plan: Plan) -> MemoryUse | None:
         """Returns the uncorrected memory use of a plan by its trace, with its phases; None if it was not traced."""
-        known, place = self._known.get(key_of(plan)), (plan.micro_batch_size, plan.accumulation_steps)
-        if known is None:
+        size, steps = place = plan.micro_batch_size, plan.accumulation_steps
+        if (known := self._known.get(key_of(plan))) is None:
             return None
         if place not in known.uses:
-            size, steps = place
             if (trace := known.trace_at(size)) is None:
                 return None
             exact = size in known.traces or (known.law is not None and known.law.exact_at(size))
@@ -297,9 +288,8 @@ class Traced(Estimator):
         """Finds the law of a combination, with and without accumulation; traces the plan where there is only one."""
         for accumulating in (True, False):
             alike = [each for each in along if (each.accumulation_steps > 1) is accumulating]
-            if (plan.accumulation_steps > 1) is accumulating:
-                near = plan
-            else:
+            near = plan
+            if (plan.accumulation_steps > 1) is not accumulating:
                 near = min(alike, key=lambda each: abs(each.micro_batch_size - plan.micro_batch_size), default=plan)
             known = self._known.setdefault(key_of(near), CombinationTraces())
             if len(alike) > 1:

@@ -113,11 +113,8 @@ def _brief(trace: Trace) -> set[int]:
 
 def described(trace: Trace, handle: int) -> str:
     """Returns the description of an allocation."""
-    return _words(handle, trace.tensors.kinds[handle], trace.tensors.origins[handle], trace.modules)
-
-
-def _words(handle: int, kind: Kind, origin: int, modules: tuple[str, ...]) -> str:
-    module = f" of {modules[origin] or 'the model'}" if origin >= 0 else ""
+    kind, origin = _class(trace, handle)
+    module = f" of {trace.modules[origin] or 'the model'}" if origin >= 0 else ""
     return f"allocation {handle} ({kind.value}{module})"
 
 
@@ -133,13 +130,11 @@ def _outline(trace: Trace) -> _Outline:
             outline.items.append(mark.name)
             mark, run = next(marks, None), len(outline.items)
             continue
-        end = _moment_end(trace, place, bounds)
-        if end > place:
+        if (end := _moment_end(trace, place, bounds)) > place:
             outline.moments.setdefault(len(outline.items), []).append(list(events[place:end]))
             place, run = end, len(outline.items)
             continue
-        event = events[place]
-        if event >= 0:
+        if (event := events[place]) >= 0:
             number[event] = len(outline.handles)
             outline.items.append(len(outline.handles))
             outline.handles.append(event)
@@ -177,7 +172,11 @@ def _different(one: _Outline, other: _Outline) -> str:
     shared = min(len(one.items), len(other.items))
     place = next((i for i in range(shared) if one.items[i] != other.items[i]), shared)
     if place < max(len(one.items), len(other.items)):
-        return f"the events {sizes} differ {_where(one, place)}"
+        before = list(reversed(one.items[:place]))
+        phase = next((item for item in before if isinstance(item, str)), BEFORE)
+        made = next((item for item in before if isinstance(item, int) and item >= 0), None)
+        after = "" if made is None else f", after {described(one.trace, one.handles[made])}"
+        return f"the events {sizes} differ in {phase}{after}"
     if one.trace.modules != other.trace.modules:
         return f"the modules {sizes} differ"
     for left, right in zip(one.handles, other.handles, strict=True):
@@ -188,13 +187,6 @@ def _different(one: _Outline, other: _Outline) -> str:
 
 def _class(trace: Trace, handle: int) -> tuple[Kind, int]:
     return trace.tensors.kinds[handle], trace.tensors.origins[handle]
-
-
-def _where(outline: _Outline, place: int) -> str:
-    phase = next((item for item in reversed(outline.items[:place]) if isinstance(item, str)), BEFORE)
-    made = next((item for item in reversed(outline.items[:place]) if isinstance(item, int) and item >= 0), None)
-    after = "" if made is None else f", after {described(outline.trace, outline.handles[made])}"
-    return f"in {phase}{after}"
 
 
 def _merged_moments(groups: list[list[list[int]]], outlines: list[_Outline]) -> list[_Moment]:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from autofit.core.account import Account
 from autofit.memory.allocator.settings import Settings
-from autofit.memory.replay import PhasePeak, Room, peaks, replay
+from autofit.memory.allocator.simulator import CachingAllocator
+from autofit.memory.replay import PhasePeak, peaks, replay
 from autofit.memory.trace import MOST_PARTS, Kind, Trace
 
 STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -68,9 +69,8 @@ def memory_use(
     Raises:
         UsageError: the allocator's options cannot be parsed.
     """
-    phases = peaks(trace) if account.allocator == "host" else _served(trace, account, limit_bytes)
-    tensors = trace.tensors
-    on_host, waiting = account.allocator == "host", 0
+    tensors, on_host, waiting = trace.tensors, account.allocator == "host", 0
+    phases = peaks(trace) if on_host else _served(trace, account, limit_bytes)
     if on_host and accumulation_steps > MOST_PARTS:
         waiting = trace.batch_bytes() * (accumulation_steps - MOST_PARTS) // MOST_PARTS
     return MemoryUse(
@@ -91,7 +91,7 @@ def _served(trace: Trace, account: Account, limit_bytes: int | None) -> tuple[Ph
     settings = Settings.parse(account.settings)
     if settings.gc_threshold_ratio and limit_bytes is not None:
         # Above a share of the limit, old segments are released: less is reserved than without a limit.
-        within = replay(trace, Room(settings, limit_bytes=max(limit_bytes - account.outside_bytes, 1)))
+        within = replay(trace, CachingAllocator(settings, limit_bytes=max(limit_bytes - account.outside_bytes, 1)))
         if within.fits_without_retries:
             return within.phases
-    return replay(trace, Room(settings)).phases
+    return replay(trace, CachingAllocator(settings)).phases

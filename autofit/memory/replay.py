@@ -1,40 +1,13 @@
 """Replay: runs a trace through the simulated allocator. Returns the peak of each phase and whether it fits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from autofit.memory.allocator.blocks import MemoryBlock
-from autofit.memory.allocator.settings import Settings
-from autofit.memory.allocator.simulator import DEVICE_BYTES, CachingAllocator
+from autofit.memory.allocator.simulator import CachingAllocator
 from autofit.memory.trace import Trace
 
 END = "end"
 BEFORE = "before the first step"
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The memory available to a replay, and the allocator's options.
-
-    Attributes:
-        settings: the allocator's options.
-        capacity_bytes: memory that the device can allocate. None is unlimited.
-        limit_bytes: maximum that the allocator may reserve (a memory fraction). None is unlimited.
-        device_bytes: total memory of the device.
-    """
-
-    settings: Settings = field(default_factory=Settings)
-    capacity_bytes: int | None = None
-    limit_bytes: int | None = None
-    device_bytes: int = DEVICE_BYTES
-
-    def allocator(self) -> CachingAllocator:
-        """Returns an empty allocator with this memory."""
-        return CachingAllocator(
-            self.settings,
-            capacity_bytes=self.capacity_bytes,
-            limit_bytes=self.limit_bytes,
-            device_bytes=self.device_bytes,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +54,17 @@ class Replay:
     @property
     def peak(self) -> PhasePeak:
         """The maximum over the whole trace."""
-        return _largest("peak", list(self.phases))
+        highest = max(self.phases, key=lambda phase: phase.allocated_bytes)
+        reserved, retries = max(p.reserved_bytes for p in self.phases), sum(p.retries for p in self.phases)
+        return replace(highest, name="peak", reserved_bytes=reserved, retries=retries)
 
 
-def replay(trace: Trace, room: Room | None = None) -> Replay:
-    """Serves the requests of `trace` one by one in `room`. None is unlimited memory with torch's default options.
+def replay(trace: Trace, allocator: CachingAllocator | None = None) -> Replay:
+    """Serves the requests of `trace` one by one, on one stream, from an empty allocator.
 
-    All requests are on one stream.
+    None is one with unlimited memory and torch's default options.
     """
-    allocator = (room or Room()).allocator()
+    allocator = allocator or CachingAllocator()
     blocks: list[MemoryBlock | None] = [None] * len(trace.tensors.sizes)
     phases: list[PhasePeak] = []
     ran_out_at = None
@@ -140,28 +115,13 @@ def _run(
     peak, peak_event = allocator.allocated_bytes, begin
     for number, event in enumerate(trace.events[begin:end], begin):
         if event >= 0:
-            size = sizes[event]
-            if size:
-                block = malloc(size)
-                if block is None:
+            if size := sizes[event]:
+                if (block := malloc(size)) is None:
                     return number, peak_event
                 blocks[event] = block
                 if allocator.allocated_bytes > peak:
                     peak, peak_event = allocator.allocated_bytes, number + 1
-        else:
-            freed = blocks[~event]
-            if freed is not None:
-                free(freed)
-                blocks[~event] = None
+        elif (freed := blocks[~event]) is not None:
+            free(freed)
+            blocks[~event] = None
     return None, peak_event
-
-
-def _largest(name: str, phases: list[PhasePeak]) -> PhasePeak:
-    highest = max(phases, key=lambda phase: phase.allocated_bytes)
-    return PhasePeak(
-        name=name,
-        allocated_bytes=highest.allocated_bytes,
-        reserved_bytes=max(phase.reserved_bytes for phase in phases),
-        peak_event=highest.peak_event,
-        retries=sum(phase.retries for phase in phases),
-    )

@@ -48,7 +48,11 @@ class Scaling:
 
     def at(self, micro_batch_size: int) -> Trace | Mismatch:
         """Returns the trace at any micro batch size, or a `Mismatch` if a size would be negative."""
-        sizes = self._sizes(micro_batch_size)
+        sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
+        for handle, nodes in self.uneven.items():
+            beyond = handle in self.lasting and micro_batch_size > self.traced[-1]
+            estimate = _line if beyond else _between
+            sizes[handle] = max(int(estimate(self.traced, nodes, micro_batch_size)), 0)
         if sizes and min(sizes) < 0:
             handle = sizes.index(min(sizes))
             what = described(self.pattern, handle)
@@ -59,14 +63,6 @@ class Scaling:
         return self.pattern.model_copy(
             update={"micro_batch_size": micro_batch_size, "tensors": tensors, "notes": notes}
         )
-
-    def _sizes(self, micro_batch_size: int) -> list[int]:
-        sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
-        for handle, nodes in self.uneven.items():
-            beyond = handle in self.lasting and micro_batch_size > self.traced[-1]
-            estimate = _line if beyond else _between
-            sizes[handle] = max(int(estimate(self.traced, nodes, micro_batch_size)), 0)
-        return sizes
 
     def _notes(self, micro_batch_size: int) -> tuple[str, ...]:
         if self.exact_at(micro_batch_size):
@@ -93,11 +89,28 @@ def scaling(traces: Sequence[Trace]) -> Scaling | Mismatch:
     if isinstance(alignment, Mismatch):
         return alignment
     fixed, per_sample, uneven_handles = _laws(alignment, traced)
-    pattern = _pattern(alignment, traces)
+    pattern = traces[0].model_copy(
+        update={
+            "tensors": Tensors(
+                sizes=tuple(alignment.sizes[0]), kinds=tuple(alignment.kinds), origins=tuple(alignment.origins)
+            ),
+            "events": tuple(alignment.events),
+            "marks": tuple(alignment.marks),
+            "answered": max(trace.answered for trace in traces),
+            "notes": tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+            "work": None,
+        }
+    )
     uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in uneven_handles}
     lasting = [handle for handle in uneven_handles if not alignment.momentary[handle]]
     ragged = any(alignment.kinds[handle] is Kind.BATCH for handle in lasting)
-    if not ragged and not all(_is_straight(traced, uneven[handle]) for handle in lasting):
+    # Straight: all sizes are on the line through the first and the last.
+    straight = all(
+        node == _line(traced, uneven[handle], size)
+        for handle in lasting
+        for size, node in zip(traced, uneven[handle], strict=True)
+    )
+    if not ragged and not straight:
         return Mismatch(_not_affine(pattern, alignment, traced, lasting))
     return Scaling(pattern, traced, fixed, per_sample, uneven, frozenset(lasting))
 
@@ -115,28 +128,9 @@ def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...
     return tuple(fixed), tuple(per_sample), uneven_handles
 
 
-def _is_straight(traced: tuple[int, ...], nodes: tuple[int, ...]) -> bool:
-    """Returns whether all sizes are on the line through the first and the last."""
-    return all(node == _line(traced, nodes, size) for size, node in zip(traced, nodes, strict=True))
-
-
 def _line(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> Fraction:
     """Returns the value at a size of the line through the first and the last traced size."""
     return nodes[0] + Fraction((nodes[-1] - nodes[0]) * (size - traced[0]), traced[-1] - traced[0])
-
-
-def _pattern(alignment: Alignment, traces: Sequence[Trace]) -> Trace:
-    tensors = Tensors(sizes=tuple(alignment.sizes[0]), kinds=tuple(alignment.kinds), origins=tuple(alignment.origins))
-    return traces[0].model_copy(
-        update={
-            "tensors": tensors,
-            "events": tuple(alignment.events),
-            "marks": tuple(alignment.marks),
-            "answered": max(trace.answered for trace in traces),
-            "notes": tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
-            "work": None,
-        }
-    )
 
 
 def _between(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> int:

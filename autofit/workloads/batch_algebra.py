@@ -34,7 +34,7 @@ def batch_size(batch: Batch) -> int:
         )
     if lists := _sample_lists(batch):
         return len(next(iter(lists.values())))
-    # The first tensor is counted first, and `most_common` keeps the order of equal counts.
+    # `most_common` keeps the order of equal counts, and the first tensor is counted first.
     votes = Counter(
         leaf.shape[0]
         for _, leaf, inside in leaves(batch, first)
@@ -61,10 +61,8 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
     lists, pieces, start = _sample_lists(batch), [], 0
     for size in sizes:
         part = slice(start, start + size)
-        if lists:
-            pieces.append(_of_lists(batch, {key: list(items[part]) for key, items in lists.items()}))
-        else:
-            pieces.append(_sliced(batch, total, part))
+        cut = {key: list(items[part]) for key, items in lists.items()}
+        pieces.append(_of_lists(batch, cut) if lists else _sliced(batch, total, part))
         start += size
     return pieces
 
@@ -116,12 +114,11 @@ def non_batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
 def describe(batches: Sequence[Batch], sizes: Sequence[int] | None = None) -> str:
     """Returns the common structure of the batches as one stable line.
 
+    For example "input_ids int64[B, *]; labels int64[B]": `B` is the batch dimension, `*` a dimension that varies.
+
     Args:
         batches: at least one batch.
         sizes: number of samples of each batch. None uses `batch_size`.
-
-    Returns:
-        For example "input_ids int64[B, *]; labels int64[B]". `B` is the batch dimension, `*` a dimension that varies.
     """
     found: dict[str, list[tuple[Any, int]]] = {}
     for batch, size in zip(batches, sizes or [batch_size(batch) for batch in batches], strict=True):
@@ -135,22 +132,21 @@ def leaves(batch: Batch, size: int) -> Iterator[tuple[str, Any, bool]]:
     lists = _sample_lists(batch)
     for key, items in lists.items():
         for item in items:
-            path = "[B]" if key is _WHOLE else f"{_step(key)}[B]"
-            yield from ((inner, leaf, True) for inner, leaf, _ in _leaves(item, -1, path))
+            yield from _leaves(item, -1, "[B]" if key is _WHOLE else f"{_step(key)}[B]", listed=True)
     if not lists:
         yield from _leaves(batch, size, "")
 
 
-def _leaves(node: Any, size: int, path: str) -> Iterator[tuple[str, Any, bool]]:
+def _leaves(node: Any, size: int, path: str, *, listed: bool = False) -> Iterator[tuple[str, Any, bool]]:
     kids = children(node)
     if kids is None:
-        yield path, node, False
-    elif per_sample(node, size):
+        yield path, node, listed
+    elif not listed and per_sample(node, size):
         for item in node:
-            yield from ((inner, leaf, True) for inner, leaf, _ in _leaves(item, -1, f"{path}[B]"))
+            yield from _leaves(item, -1, f"{path}[B]", listed=True)
     else:
         for key, child in kids.items():
-            yield from _leaves(child, size, path + _step(key))
+            yield from _leaves(child, size, path + _step(key), listed=listed)
 
 
 def _step(key: Any) -> str:
@@ -257,17 +253,17 @@ def _mismatch(path: str, found: str) -> WorkloadError:
 
 def _leaf_text(seen: list[tuple[Any, int]]) -> str:
     """Describes a leaf from its values in several batches: "float32[B, 3, *]", or its type."""
-    kinds = sorted({_leaf_kind(leaf) for leaf, _ in seen})
+    kinds = {
+        str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+        for leaf, _ in seen
+    }
+    text = "|".join(sorted(kinds))
     shapes = [tuple(leaf.shape) for leaf, _ in seen if isinstance(leaf, torch.Tensor)]
     if not shapes:
-        return "|".join(kinds)
+        return text
     if len({len(shape) for shape in shapes}) > 1:
-        return f"{'|'.join(kinds)}[...]"
+        return f"{text}[...]"
     dims = [str(column[0]) if len(set(column)) == 1 else "*" for column in zip(*shapes, strict=True)]
     if dims and all(not isinstance(leaf, torch.Tensor) or leaf.shape[0] == size for leaf, size in seen):
         dims[0] = "B"
-    return f"{'|'.join(kinds)}[{', '.join(dims)}]"
-
-
-def _leaf_kind(leaf: Any) -> str:
-    return str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+    return f"{text}[{', '.join(dims)}]"

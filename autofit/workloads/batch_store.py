@@ -1,9 +1,4 @@
-"""A cache of typical batches: without it, every block of a race would make its batches again.
-
-Shape count: how many shapes the batches of a loader can have, estimated from a few batches.
-
-The batches of optimizer steps: micro batches that are trained together, and the loader that groups them.
-"""
+"""Batches of optimizer steps: a cache of typical ones, and the loader that groups micro batches into steps."""
 
 import math
 import warnings
@@ -84,11 +79,9 @@ class BatchStore:
         return self.source.fresh(size, self._draws)
 
     def meets_new_shapes(self, typical: Typical, shapes_kept: int) -> bool:
-        """Returns whether most micro batches of a training have a shape whose kernels the libraries have not kept.
+        """Returns whether most micro batches of a training have a shape that is not among the `shapes_kept`.
 
-        Args:
-            typical: batches of the plan.
-            shapes_kept: number of shapes whose kernels the device's libraries keep.
+        That is the number of shapes whose kernels the device's libraries keep.
         """
         distinct = self.source.distinct
         few = distinct is not None and distinct <= shapes_kept
@@ -97,10 +90,13 @@ class BatchStore:
     def typical(self, size: int, parts: int) -> Typical:
         """Returns batches of `size` samples for steps of `parts` micro batches, the same in every call."""
         found = self._kept.pop((size, parts), None) or self._made(size, parts)
-        if _on_host(found):  # batches cached on the device would count as memory of the next plan
+        # Batches cached on the device would count as memory of the next plan.
+        if all(tensor.device.type == "cpu" for batch in found.batches for tensor in tensors(batch)):
             self._kept[size, parts] = found
-        while len(self._kept) > 1 and sum(map(_bytes_of, self._kept.values())) > MOST_BYTES:
+        sizes = [sum(map(nbytes, each.batches)) for each in self._kept.values()]
+        while len(sizes) > 1 and sum(sizes) > MOST_BYTES:
             self._kept.popitem(last=False)
+            del sizes[0]
         return found
 
     def _made(self, size: int, parts: int) -> Typical:
@@ -111,20 +107,14 @@ class BatchStore:
         began = perf_counter()
         batches = self.source.typical(size, count)
         seconds = (perf_counter() - began) / count
-        counts = self._counted(batches)
-        varies = self.source.varies
+        counts, varies = self._counted(batches), self.source.varies
         if counts is not None and not varies:
-            counts = [size * self._tokens_per_sample()] * count
+            if self._per_sample is None:  # the mean over a fixed set of samples: all sizes are compared on one figure
+                user_size = self.source.user_batch_size
+                usual = min(user_size, COUNTED) if self.source.resizable else user_size
+                self._per_sample = fmean(self._counted(self.source.typical(usual, -(-COUNTED // usual))) or [0]) / usual
+            counts = [size * self._per_sample] * count
         return Typical(batches, parts, steps, steps if varies else 1, seconds, counts)
-
-    def _tokens_per_sample(self) -> float:
-        """Returns the mean over a fixed set of samples, so that all batch sizes are compared on the same figure."""
-        if self._per_sample is None:
-            user_size = self.source.user_batch_size
-            size = min(user_size, COUNTED) if self.source.resizable else user_size
-            batches = self.source.typical(size, -(-COUNTED // size))
-            self._per_sample = fmean(self._counted(batches) or [0]) / size
-        return self._per_sample
 
     def _counted(self, batches: Sequence[Batch]) -> list[float] | None:
         counts = [self.source.tokens(batch) for batch in batches]
@@ -134,14 +124,6 @@ class BatchStore:
 def fresh(batch: Batch) -> Batch:
     """Returns a copy of `batch`. A step may then remove entries or write to its tensors, as with a loader's batch."""
     return map_tensors(batch, torch.clone)
-
-
-def _on_host(typical: Typical) -> bool:
-    return all(tensor.device.type == "cpu" for batch in typical.batches for tensor in tensors(batch))
-
-
-def _bytes_of(typical: Typical) -> int:
-    return sum(map(nbytes, typical.batches))
 
 
 def unused(parts: Sequence[Batch], device_type: str) -> list[Batch]:
@@ -154,28 +136,17 @@ def shape_count(batches: Sequence[Batch]) -> float:
 
     A dimension counts as many sizes as fit between the smallest and the largest one, in steps of their greatest common
     difference, so that lengths padded to a multiple count once per multiple. Dimensions that grow together, such as
-    tokens and labels, count once. From few batches the estimate is low, since the extreme sizes are not among them.
-
-    Args:
-        batches: batches with the same number of samples; at least one.
+    tokens and labels, count once. The estimate is low, since the extreme sizes are not among a few batches.
     """
     shapes = [[size for tensor in tensors(batch) for size in tensor.shape] for batch in batches]
     if len({len(shape) for shape in shapes}) > 1:
         return math.inf
-    columns = {_ranks(column): _sizes(column) for column in zip(*shapes, strict=True)}
-    return math.prod(columns.values())
-
-
-def _ranks(column: Sequence[int]) -> tuple[int, ...]:
-    """Returns the rank of each size of a dimension, by which dimensions that grow together are recognised."""
-    ordered = sorted(set(column))
-    return tuple(ordered.index(size) for size in column)
-
-
-def _sizes(column: Sequence[int]) -> int:
-    low, high = min(column), max(column)
-    step = math.gcd(*(size - low for size in column))
-    return (high - low) // step + 1 if step else 1
+    counts = dict[tuple[int, ...], int]()
+    for column in zip(*shapes, strict=True):
+        low, step = min(column), math.gcd(*(size - min(column) for size in column))
+        ordered = sorted(set(column))  # dimensions that grow together have the same ranks
+        counts[tuple(map(ordered.index, column))] = (max(column) - low) // step + 1 if step else 1
+    return math.prod(counts.values())
 
 
 @dataclass(frozen=True, slots=True)

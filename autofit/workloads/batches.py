@@ -1,16 +1,10 @@
 """BatchSource: batches of any size from the user's loader, which is never advanced.
 
-There are two kinds of loader. A DataLoader makes batches from samples. Batches of any size are then made from its data
-set and collate function, and its own iterator is never used. Other loaders yield ready batches (a list, a DataLoader
-with batch_size=None, any re-iterable object). Their batches are cut and joined where that is correct.
+A DataLoader makes batches from samples: batches of any size are made from its data set and collate function. Other
+loaders yield ready batches, which are cut and joined where that is correct.
 
-Filled masks: a batch in which no sample is short, so that nothing can be gained by leaving out its padding.
-
-Loader types: what can be iterated over batches, and what is often passed instead.
-
-Padded loader: the user's DataLoader with batches that are padded to a multiple. Only the user's collate function knows
-with what a tensor is padded. A collate function of `transformers` can be asked for another padding by its attribute
-`pad_to_multiple_of`; it is set on a copy.
+Padded loader: only the user's collate function knows with what a tensor is padded. A collate function of `transformers`
+can be asked for another padding by its attribute `pad_to_multiple_of`; it is set on a copy.
 """
 
 import copy
@@ -61,8 +55,8 @@ class BatchOptions:
 class BatchSource(ABC):
     """Makes batches of any size from the user's loader without ever advancing it.
 
-    One subclass for each kind of loader makes the batches, by the methods with an underscore. These get arguments that
-    were checked, and their batches may share memory with the user's data.
+    One subclass for each kind of loader makes the batches, by the abstract methods. These get arguments that were
+    checked, and their batches may share memory with the user's data.
 
     Attributes:
         loader: the user's loader. Its settings may be read; it must not be iterated.
@@ -120,24 +114,14 @@ class BatchSource(ABC):
         return [map_tensors(batch, torch.clone) for batch in self._typical(size, count)]
 
     def fresh(self, size: int, draw: int) -> Iterator[Batch]:
-        """Yields batches of exactly `size` samples, endlessly and at random: other ones for each `draw`.
-
-        The tensors are copies, as those of `typical`.
-
-        Raises:
-            WorkloadError: as `typical`.
-        """
+        """Yields batches as `typical`, endlessly and at random: other ones for each `draw`. Raises as `typical`."""
         self._check(size)
-        return (map_tensors(batch, torch.clone) for batch in self._fresh(size, draw))
+        chance = random.Random(f"{self._options.seed} {draw}")
+        return (map_tensors(batch, torch.clone) for batch in self._fresh(size, chance))
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns the batches of `typical` in a form that can also be cut: each part collates the same samples anew.
-
-        Raises:
-            WorkloadError: as `typical`.
-        """
-        self._check(size)
-        return self._cuttable(size, count)
+        """Returns the batches of `typical` in a form that can also be cut. Raises as `typical`."""
+        return [Cuttable.of(batch) for batch in self.typical(size, count)]
 
     def choose(self, size: int, count: int) -> None:  # noqa: B027  # most subclasses have nothing to choose
         """Chooses the samples of `typical` in advance, so that timing `typical` measures only making batches."""
@@ -149,29 +133,24 @@ class BatchSource(ABC):
             WorkloadError: as `typical`, or `worst_case` returned a batch of another size.
         """
         self._check(size)
-        batch = self._worst(size)
+        worst_case = self._options.worst_case
+        if not callable(worst_case):
+            made = self._longest(size) if worst_case is None else self._repeated(worst_case, size)
+            batch = map_tensors(made, torch.clone)
+        else:
+            batch = worst_case(size)
+            nodes = (batch, *(children(batch) or {}).values())
+            listed = any(isinstance(node, (list, tuple)) and len(node) == size for node in nodes)
+            if self.even and batch_size(batch) != size and not listed:
+                raise WorkloadError(
+                    f"worst_case({size}) returned {batch_size(batch)} samples: {describe([batch])}; expected a "
+                    f"batch of {size}; build it for the size that is passed, or pass one sample instead of a "
+                    "callable"
+                )
         return fill_masks(map_tensors(batch, torch.clone)) if self._options.filled else batch
 
-    def _worst(self, size: int) -> Batch:
-        worst_case = self._options.worst_case
-        if worst_case is None:
-            return map_tensors(self._longest(size), torch.clone)
-        if not callable(worst_case):
-            return map_tensors(self._repeated(worst_case, size), torch.clone)
-        batch = worst_case(size)
-        if self.even and batch_size(batch) != size and not _lists(batch, size):
-            raise WorkloadError(
-                f"worst_case({size}) returned {batch_size(batch)} samples: {describe([batch])}; expected a "
-                f"batch of {size}; build it for the size that is passed, or pass one sample instead of a "
-                "callable"
-            )
-        return batch
-
     def remainder(self, size: int) -> int:
-        """Returns the number of samples in the incomplete last batch of the loader of `rebuild`.
-
-        0 if there is none, or if it is not known: where a rule of the user's decides which samples are batched.
-        """
+        """Returns the number of samples in the incomplete last batch of the loader of `rebuild`; 0 if unknown."""
         return 0
 
     def tokens(self, batch: Batch) -> int | None:
@@ -185,10 +164,10 @@ class BatchSource(ABC):
 
         Batches of similar length need the length of each sample: all samples are read once.
 
-        With `changes`, these arguments of a DataLoader are replaced, unless its loading is fixed.
-
-        With `counted`, batches come as `Counted`, with the number of samples that were collated. The number of samples
-        of a plain batch is given by its shapes.
+        Args:
+            size: samples per batch.
+            counted: whether batches come as `Counted` where their shapes do not give the number of samples.
+            changes: arguments of a DataLoader to replace, unless its loading is fixed.
 
         Raises:
             WorkloadError: batches of this size cannot be made.
@@ -196,18 +175,13 @@ class BatchSource(ABC):
         self._check(size)
         if self.fixed_loading:
             changes = UNCHANGED
-        if counted:
-            return self._counted(size, changes)
-        theirs = size == self.user_batch_size and self.users_order and not changes
-        return self.loader if theirs else self._rebuild(size, changes)
+        if not counted and size == self.user_batch_size and self.users_order and not changes:
+            return self.loader
+        return self._rebuilt(size, changes, counted)
 
     @cached_property
     def by_length(self) -> "BatchSource":
-        """The same samples in batches of similar length.
-
-        Raises:
-            WorkloadError: the samples stay in the user's batches (`fixed_order`).
-        """
+        """The same samples in batches of similar length. Raises `WorkloadError` with a `fixed_order`."""
         found = self._by_length()
         found._users = self
         return found
@@ -242,11 +216,7 @@ class BatchSource(ABC):
         return fixed_padding(self.loader)
 
     def padding(self, size: int) -> float:
-        """Returns the share of padding in typical batches of `size`, from 0 to 1. See `padding.padding_share`.
-
-        Raises:
-            WorkloadError: as `typical`, or the samples of a batch are not known (`fixed_order`).
-        """
+        """Returns the share of padding in typical batches of `size`, from 0 to 1. Raises as `by_length`."""
         self._check(size)
         raise WorkloadError(f"the padding of batches was requested, but {self.fixed_order}; expected single samples")
 
@@ -269,10 +239,7 @@ class BatchSource(ABC):
     def on_small(self, look: Callable[[int], T]) -> T:
         """Calls `look` with the size of a small batch. If that raises, calls it with the user's size, which is kept.
 
-        A model may admit only the sizes that the user makes.
-
-        Raises:
-            Exception: whatever `look` raises at the user's size.
+        A model may admit only the sizes that the user makes. Whatever `look` raises at the user's size is raised.
         """
         if self.small_size != self.user_batch_size:
             try:
@@ -293,10 +260,7 @@ class BatchSource(ABC):
     def _typical(self, size: int, count: int) -> list[Batch]: ...
 
     @abstractmethod
-    def _fresh(self, size: int, draw: int) -> Iterator[Batch]: ...
-
-    @abstractmethod
-    def _cuttable(self, size: int, count: int) -> list[Cuttable]: ...
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]: ...
 
     @abstractmethod
     def _longest(self, size: int) -> Batch:
@@ -307,12 +271,8 @@ class BatchSource(ABC):
         """Returns a batch of `size` samples made from the user's worst sample or batch."""
 
     @abstractmethod
-    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
-        """Returns the user's data in batches of `size`, which differs from the user's unless there are `changes`."""
-
-    @abstractmethod
-    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
-        """Returns the user's data in batches of `size`, each with its number of samples where that can be counted."""
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns the user's data in batches of `size`; with `counted`, each has its number of samples if possible."""
 
     def _by_length(self) -> "BatchSource":
         """Returns a new source of batches of similar length from the same samples."""
@@ -328,10 +288,6 @@ class BatchSource(ABC):
         for name in ("by_length", "filled"):
             vars(found).pop(name, None)
         return found
-
-    def _chance_of(self, draw: int) -> random.Random:
-        """Returns the random generator of a draw of `fresh`, which the seed and the draw determine."""
-        return random.Random(f"{self._options.seed} {draw}")
 
     def _note_repeats(self, size: int) -> None:
         if self.length is not None and size > self.length:
@@ -355,26 +311,16 @@ class BatchSource(ABC):
             )
 
 
-def _lists(batch: Batch, size: int) -> bool:
-    """Returns whether a batch is or holds a list of `size` entries."""
-    nodes = (batch, *(children(batch) or {}).values())
-    return any(isinstance(node, (list, tuple)) and len(node) == size for node in nodes)
-
-
 _LEAST_WIDTH = 3
 """Minimum width at which two samples that lack one token each do not fit into one row."""
 
 
 def fill_masks(batch: Batch) -> Batch:
-    """Returns a batch whose attention masks say that its samples have all tokens, or all but one.
+    """Returns a batch whose attention masks [samples, width] say that its samples have all tokens, or all but one.
 
-    One token is missing in all samples but the first, if there is more than one, so that the model computes with a mask
-    as it does for other batches. What is padding in `input_ids` becomes the first token of the first sample, since a
-    model may find padding in it.
-
-    Args:
-        batch: the batch; its masks and its ids are changed in place. Both are [samples, width] and may have a prefix,
-            such as `chosen_attention_mask`; others stay as they are.
+    The masks and ids are changed in place. One token is missing in all samples but the first, so that the model
+    computes with a mask as it does for other batches. Padding in `input_ids` becomes the first token, since a model may
+    find padding in it. The names may have a prefix, such as `chosen_attention_mask`.
     """
     found = {path: leaf for path, leaf, _ in leaves(batch, -1) if isinstance(leaf, torch.Tensor) and leaf.dim() == 2}
     for path, mask in found.items():

@@ -5,7 +5,6 @@ Shapes may not give it: a batch of graphs has one row per node and per edge, a b
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from autofit.workloads.batch_algebra import batch_size, split
@@ -48,7 +47,9 @@ class Cuttable:
     @classmethod
     def of(cls, batch: "Batch | Cuttable") -> "Cuttable":
         """Wraps a plain batch, to be cut along its first dimension. A `Cuttable` is returned as it is."""
-        return batch if isinstance(batch, cls) else cls(batch, batch_size(batch), partial(_split, batch))
+        if isinstance(batch, cls):
+            return batch
+        return cls(batch, batch_size(batch), lambda sizes: list(map(Counted, split(batch, sizes), sizes)))
 
 
 class Collating:
@@ -59,11 +60,13 @@ class Collating:
         by_rows: whether tensors have one row per sample. A batch has fewer rows if `collate` drops damaged samples.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Batch], by_rows: bool) -> None:
+    def __init__(self, collate: Callable[[Any], Batch], by_rows: bool) -> None:
         self.collate, self.by_rows = collate, by_rows
 
-    def __call__(self, samples: list[Any]) -> Counted:
+    def __call__(self, samples: list[Any] | Counted) -> Counted:
         """Returns the batch of the samples, with their number."""
+        if isinstance(samples, Counted):  # of `KeyLists`
+            return Counted(self.collate(samples.batch), samples.samples)
         batch = self.collate(samples)
         if not isinstance(samples, (list, tuple)):  # a data set's __getitems__ may return columns instead of samples
             return counted(batch)
@@ -72,7 +75,7 @@ class Collating:
 
 
 class KeyLists:
-    """A data set that takes a list of keys and counts them."""
+    """A data set that takes a list of keys, and counts them for `Collating`."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -84,17 +87,6 @@ class KeyLists:
         if name == "dataset":  # looked up while this object is unpickled in a worker
             raise AttributeError(name)
         return getattr(self.dataset, name)
-
-
-class CollatingCounted:
-    """The collate function of a loader over `KeyLists`."""
-
-    def __init__(self, collate: Callable[[Any], Batch]) -> None:
-        self.collate = collate
-
-    def __call__(self, found: Counted) -> Counted:
-        """Collates what the data set returned and adds the number of samples."""
-        return Counted(self.collate(found.batch), found.samples)
 
 
 class EquallyCounted:
@@ -130,7 +122,3 @@ def _rows(batch: Batch) -> int | None:
     """Returns the number of rows if all tensors of a batch have the same number, else None."""
     found = {tensor.shape[:1] for tensor in tensors(batch)}
     return found.pop().numel() if len(found) == 1 else None
-
-
-def _split(batch: Batch, sizes: Sequence[int]) -> list[Counted]:
-    return [Counted(part, size) for part, size in zip(split(batch, sizes), sizes, strict=True)]

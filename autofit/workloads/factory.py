@@ -41,7 +41,12 @@ def make(target: str, arguments: Mapping[str, Any] | None = None) -> dict[str, A
         UserCodeError: the file or the function raised. The user's traceback is attached.
         WorkloadError: the function did not return a workload.
     """
-    where, name = _split(target)
+    # The last colon separates, so that a Windows drive letter stays with its path.
+    where, colon, name = target.rpartition(":")
+    if not colon or not name.isidentifier():
+        where, name = target, DEFAULT_NAME
+    if not where:
+        raise UsageError(f"{target!r} has no file or module name; expected for example train.py:make_workload.")
     module = _load(where)
     factory = getattr(module, name, None)
     if not callable(factory):
@@ -66,16 +71,6 @@ def as_arguments(made: object, target: str) -> dict[str, Any]:
         f"{target} returned {found}; expected an autofit.Workload, a pair (model, loader), or a dict of "
         'autofit.tune\'s arguments with "model" and "loader".'
     )
-
-
-def _split(target: str) -> tuple[str, str]:
-    # The last colon separates, so that a Windows drive letter stays with its path.
-    where, colon, name = target.rpartition(":")
-    if not colon or not name.isidentifier():
-        where, name = target, DEFAULT_NAME
-    if not where:
-        raise UsageError(f"{target!r} has no file or module name; expected for example train.py:make_workload.")
-    return where, name
 
 
 def _load(where: str) -> ModuleType:
@@ -128,20 +123,14 @@ def _users_code(what: str, absent: Sequence[str] = ()) -> Iterator[None]:
                 f"the module {error.name!r} was not found; expected a module on the import path, "
                 "or a path that ends in .py."
             ) from None
-        raise UserCodeError(f"{what} raised {_line(error)}", _users_traceback(error)) from None
-
-
-def _line(error: BaseException) -> str:
-    return redacted("".join(traceback.format_exception_only(error)).strip().splitlines()[-1])
-
-
-def _users_traceback(error: BaseException) -> str:
-    """Returns the traceback, starting at the first frame in the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [i for i, frame in enumerate(frames) if frame.filename != __file__ and "importlib" not in frame.filename]
-    shown = frames[users[0] :] if users else []  # no such frame: the file could not be parsed
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
-    return redacted("".join([*lines, *traceback.format_exception_only(error)]))
+        raised = traceback.format_exception_only(error)
+        line = "".join(raised).strip().splitlines()[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        # The traceback starts at the first frame in the user's code. There is none if the file could not be parsed.
+        users = [i for i, each in enumerate(frames) if each.filename != __file__ and "importlib" not in each.filename]
+        shown = traceback.format_list(frames[users[0] :]) if users else []
+        lines = ["Traceback (most recent call last):\n", *shown, *raised]
+        raise UserCodeError(f"{what} raised {redacted(line)}", redacted("".join(lines))) from None
 
 
 def record_of(kind: type[_Record], **values: object) -> _Record:

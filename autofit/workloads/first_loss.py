@@ -1,13 +1,9 @@
-"""Finds out, on one small batch, how the loss of a workload is computed.
-
-The forward pass for inference: how a batch is passed to the model when no loss is computed.
-"""
+"""Finds out, on one small batch, how the loss of a workload is computed, or its forward pass in inference."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule, resolve_loss
@@ -25,26 +21,12 @@ def resolve_forward(batch: Batch, step_fn: Callable[..., Any] | None) -> LossRul
     if step_fn is not None:
         # Not "step_fn": the training of the same workload has that name, and its own study.
         return LossRule("forward by step_fn", step_fn, inferred=False, about="step_fn(model, batch)")
+    compute, about = (lambda model, batch: model(batch)), "model(batch)"
     if isinstance(batch, Mapping):
-        return LossRule("forward", _keywords, inferred=True, about="model(**batch)")
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return LossRule("forward", _first, inferred=True, about="model(inputs), for batches (inputs, targets)")
-    return LossRule("forward", _whole, inferred=True, about="model(batch)")
-
-
-def _keywords(model: nn.Module, batch: Batch) -> torch.Tensor:
-    output: torch.Tensor = model(**batch)
-    return output
-
-
-def _first(model: nn.Module, batch: Batch) -> torch.Tensor:
-    output: torch.Tensor = model(batch[0])
-    return output
-
-
-def _whole(model: nn.Module, batch: Batch) -> torch.Tensor:
-    output: torch.Tensor = model(batch)
-    return output
+        compute, about = (lambda model, batch: model(**batch)), "model(**batch)"
+    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+        compute, about = (lambda model, batch: model(batch[0])), "model(inputs), for batches (inputs, targets)"
+    return LossRule("forward", compute, inferred=True, about=about)
 
 
 def loss_of(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:

@@ -1,10 +1,7 @@
 """Variable lengths: how long samples are, which samples make the worst batch, and how many tokens are useful.
 
 Training runs out of memory on a batch that is longer than every batch a probe has seen. Samples are therefore measured
-before the first probe, and the longest are used to prove that a plan fits. Only positions and lengths are kept, never
-the samples.
-
-SampleLengths: the length of each sample of a data set, measured when it is first asked for.
+before the first probe. Only positions and lengths are kept, never the samples.
 """
 
 import math
@@ -81,7 +78,7 @@ def scan(sample: Callable[[int], Any], count: int, limit: int, most_s: float = m
         most_s: seconds after which no further sample is read, once there are `LEAST_SCANNED`.
     """
     seen_at = _read(sample, evenly_spaced(count, limit), most_s)
-    positions = [position for position, found in seen_at.items() if found] or list(seen_at)
+    positions = [position for position, shapes in seen_at.items() if shapes] or list(seen_at)
     table: dict[str, dict[int, tuple[int, ...]]] = {}
     for row, position in enumerate(positions):
         for path, shape in seen_at[position].items():
@@ -112,19 +109,13 @@ def _read(
     sample: Callable[[int], Any], positions: Sequence[int], most_s: float
 ) -> dict[int, dict[str, tuple[int, ...]]]:
     """Returns the extents of the samples that are read in the time, by ascending position."""
-    found, began = dict[int, dict[str, tuple[int, ...]]](), monotonic()
-    for position in _coarse_to_fine(positions):
+    found, began, last = dict[int, dict[str, tuple[int, ...]]](), monotonic(), len(positions) - 1
+    # From coarse to fine: any beginning of the order is spread over all. Both ends come first, then every half.
+    for place in sorted(range(len(positions)), key=lambda at: (at not in (0, last), -(at & -at), at)):
         if len(found) >= LEAST_SCANNED and monotonic() - began > most_s:
             break
-        found[position] = extents(sample(position))
+        found[positions[place]] = extents(sample(positions[place]))
     return dict(sorted(found.items()))
-
-
-def _coarse_to_fine(positions: Sequence[int]) -> list[int]:
-    """Returns ascending positions so that any beginning of them is spread over all: both ends, then every half."""
-    places = range(len(positions))
-    order = sorted(places, key=lambda place: (place not in (0, len(positions) - 1), -(place & -place), place))
-    return [positions[place] for place in order]
 
 
 def extents(sample: Any, path: str = "") -> dict[str, tuple[int, ...]]:
@@ -135,8 +126,10 @@ def extents(sample: Any, path: str = "") -> dict[str, tuple[int, ...]]:
     """
     if isinstance(sample, (str, bytes)):
         return {path: (len(sample),)}
-    if (shape := _shape(sample)) is not None:
-        return {path: shape}
+    if isinstance(shape := safe_getattr(sample, "shape"), tuple):
+        return {path: tuple(int(side) for side in shape)}
+    if isinstance(safe_getattr(sample, "mode"), str) and isinstance(safe_getattr(sample, "size"), tuple):
+        return {path: tuple(sample.size)}  # images as in PIL: (width, height)
     if isinstance(sample, (list, tuple)) and (not sample or isinstance(sample[0], (int, float))):
         return {path: (len(sample),)}
     if isinstance(sample, (list, tuple)) and len(sample) > _MAX_ENTRIES:
@@ -190,16 +183,6 @@ def with_length(batch: Batch, length: int) -> Batch:
         return torch.cat([tensor] * math.ceil(length / tensor.shape[1]), dim=1)[:, :length]
 
     return map_tensors(batch, changed)
-
-
-def _shape(node: Any) -> tuple[int, ...] | None:
-    """Returns the shape of a tensor, array or image. None for anything else."""
-    shape = safe_getattr(node, "shape")
-    if isinstance(shape, tuple):
-        return tuple(int(side) for side in shape)
-    if isinstance(safe_getattr(node, "mode"), str) and isinstance(safe_getattr(node, "size"), tuple):
-        return tuple(node.size)  # images as in PIL: (width, height)
-    return None
 
 
 def product(shape: tuple[int, ...]) -> int:

@@ -14,16 +14,12 @@
 
 Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. Rules 3 and
 4 need one forward pass. The choice is made once; the returned closure only computes.
-
-How a batch is passed to a model: as one argument, as positional arguments or as keywords.
-
-A mapping becomes keywords, a tuple or list positional arguments, anything else one argument.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -52,7 +48,8 @@ def whole_call(model: nn.Module, batch: Batch) -> tuple[Call, str]:
         return (lambda model, batch: model(**batch)), "model(**batch)"
     if not isinstance(batch, (list, tuple)) or isinstance(batch, PackedSequence):
         return (lambda model, batch: model(batch)), "model(batch)"
-    if len(batch) != 2 or _second_is_target(model):
+    parameters = _parameters(model.forward) or []
+    if len(batch) != 2 or (len(parameters) > 1 and parameters[1].name in TARGETS):
         return (lambda model, batch: model(*batch)), "model(*batch)"
     inputs, text = call_for(model, batch[0])
     return (lambda model, batch: inputs(model, batch[0])), text
@@ -77,11 +74,8 @@ def check_keys(model: nn.Module, batch: Mapping[str, Any], without: str | None =
     Raises:
         WorkloadError: it does not accept all of them.
     """
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):  # a compiled or scripted forward has no signature
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    parameters = _parameters(model.forward)
+    if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [str(key) for key in batch if key != without and key not in named]
@@ -92,23 +86,21 @@ def check_keys(model: nn.Module, batch: Mapping[str, Any], without: str | None =
         )
 
 
-def _second_is_target(model: nn.Module) -> bool:
-    """Returns whether the second argument of the model's forward is the targets."""
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Returns the parameters of a function. None if it has no signature, as a compiled or scripted forward."""
     try:
-        parameters = list(inspect.signature(model.forward).parameters)
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return False
-    return len(parameters) > 1 and parameters[1] in TARGETS
+        return None
 
 
 def binds(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool | None:
     """Returns whether a function can be called with these arguments. None if its signature is unknown."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
+    parameters = _parameters(function)
+    if parameters is None:
         return None
     try:
-        signature.bind(*args, **kwargs)
+        inspect.Signature(parameters).bind(*args, **kwargs)
     except TypeError:
         return False
     return True
@@ -116,18 +108,7 @@ def binds(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str
 
 Compute = Callable[[nn.Module, Batch], torch.Tensor]
 Update = Callable[[nn.Module, torch.optim.Optimizer, Batch], torch.Tensor]
-
-
 Criterion = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Criterion:
-    """A function of outputs and targets in a loss, with what makes the loss of it, and what that made."""
-
-    function: Criterion
-    loss_by: Callable[[Criterion], Compute]
-    made: Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +132,7 @@ class LossRule:
     about: str
     ignore_index: int | None = None
     update: Update | None = None
-    _criterion: _Criterion | None = None
+    _made_of: tuple[Criterion, Callable[[Criterion], Compute], Compute] | None = None  # and what makes the last of it
 
     @classmethod
     def by(
@@ -165,17 +146,17 @@ class LossRule:
     ) -> "LossRule":
         """Returns the rule of a loss that is made of a function of outputs and targets."""
         made = loss_by(function)
-        return cls(name, made, inferred, about, ignore_index, _criterion=_Criterion(function, loss_by, made))
+        return cls(name, made, inferred, about, ignore_index, _made_of=(function, loss_by, made))
 
     def with_criterion(self, change: Callable[[Criterion], Criterion]) -> "LossRule":
         """Returns this rule with a changed function of outputs and targets.
 
         Returns the same rule if it has no such function, or if something else than that makes its loss by now.
         """
-        of = self._criterion
-        if of is None or self.compute is not of.made:
+        if self._made_of is None:
             return self
-        return replace(self, compute=of.loss_by(change(of.function)))
+        function, loss_by, made = self._made_of
+        return replace(self, compute=loss_by(change(function))) if self.compute is made else self
 
 
 def resolve_loss(
@@ -201,7 +182,13 @@ def resolve_loss(
     if step_fn is not None and loss_fn is not None:
         raise WorkloadError("found both loss_fn and step_fn; expected one of them; step_fn computes the loss by itself")
     if step_fn is not None:
-        return _from_step_fn(step_fn)
+        if binds(step_fn, (None, None), {}) is False:
+            raise WorkloadError(
+                f"found step_fn{inspect.signature(step_fn)}; expected a function that can be called as "
+                "step_fn(model, batch); change its parameters, or wrap it in a lambda"
+            )
+        about = "the loss is the return value of step_fn(model, batch)"
+        return LossRule("step_fn", _checked(step_fn, "step_fn"), False, about)
     if getattr(model.forward, "__func__", None) is nn.Module.forward:  # a compiled model has its own on the instance
         raise WorkloadError(
             f"found a model without a forward method ({type(model).__name__}) and no step_fn; expected one of them. "
@@ -212,20 +199,15 @@ def resolve_loss(
     return _inferred(model, batch)
 
 
-def _from_step_fn(step_fn: Callable[..., Any]) -> LossRule:
-    if binds(step_fn, (None, None), {}) is False:
-        raise WorkloadError(
-            f"found step_fn{inspect.signature(step_fn)}; expected a function that can be called as "
-            "step_fn(model, batch); change its parameters, or wrap it in a lambda"
-        )
-    return LossRule(
-        "step_fn", _checked(step_fn, "step_fn"), False, "the loss is the return value of step_fn(model, batch)"
-    )
-
-
 def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -> LossRule:
     if isinstance(batch, Mapping):
-        target = _target_key(batch)
+        found = [key for key in TARGETS if key in batch]
+        if len(found) != 1:
+            raise WorkloadError(
+                f"found {found or 'none'} of the keys {', '.join(TARGETS)} in a batch ({_shown(batch)}); expected "
+                "exactly one for loss_fn; rename the key in collate_fn, or pass step_fn(model, batch) -> loss"
+            )
+        (target,) = found
         check_keys(model, batch, without=target)
 
         def of_mapping(criterion: Criterion) -> Compute:
@@ -255,24 +237,51 @@ def _inferred(model: nn.Module, batch: Batch) -> LossRule:
     call, text = whole_call(model, batch)
     with torch.no_grad():
         output = call(model, map_tensors(batch, torch.clone))
-    if _has_loss(output):
-        about = f"the model computes its own loss: {text}.loss"
-        return LossRule("output.loss", _model_loss(call, output), True, about)
-    if _is_pair(batch) and all(isinstance(node, torch.Tensor) and node.dim() for node in (output, batch[1])):
-        size = output.shape[0]
-        if _classifies(output, batch[1][:size], batch[1]):
-            about = f"{text} is [N, C, ...] and y is integer [N, ...]: F.cross_entropy"
-            return LossRule.by(F.cross_entropy, partial(_cross_entropy, call), "cross_entropy", True, about)
-        if output.dim() > 2 and _classifies(output.movedim(-1, 1), batch[1][:size], batch[1]):
-            about = f"{text} is [N, ..., C] and y is integer [N, ...]: F.cross_entropy of all its rows"
-            return LossRule.by(F.cross_entropy, partial(_cross_entropy_of_rows, call), "cross_entropy", True, about)
-        if _regresses(output, batch[1][:size]):
-            about = f"{text} and y are floating-point and have the same shape: F.mse_loss"
-            return LossRule("mse_loss", _mse_loss(call, output.dim() == batch[1].dim()), True, about)
+    attribute = getattr(output, "loss", None) is not None
+    if attribute or (isinstance(output, Mapping) and output.get("loss") is not None):
+        read: Callable[[Any], Any] = attrgetter("loss") if attribute else itemgetter("loss")
+        compute = _checked(lambda model, batch: read(call(model, batch)), "output.loss")
+        return LossRule("output.loss", compute, True, f"the model computes its own loss: {text}.loss")
+    fits = _is_pair(batch) and all(isinstance(node, torch.Tensor) and node.dim() for node in (output, batch[1]))
+    if fits and (rule := _of_output(call, text, output, batch[1])) is not None:
+        return rule
     raise WorkloadError(
         f"no loss can be inferred: found a batch ({_shown(batch)}) for which {text} returns {_output_text(output)}; "
-        f"expected an output with .loss, or (x, y) with an output that fits y; {ADVICE}{_hint(batch, output)}"
+        f"expected an output with .loss, or (x, y) with an output that fits y; {ADVICE}{_hint(output)}"
     )
+
+
+def _of_output(call: Call, text: str, output: torch.Tensor, targets: torch.Tensor) -> LossRule | None:
+    """Returns the rule for a tensor output and the targets of a pair, by their shapes and types; None if none fits."""
+
+    def by_class(criterion: Criterion) -> Compute:
+        return _checked(lambda model, batch: criterion(call(model, batch), batch[1]), "cross_entropy")
+
+    def of_rows(criterion: Criterion) -> Compute:
+        def compute(model: nn.Module, batch: Any) -> Any:
+            return criterion(call(model, batch).flatten(0, -2), batch[1].flatten())
+
+        return _checked(compute, "cross_entropy")
+
+    part = targets[: output.shape[0]]
+    if _classifies(output, part, targets):
+        about = f"{text} is [N, C, ...] and y is integer [N, ...]: F.cross_entropy"
+        return LossRule.by(F.cross_entropy, by_class, "cross_entropy", True, about)
+    if output.dim() > 2 and _classifies(output.movedim(-1, 1), part, targets):
+        about = f"{text} is [N, ..., C] and y is integer [N, ...]: F.cross_entropy of all its rows"
+        return LossRule.by(F.cross_entropy, of_rows, "cross_entropy", True, about)
+    shape, wanted = tuple(output.shape), tuple(part.shape)
+    floating = output.is_floating_point() and part.is_floating_point()
+    if not floating or not (shape in (wanted, (*wanted, 1)) or (*shape, 1) == wanted):
+        return None
+    if output.dim() == targets.dim():
+        compute = _checked(lambda model, batch: F.mse_loss(call(model, batch), batch[1]), "mse_loss")
+    else:  # [N, 1] against [N] would be broadcast to [N, N]
+        compute = _checked(
+            lambda model, batch: F.mse_loss(call(model, batch).reshape(batch[1].shape), batch[1]), "mse_loss"
+        )
+    about = f"{text} and y are floating-point and have the same shape: F.mse_loss"
+    return LossRule("mse_loss", compute, True, about)
 
 
 def _checked(compute: Callable[..., Any], name: str) -> Compute:
@@ -282,49 +291,22 @@ def _checked(compute: Callable[..., Any], name: str) -> Compute:
         loss = compute(model, batch)
         if isinstance(loss, torch.Tensor) and loss.dim() == 0 and (loss.requires_grad or not torch.is_grad_enabled()):
             return loss
-        raise _not_a_loss(loss, name)
+        if not isinstance(loss, torch.Tensor):
+            found = a_type(loss)
+            remedy = "return the loss tensor alone, not in a tuple or dict, and not as a number (no .item())"
+            if loss is None and name == "output.loss":
+                remedy = "add the labels that the model needs to the batch"
+            elif loss is None:
+                remedy = "return the loss"
+        elif loss.dim():
+            found = f"a tensor of shape {list(loss.shape)}"
+            remedy = "reduce it, as with reduction='mean' or .mean()"
+        else:
+            found = "a tensor without gradient"
+            remedy = "do not detach it or compute it under torch.no_grad, and leave some parameter requires_grad=True"
+        raise WorkloadError(f"{name} returned {found}; expected a scalar tensor with a gradient; {remedy}")
 
     return checked
-
-
-def _not_a_loss(loss: Any, name: str) -> WorkloadError:
-    """Returns the error for a loss that cannot be trained on, with a remedy."""
-    if not isinstance(loss, torch.Tensor):
-        found = a_type(loss)
-        remedy = "return the loss tensor alone, not in a tuple or dict, and not as a number (no .item())"
-        if loss is None:
-            remedy = "return the loss" if name != "output.loss" else "add the labels that the model needs to the batch"
-    elif loss.dim():
-        found = f"a tensor of shape {list(loss.shape)}"
-        remedy = "reduce it, as with reduction='mean' or .mean()"
-    else:
-        found = "a tensor without gradient"
-        remedy = "do not detach it or compute it under torch.no_grad, and leave some parameter requires_grad=True"
-    return WorkloadError(f"{name} returned {found}; expected a scalar tensor with a gradient; {remedy}")
-
-
-def _model_loss(call: Call, output: Any) -> Compute:
-    if getattr(output, "loss", None) is not None:
-        return _checked(lambda model, batch: call(model, batch).loss, "output.loss")
-    return _checked(lambda model, batch: call(model, batch)["loss"], "output.loss")
-
-
-def _cross_entropy(call: Call, criterion: Criterion) -> Compute:
-    return _checked(lambda model, batch: criterion(call(model, batch), batch[1]), "cross_entropy")
-
-
-def _cross_entropy_of_rows(call: Call, criterion: Criterion) -> Compute:
-    def compute(model: nn.Module, batch: Any) -> Any:
-        return criterion(call(model, batch).flatten(0, -2), batch[1].flatten())
-
-    return _checked(compute, "cross_entropy")
-
-
-def _mse_loss(call: Call, alike: bool) -> Compute:
-    if alike:
-        return _checked(lambda model, batch: F.mse_loss(call(model, batch), batch[1]), "mse_loss")
-    # [N, 1] against [N] would be broadcast to [N, N].
-    return _checked(lambda model, batch: F.mse_loss(call(model, batch).reshape(batch[1].shape), batch[1]), "mse_loss")
 
 
 def _classifies(output: torch.Tensor, part: torch.Tensor, targets: torch.Tensor) -> bool:
@@ -341,33 +323,10 @@ def _classifies(output: torch.Tensor, part: torch.Tensor, targets: torch.Tensor)
     return classes.numel() == 0 or bool(classes.min() >= 0 and classes.max() < output.shape[1])
 
 
-def _regresses(output: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Returns whether output and targets are floating-point with the same shape, up to a last dimension of 1."""
-    if not (output.is_floating_point() and targets.is_floating_point()):
-        return False
-    shape, wanted = tuple(output.shape), tuple(targets.shape)
-    return shape in (wanted, (*wanted, 1)) or (*shape, 1) == wanted
-
-
-def _target_key(batch: Mapping[str, Any]) -> str:
-    found = [key for key in TARGETS if key in batch]
-    if len(found) != 1:
-        raise WorkloadError(
-            f"found {found or 'none'} of the keys {', '.join(TARGETS)} in a batch ({_shown(batch)}); expected "
-            "exactly one for loss_fn; rename the key in collate_fn, or pass step_fn(model, batch) -> loss"
-        )
-    return found[0]
-
-
 def _logits(output: Any) -> Any:
     if isinstance(output, Mapping):
         return output.get("logits", output)
     return getattr(output, "logits", output)
-
-
-def _has_loss(output: Any) -> bool:
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return loss is not None
 
 
 def _is_pair(batch: Batch) -> bool:
@@ -388,21 +347,13 @@ def _output_text(output: Any) -> str:
     return a_type(output)
 
 
-def used_graph(name: str) -> WorkloadError:
-    """Returns the error for a loss whose graph was already used in a backward pass."""
-    return WorkloadError(
-        f"the loss from {name} was already backpropagated: if {name} calls backward() or "
-        "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, .detach() it"
-    )
-
-
-def _hint(batch: Batch, output: Any) -> str:
+def _hint(output: Any) -> str:
     """Suggests a step_fn for outputs that contain the loss in another form."""
     if isinstance(output, torch.Tensor) and output.dim() == 0:
         return "; if the output is the loss: step_fn=lambda model, batch: model(batch)"
-    if isinstance(output, tuple) and any(isinstance(part, torch.Tensor) and part.dim() == 0 for part in output):
-        at = next(i for i, part in enumerate(output) if isinstance(part, torch.Tensor) and part.dim() == 0)
-        return f"; if that tuple holds the loss: step_fn=lambda model, batch: model(*batch)[{at}]"
+    for at, part in enumerate(output if isinstance(output, tuple) else ()):
+        if isinstance(part, torch.Tensor) and part.dim() == 0:
+            return f"; if that tuple holds the loss: step_fn=lambda model, batch: model(*batch)[{at}]"
     if isinstance(output, Mapping) and "loss" in output:
         return "; the output's loss is None: the batch may lack labels"
     return ""

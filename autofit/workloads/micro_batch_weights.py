@@ -61,9 +61,9 @@ class Weighing:
         Raises:
             PlanFileError: the setting is not a weighing.
         """
-        text = settings.get(WEIGHING)
-        found = None if text is None else cls.parse(text)
-        if text is not None and found is None:
+        if (text := settings.get(WEIGHING)) is None:
+            return None
+        if (found := cls.parse(text)) is None:
             raise PlanFileError(
                 f"the plan's environment has {WEIGHING}: {text!r}; expected the entries of a batch, such as "
                 '"batch[\'labels\'] != -100", or "1" for a sum. Correct the plan file, or tune again.'

@@ -11,11 +11,11 @@ import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, non_batch_tensors, regroup, split
-from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource, no_batches
-from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
+from autofit.workloads.batches import BatchOptions, BatchSource, no_batches
+from autofit.workloads.counted_batches import Counted, EquallyCounted
 from autofit.workloads.lengths import elements, evenly_spaced
 from autofit.workloads.streams import STREAM_BATCHES
-from autofit.workloads.tree import Batch, map_tensors, same
+from autofit.workloads.tree import Batch, same
 
 
 class ReadyBatches(BatchSource):
@@ -43,20 +43,33 @@ class ReadyBatches(BatchSource):
         self.user_batch_size = Counter(self._rows.values()).most_common(1)[0][0]
         known = complete and len(self._rows) == len(keys)
         self.length = sum(self._rows.values()) if known else None
-        self._note_limits()
+        if not self.resizable:
+            self._note(
+                f"the batch size stays {self.user_batch_size}: the batches hold tensors without one row per sample; "
+                "in an accumulated step all micro batches have the same weight"
+            )
+        elif not self._join:
+            self.max_size = max(self._rows.values())
+            self._note(
+                "batches are padded to different lengths: they are cut but never joined, so "
+                f"the largest batch size is {self.max_size}; pass a DataLoader with a collate_fn for "
+                "larger batches"
+            )
+        if len(self._rows) < len(keys):
+            self._note(f"{len(self._rows)} of {len(keys)} batches were inspected")
 
-    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
-        """Returns the user's batches cut, and joined where possible."""
-        if self.length is None:
-            return _Regrouped(self.loader, size, self._join, None)
-        parts = [self.length] if self._join else self._rows.values()
-        return _Regrouped(self.loader, size, self._join, sum(-(-part // size) for part in parts))
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns the user's batches cut, and joined where possible.
 
-    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
-        """Returns the batches. If their shapes do not give the number of samples, all count as `size` samples."""
-        if not self.has_rows:
+        Where their shapes do not give the number of samples, all count as `size` samples.
+        """
+        if counted and not self.has_rows:
             return EquallyCounted(self.loader, size)
-        return self.loader if size == self.user_batch_size else self._rebuild(size)
+        if size == self.user_batch_size:
+            return self.loader
+        parts = () if self.length is None else [self.length] if self._join else self._rows.values()
+        count = None if self.length is None else sum(-(-part // size) for part in parts)
+        return _Regrouped(self.loader, size, self._join, count)
 
     def remainder(self, size: int) -> int:
         """Returns the smallest batch that cutting leaves; of the user's size, the smallest of the user's own."""
@@ -78,9 +91,9 @@ class ReadyBatches(BatchSource):
         self._note_repeats(size)
         return list(itertools.islice(self._pieces(size, random.Random(self._options.seed)), count))
 
-    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
-        """Yields pieces of the user's batches, in a random order for each `draw`."""
-        return self._pieces(size, self._chance_of(draw))
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
+        """Yields pieces of the user's batches, in a random order."""
+        return self._pieces(size, chance)
 
     def _pieces(self, size: int, chance: random.Random) -> Iterator[Batch]:
         if self._join:
@@ -89,10 +102,6 @@ class ReadyBatches(BatchSource):
         larger = [at for at, rows in self._rows.items() if rows > size]
         stream = self._shuffled(exact if not self.resizable else exact + larger, chance)
         return (self._cut(batch, size) for batch in stream)
-
-    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns the same batches, to be cut along their first dimension."""
-        return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self._typical(size, count)]
 
     def _longest(self, size: int) -> Batch:
         """Returns the batches with the most elements per sample, joined, or the largest of them repeated."""
@@ -104,14 +113,10 @@ class ReadyBatches(BatchSource):
 
     def _repeated(self, worst: Any, size: int) -> Batch:
         """Returns the batch `worst` repeated or cut."""
-        if not self.resizable:
-            return worst
-        return self._cut(concat([worst] * -(-size // batch_size(worst))), size)
+        return self._cut(concat([worst] * -(-size // batch_size(worst))), size) if self.resizable else worst
 
     def _cut(self, batch: Batch, size: int) -> Batch:
-        if not self.resizable:
-            return batch
-        rows = batch_size(batch)
+        rows = batch_size(batch) if self.resizable else size
         return batch if rows == size else split(batch, [size, rows - size])[0]
 
     def _shuffled(self, positions: Sequence[int], chance: random.Random) -> Iterator[Batch]:
@@ -134,8 +139,14 @@ class ReadyBatches(BatchSource):
             unchanged &= extra.keys() == first.keys() and all(same(extra[path], first[path]) for path in extra)
             self._rows[at], self._density[at] = rows, elements(batch) / rows
             texts.add(describe([batch], [rows]))
-            outlines.add(_outline(batch, rows))
-            kinds.add(frozenset((path, dtype, len(shape)) for path, dtype, shape in _outline(batch, rows)))
+            # The path, dtype and shape without the batch dimension of each tensor. Joined batches must agree in them.
+            outline = frozenset(
+                (re.sub(r"\[\w+\]", "[]", path), leaf.dtype, leaf.shape[1:])
+                for path, leaf, listed in leaves(batch, rows)
+                if isinstance(leaf, torch.Tensor) and not listed
+            )
+            outlines.add(outline)
+            kinds.add(frozenset((path, dtype, len(shape)) for path, dtype, shape in outline))
         if len(kinds) > 1:
             raise WorkloadError(
                 f"found entries of different structure in the loader: {' / '.join(sorted(texts)[:3])}; "
@@ -147,23 +158,6 @@ class ReadyBatches(BatchSource):
         self.even, self.has_rows = unchanged and not first, self.resizable
         self._join = self.resizable and len(outlines) == 1
         self.varies = len(texts) > 1 or "*" in texts.pop()
-
-    def _note_limits(self) -> None:
-        """Notes what cannot be done with these batches."""
-        if not self.resizable:
-            self._note(
-                f"the batch size stays {self.user_batch_size}: the batches hold tensors without one row per sample; "
-                "in an accumulated step all micro batches have the same weight"
-            )
-        elif not self._join:
-            self.max_size = max(self._rows.values())
-            self._note(
-                "batches are padded to different lengths: they are cut but never joined, so "
-                f"the largest batch size is {self.max_size}; pass a DataLoader with a collate_fn for "
-                "larger batches"
-            )
-        if len(self._rows) < len(self._keys):
-            self._note(f"{len(self._rows)} of {len(self._keys)} batches were inspected")
 
 
 class _Regrouped:
@@ -179,12 +173,3 @@ class _Regrouped:
         if self.count is None:
             raise TypeError("the number of batches is unknown: the number of samples of the loader is unknown")
         return self.count
-
-
-def _outline(batch: Batch, rows: int) -> frozenset[tuple[str, str, tuple[int, ...]]]:
-    """Returns the path, dtype and shape without the batch dimension of each tensor. Joined batches must agree in it."""
-    return frozenset(
-        (re.sub(r"\[\w+\]", "[]", path), str(leaf.dtype), tuple(leaf.shape)[1:] if leaf.dim() else ())
-        for path, leaf, listed in leaves(batch, rows)
-        if isinstance(leaf, torch.Tensor) and not listed
-    )

@@ -1,13 +1,8 @@
 """Representative batches: a few batches of one size that together match the average batch of that size.
 
-If lengths vary, a few random batches are not representative: the mean length of eight texts is easily off by a quarter,
-and a batch size whose texts happen to be short looks faster than it is. Many draws are therefore made. The draw is used
-whose useful and padded elements, for each field, are closest to the expected values over all data.
-
-Groups: batches as the rebuilt loader would make them, if its sampler decides which samples are batched together.
-
-A sampler that groups texts of similar length needs little padding, while random batches of the same data may be nearly
-half padding. Measurements therefore use a few batches of the rebuilt loader that together match its average batch.
+If lengths vary, a few random batches are not representative: the mean length of eight texts is easily off by a quarter.
+Many draws are therefore made, and the draw is used whose useful and padded elements are closest to the expected values.
+`Groups` chooses among the batches of the rebuilt loader, if its sampler decides which samples are batched together.
 """
 
 import math
@@ -54,8 +49,8 @@ def representative(lengths: Lengths, size: int, count: int, chance: random.Rando
         return [chosen[start : start + size] for start in range(0, size * count, size)]
 
     best = min((draw() for _ in range(max(DRAWN // (size * count), 1))), key=distance)
-    ordered = _balanced(best, [sum(max(values[at] for at in batch) for values, *_ in fields) for batch in best])
-    return [[lengths.positions[at] for at in batch] for batch in ordered]
+    order = _balanced([sum(max(values[at] for at in batch) for values, *_ in fields) for batch in best])
+    return [[lengths.positions[row] for row in best[at]] for at in order]
 
 
 Costs = Sequence[tuple[float, float, float]]
@@ -85,8 +80,7 @@ def choose_representative(costs: Sequence[Costs], wanted: Costs, count: int, cha
     for at in [*range(count)] * EXCHANGES:
         others = chance.sample(places, min(CANDIDATES, len(costs)))
         best = min([best, *([*best[:at], one, *best[at + 1 :]] for one in others if one not in best)], key=distance)
-    order = _balanced([[at] for at in best], [sum(padded for _, padded, _ in costs[at]) for at in best])
-    return [at for (at,) in order]
+    return [best[at] for at in _balanced([sum(padded for _, padded, _ in costs[at]) for at in best])]
 
 
 def expected_largest(values: Sequence[int], size: int) -> float:
@@ -106,15 +100,15 @@ def _log_ratio(one: float, other: float) -> float:
     return abs(math.log(max(one, 1) / max(other, 1)))
 
 
-def _balanced(batches: list[list[int]], costs: Sequence[float]) -> list[list[int]]:
-    """Orders the batches so that the mean cost of the first few stays close to the mean cost of all."""
-    mean, left, order = fmean(costs), set(range(len(batches))), list[int]()
+def _balanced(costs: Sequence[float]) -> list[int]:
+    """Returns the places of costs in an order in which the mean of the first few stays close to the mean of all."""
+    mean, left, order = fmean(costs), set(range(len(costs))), list[int]()
     while left:
         spent = sum(costs[at] for at in order)
         nearest = min(left, key=lambda at: (abs((spent + costs[at]) / (len(order) + 1) - mean), at))
         left.remove(nearest)
         order.append(nearest)
-    return [batches[at] for at in order]
+    return order
 
 
 MOST_LISTS = 4096
@@ -163,27 +157,16 @@ class Groups:
             return None
         if len(full) <= count:
             return [full[at % len(full)] for at in range(count)]
-        wanted = self._wanted(lists, complete=known)
+        wanted, weights = list[tuple[float, float, float]](), list(map(len, lists))
+        for field, seen in zip(zip(*map(self._costs, lists), strict=True), self._useful, strict=True):
+            useful, padded, square = (fmean(side, weights) for side in zip(*field, strict=True))
+            ratio = 1.0 if known else seen / max(useful, 1)  # without a complete scan, as many elements as it found
+            wanted.append((useful * ratio, padded * ratio, square * ratio**2))
         return [full[at] for at in choose_representative([self._costs(keys) for keys in full], wanted, count, chance)]
 
     def full(self, size: int, chance: random.Random) -> list[list[Any]]:
         """Returns the keys of the batches of one pass that have `size` samples."""
         return [keys for keys in self._read(size, chance.random()) if len(keys) == size]
-
-    def _wanted(self, lists: Sequence[Sequence[Any]], *, complete: bool) -> list[tuple[float, float, float]]:
-        """Returns the mean elements per sample. Without a complete scan, useful elements are those of the scan."""
-        fields = list(zip(*map(self._costs, lists), strict=True))
-        weights = list(map(len, lists))
-        means = [[fmean(side, weights) for side in zip(*field, strict=True)] for field in fields]
-        scale = (
-            [1.0] * len(means)
-            if complete
-            else [seen / max(it[0], 1) for it, seen in zip(means, self._useful, strict=True)]
-        )
-        return [
-            (useful * ratio, padded * ratio, square * ratio**2)
-            for (useful, padded, square), ratio in zip(means, scale, strict=True)
-        ]
 
     def _read(self, size: int, seed: float) -> list[list[Any]]:
         """Returns the lists of one pass. They are the same in every process if the sampler uses a global generator."""

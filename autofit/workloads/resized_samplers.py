@@ -1,26 +1,16 @@
-"""Samplers: the keys of the samples that a DataLoader's sampler draws.
+"""Samplers: the keys of the samples that a DataLoader's sampler draws, and batch samplers of another size.
 
-Resized sampler: the user's batch sampler at another batch size, so that its rule for grouping samples is kept.
-
-A sampler that groups texts of similar length does so at any size. If it keeps its batch size in an attribute, a copy
-with another size is iterated. If its constructor takes the size, it is constructed again. Otherwise its batches are
-joined or cut in order, which separates samples that it grouped.
-
-LengthBatches: a batch sampler that makes batches of samples of similar length, in an order that stays random.
-
-As in the `LengthGroupedSampler` of transformers, only the samples of one window are sorted by length, so that batches
-have other samples in each epoch. A window holds at most `WINDOW_BATCHES` batches.
+A resized sampler keeps the user's rule for grouping samples: it is a copy with another size in its attributes, or else
+constructed again. Otherwise its batches are joined or cut in order, which separates samples that it grouped.
 """
 
 import copy
 import inspect
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -58,53 +48,11 @@ def sampler_keys(sampler: Any, dataset: Any, limit: int) -> tuple[Sequence[Any],
     if isinstance(sampler, WeightedRandomSampler):
         return (torch.as_tensor(sampler.weights) > 0).nonzero().flatten().tolist(), len(sampler)
     drawn, ended, _ = read(sampler, limit, "keys")
-    keys = _all_keys(drawn, ended, dataset)
+    keys = all_keys(drawn, ended, dataset)
     return keys, len(drawn) if ended else known_length(sampler) or known_length(dataset)
 
 
-class DrawnLists(NamedTuple):
-    """What a custom batch sampler draws.
-
-    Attributes:
-        keys: keys of all samples that may be drawn.
-        length: number of samples in one pass. None if it is unknown.
-        size: the most common number of keys in a list; with `uneven`, the mean, rounded.
-        notes: notes for the user.
-        uneven: the lists that were read, if most differ in size from the most common one; else ().
-    """
-
-    keys: Sequence[Any]
-    length: int | None
-    size: int
-    notes: tuple[str, ...] = ()
-    uneven: Sequence[list[Any]] = ()
-
-
-def batch_sampler_keys(batch_sampler: Any, dataset: Any, limit: int) -> DrawnLists:
-    """Returns what a custom batch sampler draws, from at most `limit` of its lists."""
-    lists, ended, _ = read(batch_sampler, limit, "batches of keys")
-    drawn = list(itertools.chain.from_iterable(lists))
-    sizes = [len(chunk) for chunk in lists]
-    if not drawn:
-        return DrawnLists([], 0, 1)
-    [(usual, times)] = Counter(sizes).most_common(1)
-    found = DrawnLists(_all_keys(drawn, ended, dataset), len(drawn) if ended else known_length(dataset), usual)
-    # The last list of a pass is often short. A short list before it results from a rule of the sampler.
-    if len(set(sizes[:-1])) <= 1:
-        return found
-    made = f"{type(batch_sampler).__name__} makes batches of {min(sizes)} to {max(sizes)} samples"
-    if 2 * times > len(sizes):
-        note = (
-            f"{made}: batches of {usual} are measured as the baseline, and a step with a smaller batch has fewer "
-            "samples than the plan states"
-        )
-        return found._replace(notes=(note,))
-    mean = max(round(fmean(sizes)), 1)
-    note = f"{made}: they stay as they are, and the plan states their mean, {mean}"
-    return found._replace(size=mean, notes=(note,), uneven=[list(chunk) for chunk in lists if chunk])
-
-
-def _all_keys(drawn: list[Any], ended: bool, dataset: Any) -> Sequence[Any]:
+def all_keys(drawn: list[Any], ended: bool, dataset: Any) -> Sequence[Any]:
     """Returns the keys to choose samples from, given the first keys that a sampler drew."""
     total = known_length(dataset)
     if ended or total is None or not all(isinstance(key, int) for key in drawn):
@@ -206,16 +154,15 @@ def resized(
         drop_last: whether an incomplete last list is dropped when lists are joined or cut.
         user_pass: returns one pass over the user's lists, which may take long. None iterates `sampler`.
     """
-    methods: tuple[Callable[[Any, int, int], Any], ...] = (_copied, _constructed)
     with undisturbed(sampler):
         user_lists, all_read = one_pass(sampler, user_size) if user_pass is None else user_pass()
-        for method in methods:
+        for method in (_copied, _constructed):
             with suppress(Exception):  # the user's code may not support being called this way
                 if (found := method(sampler, size, user_size)) is None:
                     continue
                 lists, all_found = one_pass(found, size)
                 if _follows(lists, user_lists, size, compare=all_read and all_found):
-                    return found  # type: ignore[no-any-return]
+                    return found
     return Rechunked(sampler, size, user_size, drop_last)
 
 
@@ -270,12 +217,11 @@ WINDOW_BATCHES, LEAST_WINDOWS = 50, 4
 
 
 class LengthBatches:
-    """Batches of the keys that a sampler draws, each of samples of similar length.
+    """Batches of the keys that a sampler draws, each of samples of similar length, in an order that stays random.
 
-    It draws no random numbers. The batches of a window come in the order in which the sampler drew the first key of
-    each, and the keys of a batch in the order in which they were drawn. A sampler that draws at random therefore makes
-    new batches in a new order in each pass, which its generator determines. The keys that do not fill a batch are the
-    last ones drawn, as with torch's `BatchSampler`.
+    As in the `LengthGroupedSampler` of transformers, only the samples of one window are sorted by length. The batches
+    of a window come in the order in which the sampler drew the first key of each. It draws no random numbers, so the
+    sampler's generator determines the batches of each pass. The keys that do not fill a batch are the last ones drawn.
 
     Attributes:
         sampler: the user's sampler, with a length.
@@ -293,16 +239,14 @@ class LengthBatches:
         windows = max(-(-full // WINDOW_BATCHES), min(LEAST_WINDOWS, full), 1)
         edges = [full * at // windows * size for at in range(windows + 1)]
         for first, last in pairwise(edges):
-            yield from self._of_window(drawn[first:last])
+            keys = drawn[first:last]
+            lengths = [self._length_of(key) for key in keys]
+            by_length = sorted(range(len(keys)), key=lengths.__getitem__)  # equal lengths stay in the order drawn
+            batches = [sorted(by_length[at : at + size]) for at in range(0, len(keys), size)]
+            yield from ([keys[place] for place in batch] for batch in sorted(batches))
         if len(drawn) > full * size and not self.drop_last:
             yield drawn[full * size :]
 
     def __len__(self) -> int:
         total = len(self.sampler)
         return total // self.batch_size if self.drop_last else -(-total // self.batch_size)
-
-    def _of_window(self, keys: list[Any]) -> Iterator[list[Any]]:
-        lengths = [self._length_of(key) for key in keys]
-        by_length = sorted(range(len(keys)), key=lengths.__getitem__)  # equal lengths stay in the order drawn
-        batches = [sorted(by_length[at : at + self.batch_size]) for at in range(0, len(keys), self.batch_size)]
-        yield from ([keys[place] for place in batch] for batch in sorted(batches))

@@ -1,13 +1,9 @@
-"""SampleBatches: batches collated from the samples of a data set.
-
-Padding: the share of the elements of batches that only fill them up to the longest sample.
-"""
+"""Sources of batches that are collated from the samples of a data set, and the share of padding in such batches."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, cycle, islice
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -16,10 +12,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
-from autofit.workloads.batches import UNCHANGED, BatchOptions, BatchSource, no_batches
+from autofit.workloads.batches import BatchOptions, BatchSource, no_batches
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, has_rows
-from autofit.workloads.lengths import LengthOf, Lengths, SampleLengths, elements, evenly_spaced, scan
-from autofit.workloads.representative_batches import Groups, representative
+from autofit.workloads.lengths import Lengths, SampleLengths, elements, evenly_spaced, scan
+from autofit.workloads.recipes import Recipe
+from autofit.workloads.representative_batches import Groups, choose_representative, representative
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors
 
@@ -31,53 +28,39 @@ SCAN_S = 10.0
 _SCANNED_WITH_WORST_CASE = 512  # samples measured for typical batches if the user gives the worst case
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a DataLoader makes batches from samples, and how to make it again with another batch size."""
-
-    keys: Sequence[Any]  # keys of the samples
-    sample: Callable[[Any], Any]  # key -> sample
-    fetch: Callable[[list[Any]], Any]  # keys -> argument of `join`: samples, or the keys if the data set takes lists
-    join: Callable[[Any], Batch]
-    collate: Callable[[list[Any]], Batch]  # samples -> batch
-    rebuild: Callable[[int, Mapping[str, Any]], Iterable[Batch]]  # size, changes -> a loader like the user's
-    count: Callable[[int, bool, Mapping[str, Any]], Iterable[Batch | Counted]]  # size, by_rows, changes -> it, counted
-    lists: Callable[[int], Iterable[list[Any]]] | None  # size -> keys of the rebuilt loader; None if random
-    grouped: bool  # whether a custom batch sampler decides which samples are batched together
-    resizes: bool  # whether lists of another size keep the rule by which the user's loader groups samples
-    user_batch_size: int
-    length: int | None
-    drop_last: bool
-    custom_iter: bool  # whether the user's loader overrides `DataLoader.__iter__`
-    fixed_loading: str  # why the loader keeps the user's worker processes; "" if it can be made with others
-    notes: tuple[str, ...]
-    fixed_order: str  # why batches cannot be grouped by length; "" if they can
-    by_length: "Callable[[LengthOf], Recipe] | None" = None  # length of a key -> recipe of batches of similar length
-    uneven: Sequence[list[Any]] = ()  # keys of the user's batches, if these have no usual size
-
-    def make(self, keys: list[Any]) -> Batch:
-        """Returns the batch of the samples with these keys."""
-        return self.join(self.fetch(keys))
+ALIKE_RATIO = 0.95
+"""Number of elements, relative to the largest batch, from which a batch may need the most memory. A sampler with a
+budget fills most batches equally, and of these the one with the longest samples needs the most for its attention."""
+_DESCRIBED = 8
+"""Number of batches whose common structure identifies the loader."""
 
 
-class SampleBatches(BatchSource):
-    """Makes batches by collating samples."""
-
+class _OfRecipe(BatchSource):
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
         super().__init__(loader, options, recipe.notes)
-        self.user_batch_size, self.length = recipe.user_batch_size, recipe.length
+        self._recipe, self.user_batch_size, self.length = recipe, recipe.user_batch_size, recipe.length
+        self.fixed_loading, self.fixed_order, self.grouped = recipe.fixed_loading, recipe.fixed_order, recipe.grouped
+
+    def _repeated(self, worst: Any, size: int) -> Batch:
+        """Returns a batch of the user's worst sample, repeated and collated."""
+        return self._recipe.repeated(worst, size)
+
+
+class SampleBatches(_OfRecipe):
+    """Makes batches by collating samples."""
+
+    def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
+        super().__init__(loader, recipe, options)
         if not recipe.keys or (recipe.drop_last and self.length is not None and self.length < self.user_batch_size):
             raise no_batches(
                 loader,
                 f"{self.length} samples, batch size {self.user_batch_size}, drop_last={recipe.drop_last}",
             )
-        self._recipe, self.fixed_loading = recipe, recipe.fixed_loading
         self._worst_keys: dict[int, list[Any]] = {}
         self._chosen: dict[tuple[int, int], list[list[Any]] | None] = {}
         self._lengths = self._scan()
-        self._sizes: Sequence[int] = _STRUCTURE_SIZES
         self._check_sizes()
         self.varies = self._shapes_differ()
         if not recipe.resizes:
@@ -85,56 +68,55 @@ class SampleBatches(BatchSource):
                 f"{type(loader.batch_sampler).__name__} cannot make batches of another size: other sizes join or cut "
                 f"its batches in order{', and are measured with the padding that results' * self.varies}"
             )
-        self.fixed_order, self.grouped = recipe.fixed_order, recipe.grouped
         self._known = SampleLengths(recipe.keys, recipe.sample, self._lengths)
-        self._groups = None if recipe.lists is None else Groups(recipe.lists, self._known, self._lengths)
-
-    @property
-    def even(self) -> bool:  # type: ignore[override]  # computed on first use: it takes a few batches
-        """Whether each tensor of a batch has one row per sample, checked on batches of several sizes."""
-        return self._shapes[0]
-
-    @property
-    def has_rows(self) -> bool:  # type: ignore[override]  # as `even`
-        """Whether a batch has one row per sample that was kept, and samples are along no other axis."""
-        return self._shapes[1]
-
-    @cached_property
-    def _shapes(self) -> tuple[bool, bool]:
-        """`even` and `has_rows`, computed from the same batches since making samples may take long."""
-        with undisturbed(self.loader):
-            found = list(self._of_sizes())
-        return all(_is_even(batch, size) for batch, size in found), has_rows(found)
+        self._groups = None if recipe.at_random else Groups(recipe.lists, self._known, self._lengths)
 
     def _check_sizes(self) -> None:
         """Keeps the user's batch size if their code makes no other one, as for images of any size in batches of one."""
         lengths, users = self._lengths, self.user_batch_size
-        ends = [lengths.rankings()[0][0], lengths.shortest()[0]] if lengths.varies else []
+        self._sizes: Sequence[int] = _STRUCTURE_SIZES
         try:
-            assert self._shapes  # makes batches of a few sizes
-            if ends:
-                self._at(ends, 2)
+            self._look()
+            if lengths.varies:
+                self._at([lengths.rankings()[0][0], lengths.shortest()[0]], 2)
         except Exception as error:  # noqa: BLE001  # the user's code: their own size tells whether it is at fault
             self._recipe.make(self._drawn(users, 1)[0])
             self._sizes, self.resizable = (users,), False
             self._note(f"the batch size stays {users}: making a batch of another size raises {type(error).__name__}")
+            if "even" not in vars(self):
+                self._look()
 
-    def _of_sizes(self) -> Iterator[tuple[Batch, int]]:
-        """Yields batches of a few sizes, which show the batch dimension."""
-        for size in self._sizes:
-            yield self._recipe.make(self._drawn(size, 1)[0]), size
+    def _look(self) -> None:
+        """Makes batches of a few sizes, and keeps what they show of their rows."""
+        with undisturbed(self.loader):
+            found = self._of_sizes()
+        self.has_rows = has_rows(found)
+        # An integer equal to the size marks a batch of graphs.
+        self.even = all(
+            all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
+            and not any(type(leaf) is int and leaf == size for _, leaf, _ in leaves(batch, size))
+            for batch, size in found
+        )
 
-    def _rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
-        """Returns a loader like the user's. Raises if `drop_last` would leave no batch."""
-        self._check_dropped(size)
-        return self._for_training().rebuild(size, changes)
+    def _of_sizes(self) -> list[tuple[Batch, int]]:
+        """Returns batches of a few sizes, which show the batch dimension."""
+        return [(self._recipe.make(self._drawn(size, 1)[0]), size) for size in self._sizes]
 
-    def _counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
-        """Returns the same loader, with samples counted when they are collated."""
-        if self._recipe.custom_iter and size == self.user_batch_size:
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns a loader like the user's. For batches of similar length, the length of each sample is read."""
+        recipe = self._recipe
+        if counted and recipe.custom_iter and size == self.user_batch_size:
             return self.loader if self.has_rows else EquallyCounted(self.loader, size)
-        self._check_dropped(size)
-        return self._for_training().count(size, self.has_rows, changes)
+        if recipe.drop_last and self.length is not None and size > self.length:
+            raise WorkloadError(
+                f"a batch of {size} was requested, but the loader has {self.length} samples and "
+                f"drop_last=True, so it would yield no batch; expected at most {self.length}; lower the size "
+                "or set drop_last=False"
+            )
+        if not self.users_order:
+            with undisturbed(self.loader):
+                recipe = recipe.by_length(self._known.of_all())
+        return recipe.rebuild(size, changes, self.has_rows if counted else None)
 
     def remainder(self, size: int) -> int:
         """Returns what the last list of keys holds, if it is what is left of one sampler."""
@@ -145,31 +127,13 @@ class SampleBatches(BatchSource):
         in_workers = isinstance(dataset, IterableDataset) and self.loader.num_workers > 1  # each has a last batch
         return 0 if in_workers else self.length % size
 
-    def _for_training(self) -> Recipe:
-        """Returns the recipe for a whole pass. With batches of similar length, the length of each sample is read."""
-        recipe = self._recipe
-        if self.users_order or recipe.by_length is None:
-            return recipe
-        with undisturbed(self.loader):
-            return recipe.by_length(self._known.of_all())
-
-    def _check_dropped(self, size: int) -> None:
-        if self._recipe.drop_last and self.length is not None and size > self.length:
-            raise WorkloadError(
-                f"a batch of {size} was requested, but the loader has {self.length} samples and "
-                f"drop_last=True, so it would yield no batch; expected at most {self.length}; lower the size "
-                "or set drop_last=False"
-            )
-
     def _by_length(self) -> BatchSource:
         """Returns a source of batches of similar length. To choose typical batches it measures some more samples."""
-        grouped_by, known = self._recipe.by_length, self._known
-        if self.fixed_order or grouped_by is None:
+        if self.fixed_order:
             return super()._by_length()
-        found, recipe = self._copy(), grouped_by(known.total)
-        assert recipe.lists is not None, "the samples are not batched at random"
+        found, recipe = self._copy(), self._recipe.by_length(self._known.total)
         found.users_order, found.grouped, found._recipe, found._chosen = False, True, recipe, {}
-        found._groups = Groups(recipe.lists, known, self._lengths, _READ_BY_LENGTH)
+        found._groups = Groups(recipe.lists, self._known, self._lengths, _READ_BY_LENGTH)
         return found
 
     def padding(self, size: int) -> float:
@@ -197,27 +161,28 @@ class SampleBatches(BatchSource):
         return describe(batches, sizes)
 
     def _typical(self, size: int, count: int) -> list[Batch]:
-        """Returns batches of samples drawn with the seed. Samples repeat only if there are too few.
+        """Returns batches of samples drawn with the seed, which repeat only if there are too few.
 
-        If lengths vary, the batches together match the average batch of this size, as far as lengths were scanned. If
-        the loader has an order or groups samples, they are batches of the rebuilt loader, with its padding and mix.
+        If lengths vary, the batches together match the average batch of this size. If the loader has an order or groups
+        samples, they are batches of the rebuilt loader.
         """
         return [self._recipe.make(keys) for keys in self._keys(size, count)]
 
-    def _fresh(self, size: int, draw: int) -> Iterator[Batch]:
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
         """Yields batches of random samples, or batches of the rebuilt loader if that decides which go together."""
-        chance, places = self._chance_of(draw), range(len(self._recipe.keys))
+        places = range(len(self._recipe.keys))
         lists = [] if self._groups is None else self._groups.full(size, chance)
         while lists:
             yield self._recipe.make(chance.choice(lists))
         while True:
             yield self._recipe.make(self._keys_at(chance.sample(places, min(size, len(places))), size))
 
-    def _cuttable(self, size: int, count: int) -> list[Cuttable]:
+    def cuttable(self, size: int, count: int) -> list[Cuttable]:
         """Returns the same batches, cut along the first dimension if `even`. Otherwise samples are collated anew."""
-        if self.even:
-            return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self._typical(size, count)]
-        return [self._collated(keys) for keys in self._keys(size, count)]
+        self._check(size)
+        return (
+            super().cuttable(size, count) if self.even else [self._collated(keys) for keys in self._keys(size, count)]
+        )
 
     def choose(self, size: int, count: int) -> None:
         """Draws the samples of the batches in advance if lengths vary or a custom sampler groups samples."""
@@ -266,18 +231,10 @@ class SampleBatches(BatchSource):
         if not self.varies:
             return self._typical(size, 1)[0]
         self._note_repeats(size)
-        if size in self._worst_keys:
-            return self._recipe.make(self._worst_keys[size])
-        best: Batch = None
-        for order in self._lengths.rankings():
-            batch = self._at(order, size)
-            if best is None or elements(batch) > elements(best):
-                best, self._worst_keys[size] = batch, self._keys_at(order, size)
-        return best
-
-    def _repeated(self, worst: Any, size: int) -> Batch:
-        """Returns a batch of the user's worst sample, repeated and collated."""
-        return self._recipe.collate([worst] * size)
+        if size not in self._worst_keys:
+            best = max(self._lengths.rankings(), key=lambda order: elements(self._at(order, size)))
+            self._worst_keys[size] = self._keys_at(best, size)
+        return self._recipe.make(self._worst_keys[size])
 
     def _at(self, positions: Sequence[int], size: int) -> Batch:
         return self._recipe.make(self._keys_at(positions, size))
@@ -310,10 +267,62 @@ class SampleBatches(BatchSource):
         return len({(elements(end), describe([end], [size])) for end in ends}) > 1
 
 
-def _is_even(batch: Batch, size: int) -> bool:
-    """Returns whether each tensor has one row per sample. An integer equal to the size marks a batch of graphs."""
-    rows = all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
-    return rows and not any(type(leaf) is int and leaf == size for _, leaf, _ in leaves(batch, size))
+class UnevenBatches(_OfRecipe):
+    """The batches of a sampler that makes them of different sizes, such as one with a budget of frames.
+
+    Such a rule cannot be kept at another batch size, and a batch of the usual size made from the longest samples would
+    be far larger than any that the sampler makes. The batches therefore stay as they are. The batch size of a plan is
+    their mean. At most `scan` samples are read to compare the batches.
+    """
+
+    varies = True
+    resizable = False
+    even = False
+    has_rows = False
+
+    def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
+        super().__init__(loader, recipe, options)
+        self._lists = recipe.uneven
+        with undisturbed(loader):
+            count = max(int(options.scan / fmean(map(len, self._lists))), 2)
+            chosen = [self._lists[at] for at in evenly_spaced(len(self._lists), count)]
+            # The keys of each batch, and the number of elements of its tensors.
+            self._inspected = [(keys, elements(recipe.make(keys))) for keys in chosen]
+        if len(self._inspected) < len(self._lists):
+            self._note(
+                f"{len(self._inspected)} of {len(self._lists)} batches were inspected: if a larger one can occur, pass "
+                "worst_case="
+            )
+
+    def _typical(self, size: int, count: int) -> list[Batch]:
+        """Returns batches that together have the mean number of samples, of elements, and of elements times length."""
+        costs = [(float(len(keys)), float(held), held**2 / len(keys)) for keys, held in self._inspected]
+        samples, filled, square = (fmean(column) for column in zip(*costs, strict=True))
+        chance, places = random.Random(self._options.seed), list(range(len(costs)))
+        if count < len(places):
+            places = choose_representative([[cost] for cost in costs], [(samples, filled, square)], count, chance)
+        return [self._recipe.make(self._inspected[at][0]) for at in islice(cycle(places), count)]
+
+    def _fresh(self, size: int, chance: random.Random) -> Iterator[Batch]:
+        """Yields batches of the pass at random."""
+        while True:
+            yield self._recipe.make(chance.choice(self._lists))
+
+    def _longest(self, size: int) -> Batch:
+        """Returns the batch with the longest samples of those with the most elements (`ALIKE_RATIO`)."""
+        most = max(held for _, held in self._inspected)
+        large = [each for each in self._inspected if each[1] >= ALIKE_RATIO * most]
+        return self._recipe.make(max(large, key=lambda each: each[1] / len(each[0]))[0])
+
+    def _rebuilt(self, size: int, changes: Mapping[str, Any], counted: bool) -> Iterable[Batch | Counted]:
+        """Returns the user's batches. Each counts as `size` samples, so that a step has as many as the plan says."""
+        loader = self._recipe.rebuild(size, changes) if changes else self.loader
+        return EquallyCounted(loader, size) if counted else loader
+
+    def structure(self) -> str:
+        """Returns the common structure of the first inspected batches."""
+        first = [keys for keys, _ in self._inspected[:_DESCRIBED]]
+        return describe([self._recipe.make(keys) for keys in first], [len(keys) for keys in first])
 
 
 SAMPLES = 512

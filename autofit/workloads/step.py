@@ -1,8 +1,4 @@
-"""TrainStep: one optimizer step under a plan.
-
-The probe measures this class and the user trains with it, so the code that is measured is the code that runs. `Draft`
-is a step under construction: strategies change it, and `autofit.prepare` turns it into a `TrainStep`.
-"""
+"""TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -13,10 +9,10 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
-from autofit.core.errors import UsageError
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.workloads.batch_store import StepBatch, StepLoader
-from autofit.workloads.loss import LossRule, Update, used_graph
+from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import weights_of
@@ -34,7 +30,9 @@ class Scheduler(Protocol):
 
 @dataclass(slots=True)
 class Draft:
-    """A step under construction. Strategies change these fields in `apply` and restore them on exit.
+    """A step under construction, which `autofit.prepare` turns into a `TrainStep`.
+
+    Strategies change these fields in `apply` and restore them on exit.
 
     Attributes:
         model: the user's model, on `device`.
@@ -137,10 +135,8 @@ class TrainStep:
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Runs one optimizer step and returns the loss of its whole batch, detached, on the device.
 
+        In inference, runs the forward pass under `torch.inference_mode` and returns the output on the last micro batch.
         Warns once about a batch that is not from `loader`, if the plan was not proven for it.
-
-        In inference, runs the forward pass under `torch.inference_mode`, updates nothing, and returns the model's
-        output on the last micro batch.
 
         Raises:
             UsageError: the draft is `one_pass`, but the batch has several parts.
@@ -156,19 +152,16 @@ class TrainStep:
             )
         self.draft.stepping = True
         try:
-            if (update := self.draft.loss.update) is not None:
-                return self._by_user(update, self.draft.optimizer, step_batch.parts[0])
-            loss = self.backward(step_batch)
+            if (update := self.draft.loss.update) is not None:  # the user's passes and updates are one phase
+                part = self._bring(step_batch.parts[0])
+                with self.draft.autocast():
+                    loss = update(self.draft.model, self.draft.optimizer, part)
+            else:
+                loss = self.backward(step_batch)
         finally:
             self.draft.stepping = False
-        self._update(self.draft.optimizer)
-        return loss
-
-    def _by_user(self, update: Update, optimizer: torch.optim.Optimizer, part: Batch) -> torch.Tensor:
-        """Lets the user's function do the passes and the updates. All of it is one phase."""
-        part = self._bring(part)
-        with self.draft.autocast():
-            loss = update(self.draft.model, optimizer, part)
+        if self.draft.loss.update is None:
+            self._update(self.draft.optimizer)
         if self.draft.scheduler is not None:
             self.draft.scheduler.step()
         return loss
@@ -189,7 +182,12 @@ class TrainStep:
             except RuntimeError as error:
                 if "backward through the graph a second time" not in str(error):
                     raise
-                raise used_graph(draft.loss.name) from error
+                name = draft.loss.name
+                raise WorkloadError(
+                    f"the loss from {name} was already backpropagated: if {name} calls backward() or "
+                    "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, "
+                    ".detach() it"
+                ) from error
             if total is not None:
                 total = total + loss.detach()
             else:  # the next run of a CUDA graph overwrites its outputs
@@ -210,8 +208,6 @@ class TrainStep:
             scaler.step(optimizer)
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        if draft.scheduler is not None:
-            draft.scheduler.step()
 
     def _forward(self, part: Batch) -> torch.Tensor:
         part = self._bring(part)

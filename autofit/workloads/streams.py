@@ -26,10 +26,7 @@ _SHORT = 64  # containers with more entries are taken as data, not state
 
 
 def read(source: Any, limit: int, what: str) -> tuple[list[Any], bool, tuple[str, ...]]:
-    """Reads up to `limit` items from a second iterator of a re-iterable.
-
-    Returns:
-        The items, whether the source ended, and notes.
+    """Reads up to `limit` items from a second iterator: returns the items, whether the source ended, and notes.
 
     Raises:
         WorkloadError: `source` is an iterator or holds one, so that reading would consume the user's items.
@@ -64,7 +61,7 @@ def _refuse_one_shot(source: Any, what: str) -> None:
         name
         for name, value in (safe_getattr(source, "__dict__") or {}).items()
         if isinstance(value, Iterator) and not isinstance(value, (LoaderIterator, itertools.count))
-        if not (isinstance(value, io.IOBase) and not _is_readable(value))
+        if not isinstance(value, io.IOBase) or (not value.closed and value.readable())  # unlike a log
     ]
     if first is source or first is iter(source) or holds:
         held = f" (which holds an iterator in .{holds[0]})" if holds else ""
@@ -76,17 +73,18 @@ def _refuse_one_shot(source: Any, what: str) -> None:
         )
 
 
-def _is_readable(file: io.IOBase) -> bool:
-    """Returns whether a file is open for reading, unlike a log or a closed file."""
-    return not file.closed and file.readable()
-
-
 @contextmanager
 def undisturbed(root: object) -> Iterator[None]:
     """Restores, on exit, the random generators (global ones too) and attributes of all objects that `root` holds."""
     found = list(_held(root, 4, set()))
     attributes = [(vars(node), dict(vars(node))) for node in found if isinstance(safe_getattr(node, "__dict__"), dict)]
-    rewind = [undo for undo in map(_rewinder, found) if undo is not None] + _rewinders()
+    rewind = [undo for undo in map(_rewinder, found) if undo is not None]
+    rewind += [
+        partial(torch.random.set_rng_state, torch.random.get_rng_state()),
+        partial(random.setstate, random.getstate()),
+    ]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        rewind.append(partial(numpy.random.set_state, numpy.random.get_state()))
     try:
         yield
     finally:
@@ -96,17 +94,6 @@ def undisturbed(root: object) -> Iterator[None]:
             if now.keys() != before.keys() or any(now[name] is not before[name] for name in before):
                 now.clear()
                 now.update(before)
-
-
-def _rewinders() -> list[Callable[[], Any]]:
-    """Returns functions that restore the global generators of torch, Python and, if it is imported, numpy."""
-    found: list[Callable[[], Any]] = [
-        partial(torch.random.set_rng_state, torch.random.get_rng_state()),
-        partial(random.setstate, random.getstate()),
-    ]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        found.append(partial(numpy.random.set_state, numpy.random.get_state()))
-    return found
 
 
 def _rewinder(node: Any) -> Callable[[], Any] | None:

@@ -76,43 +76,31 @@ def children(node: Any) -> dict[Any, Any] | None:
         return dict(enumerate(node))
     if isinstance(node, (type, nn.Module)):
         return None
-    if dataclasses.is_dataclass(node) or callable(safe_getattr(node, "to")):
-        return _attributes(node) or None
-    return None
-
-
-def _attributes(node: Any) -> dict[str, Any]:
-    """Returns the instance attributes of an object, slots included."""
+    if not dataclasses.is_dataclass(node) and not callable(safe_getattr(node, "to")):
+        return None
     slots = (getattr(cls, "__slots__", ()) for cls in type(node).__mro__)
     names = [name for group in slots for name in ((group,) if isinstance(group, str) else group)]
-    return {
-        **getattr(node, "__dict__", {}),
-        **{name: getattr(node, name) for name in names if name[:2] != "__" and hasattr(node, name)},
-    }
+    held = {name: getattr(node, name) for name in names if name[:2] != "__" and hasattr(node, name)}
+    return {**getattr(node, "__dict__", {}), **held} or None
 
 
 def rebuilt(node: Any, kids: dict[Any, Any]) -> Any:
     """Returns a container of the type of `node` with the contents `kids`, as returned by `children`."""
-    if isinstance(node, Mapping):
-        return _mapping(node, kids)
     if isinstance(node, (list, tuple)):
         return sequence(node, list(kids.values()))
-    clone = copy.copy(node)
-    for name, value in kids.items():
-        object.__setattr__(clone, name, value)  # a frozen dataclass refuses setattr
-    return clone
-
-
-def _mapping(node: Mapping[Any, Any], kids: dict[Any, Any]) -> Any:
-    # A plain copy of a custom mapping may share its inner dict with the original.
-    if isinstance(node, dict) or hasattr(type(node), "__copy__"):
-        clone: Any = copy.copy(node)
+    if isinstance(node, Mapping) and not isinstance(node, dict) and not hasattr(type(node), "__copy__"):
+        # A plain copy of a custom mapping may share its inner dict with the original.
+        return type(node)(kids)  # type: ignore[call-arg]  # Mapping has no __init__ in typing; mappings take a dict
+    clone: Any = copy.copy(node)
+    if isinstance(node, Mapping):
         for key, value in kids.items():
             clone[key] = value
         if getattr(node, "__dict__", None) is node:  # its keys are its attributes, as in `self.__dict__ = self`
             object.__setattr__(clone, "__dict__", clone)
         return clone
-    return type(node)(kids)  # type: ignore[call-arg]  # Mapping has no __init__ in typing; mappings take a dict
+    for name, value in kids.items():
+        object.__setattr__(clone, name, value)  # a frozen dataclass refuses setattr
+    return clone
 
 
 def sequence(node: Any, items: list[Any]) -> Any:

@@ -1,8 +1,4 @@
-"""The rule of a training whose step is the user's: `update_fn` does the passes and the updates by itself.
-
-A loss can be cut into micro batches, scaled and clipped before the update. A step that is done as a whole cannot: what
-happens between its passes and its updates is the user's (several losses, a moving average of the weights).
-"""
+"""The rule of a training whose step is the user's: `update_fn` does the passes and the updates as a whole."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +11,7 @@ from torch.optim import Optimizer
 from autofit.core.environment import UPDATE_FN
 from autofit.core.errors import WorkloadError
 from autofit.core.wording import a_type
-from autofit.workloads.loss import LossRule, Update, binds
+from autofit.workloads.loss import LossRule, binds
 from autofit.workloads.tree import Batch
 from autofit.workloads.workload import as_given
 
@@ -34,30 +30,21 @@ def rule_of_update(update_fn: Callable[..., Any]) -> LossRule:
             f"found update_fn{inspect.signature(update_fn)}; expected a function that can be called as "
             "update_fn(model, optimizer, batch); change its parameters, or wrap it in a lambda"
         )
-    about = "update_fn(model, optimizer, batch) does the step and returns the loss"
-    return LossRule(UPDATE_FN, _no_loss, inferred=False, about=about, update=_checked(update_fn))
 
-
-def _checked(update_fn: Callable[..., Any]) -> Update:
-    """Wraps `update_fn` with a check of its result: a loss, or several by name, which are added up."""
+    def no_loss(model: nn.Module, batch: Batch) -> NoReturn:
+        raise WorkloadError(f"the gradient of a loss was requested, but {WHOLE}; expected a call of the step.")
 
     def checked(model: nn.Module, optimizer: Optimizer, batch: Batch) -> torch.Tensor:
+        """Returns the loss that the function returned; several by name are added up."""
         found = update_fn(model, as_given(optimizer), batch)
         losses = list(found.values()) if isinstance(found, Mapping) else [found]
         if not losses or not all(isinstance(loss, torch.Tensor) and loss.dim() == 0 for loss in losses):
-            raise _not_a_loss(found)
+            shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else a_type(found)
+            raise WorkloadError(
+                f"update_fn returned {shown}; expected a scalar tensor, or a dict of scalar tensors. Return the loss "
+                "of the step, without .item(), which would wait for the device in each step."
+            )
         return torch.stack([loss.detach().float() for loss in losses]).sum() if len(losses) > 1 else losses[0].detach()
 
-    return checked
-
-
-def _no_loss(model: nn.Module, batch: Batch) -> NoReturn:
-    raise WorkloadError(f"the gradient of a loss was requested, but {WHOLE}; expected a call of the step.")
-
-
-def _not_a_loss(found: Any) -> WorkloadError:
-    shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else a_type(found)
-    return WorkloadError(
-        f"update_fn returned {shown}; expected a scalar tensor, or a dict of scalar tensors. Return the loss of the "
-        "step, without .item(), which would wait for the device in each step."
-    )
+    about = "update_fn(model, optimizer, batch) does the step and returns the loss"
+    return LossRule(UPDATE_FN, no_loss, inferred=False, about=about, update=checked)

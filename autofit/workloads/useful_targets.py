@@ -66,13 +66,9 @@ def candidates(batch: Batch, size: int, ignore_index: int | None = None) -> list
         ignore_index: `ignore_index` of the user's loss function, or None.
     """
     found = []
-    for where, tensor in _tensors(batch, ""):
-        if not tensor.dim() or tensor.shape[0] != size or tensor.is_complex():
-            continue
+    for where, tensor in _of_samples(batch, size):
         for ignored in _ignored(tensor, ignore_index):
-            found += [
-                Weighing(where, shifted, ignored) for shifted in ((False, True) if tensor.dim() > 1 else (False,))
-            ]
+            found += [Weighing(where, shifted, ignored) for shifted in (False, True)[: tensor.dim()]]
     first = ignore_index, *IGNORED
     found.sort(key=lambda it: (not any(name in it.where for name in _TARGETS), it.ignored not in first))
     return found
@@ -100,8 +96,8 @@ def marked(batch: Batch, size: int) -> dict[str, int]:
     and in masks also one that is 0.
     """
     found = {}
-    for where, tensor in _tensors(batch, ""):
-        if not tensor.dim() or tensor.shape[0] != size or not tensor.numel() or tensor.is_complex():
+    for where, tensor in _of_samples(batch, size):
+        if not tensor.numel():
             continue
         mask, set_ = _is_mask(tensor), tensor.reshape(size, -1) != 0
         if mask or (tensor.dim() == 1 and not tensor.is_floating_point()):
@@ -113,12 +109,19 @@ def marked(batch: Batch, size: int) -> dict[str, int]:
 
 def _counted(batch: Batch, size: int) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
     """Yields masks and integer tensors with several entries per sample, with the values that losses usually ignore."""
-    for _, tensor in _tensors(batch, ""):
-        if tensor.dim() > 1 and tensor.shape[0] == size and tensor.numel():
+    for _, tensor in _of_samples(batch, size):
+        if tensor.dim() > 1 and tensor.numel():
             if _is_mask(tensor):
                 yield tensor, (0,)
-            elif not tensor.is_floating_point() and not tensor.is_complex():
+            elif not tensor.is_floating_point():
                 yield tensor, IGNORED
+
+
+def _of_samples(batch: Batch, size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the real tensors with one row per sample, by their path."""
+    for where, tensor in _tensors(batch, ""):
+        if tensor.dim() and tensor.shape[0] == size and not tensor.is_complex():
+            yield where, tensor
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

@@ -1,8 +1,6 @@
-"""Workload: what is trained. It holds the model, batches, loss or step function, and optimizer recipe.
+"""Workload: what is trained: the model, batches, loss or step function, and optimizer recipe.
 
-OptimizerSet: the optimizers of a step that has several, to be read as one optimizer.
-
-Terms: the user's functions and optimizer of a workload, without its model and batches.
+OptimizerSet: the optimizers of a step that has several. Terms: a workload without its model and batches.
 """
 
 import inspect
@@ -80,7 +78,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise WorkloadError(f"model is {a_type(self.model)}; expected a torch.nn.Module. {_advice(self.model)}")
+            raise _not_a_model(self.model)
         if lazy := [name for name, parameter in self.model.named_parameters() if is_lazy(parameter)]:
             raise WorkloadError(
                 f"{lazy[0]} has no shape yet ({len(lazy)} parameters of lazy modules); expected a model with "
@@ -88,34 +86,24 @@ class Workload:
             )
         if self.mode not in ("train", "inference"):
             raise WorkloadError(f'mode is {self.mode!r}; expected "train" or "inference".')
-        self._check_global_batch()
+        self._check_numbers()
         if not isinstance(self.extras, (list, tuple)):
             raise WorkloadError(f"extras is {a_type(self.extras)}; expected a list of objects: extras=[...].")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
-        self._check_functions()
-        optimizer = self.optimizer
-        if not (self._has_several or optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):
-            raise WorkloadError(_not_an_optimizer("optimizer is", optimizer))
-
-    @property
-    def _has_several(self) -> bool:
-        """Whether `optimizer` is a dict of optimizers for `update_fn`."""
-        found = self.optimizer
-        if not isinstance(found, Mapping) or self.update_fn is None:
-            return False
-        return bool(found) and all(isinstance(each, Optimizer) for each in found.values())
-
-    def _check_functions(self) -> None:
         if self.loss_fn is not None and self.step_fn is not None:
             raise WorkloadError(
                 "both loss_fn and step_fn were given; expected one of them. step_fn computes the loss by itself."
             )
-        if self.update_fn is not None:
-            self._check_update()
+        self._check_update()
+        optimizer = self.optimizer
+        members = optimizer.values() if isinstance(optimizer, Mapping) and self.update_fn is not None else ()
+        several = bool(members) and all(isinstance(each, Optimizer) for each in members)
+        if not (several or optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):
+            raise WorkloadError(_not_an_optimizer("optimizer is", optimizer))
 
     def _check_update(self) -> None:
         """Checks that nothing is given that would have to change the inside of the user's step."""
+        if self.update_fn is None:
+            return
         if not callable(self.update_fn):
             raise WorkloadError(
                 f"update_fn is {a_type(self.update_fn)}; expected a function update_fn(model, optimizer, "
@@ -139,7 +127,9 @@ class Workload:
                 "steps. Pass optimizer=."
             )
 
-    def _check_global_batch(self) -> None:
+    def _check_numbers(self) -> None:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
         for name in ("global_batch_size", "max_global_batch_size"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -220,14 +210,11 @@ class Workload:
 
     def _made(self, trainable: list[nn.Parameter]) -> Optimizer:
         """Returns the user's optimizer, a set of several, or what the recipe makes of the parameters."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            return torch.optim.AdamW(trainable)
-        if isinstance(optimizer, Mapping):
-            return OptimizerSet(optimizer)
-        if isinstance(optimizer, Optimizer):
-            return optimizer
-        made = optimizer(trainable)
+        if isinstance(self.optimizer, Mapping):
+            return OptimizerSet(self.optimizer)
+        if isinstance(self.optimizer, Optimizer):
+            return self.optimizer
+        made = (torch.optim.AdamW if self.optimizer is None else self.optimizer)(trainable)
         if not isinstance(made, Optimizer):
             raise WorkloadError(_not_an_optimizer("the optimizer callable returned", made))
         return made
@@ -244,12 +231,12 @@ def _needs_closure(optimizer: Optimizer) -> bool:
     return any(each.default is Parameter.empty and each.kind in passed for each in parameters)
 
 
-def _advice(found: object) -> str:
-    """Returns what to do with something that is not a model."""
+def _not_a_model(found: object) -> WorkloadError:
     held = list(found.values()) if isinstance(found, Mapping) else found
+    advice = "Pass the model first and the loader second."
     if isinstance(held, list | tuple) and held and all(isinstance(each, nn.Module) for each in held):
-        return "Pass several models as one torch.nn.ModuleDict, with update_fn."
-    return "Pass the model first and the loader second."
+        advice = "Pass several models as one torch.nn.ModuleDict, with update_fn."
+    return WorkloadError(f"model is {a_type(found)}; expected a torch.nn.Module. {advice}")
 
 
 def _not_an_optimizer(where: str, found: object) -> str:
@@ -260,15 +247,14 @@ def _not_an_optimizer(where: str, found: object) -> str:
             f"{where} {count} optimizers; expected one. For several, as in a GAN, pass a dict of them by name, and "
             "update_fn(model, optimizer, batch), which does the whole step."
         )
+    shown = "None" if found is None else a_type(found) + (" that holds one" if count else "")
     if isinstance(found, str):
         shown = f"the text {reprlib.repr(found)}"
-    else:
-        shown = "None" if found is None else a_type(found) + (" that holds one" if count else "")
-    expected = "a torch.optim.Optimizer, or a callable that makes one from parameters"
-    action = (
-        "Pass the optimizer itself" if count else "Pass one, as in `lambda params: torch.optim.SGD(params, lr=0.1)`"
+    action = "the optimizer itself" if count else "one, as in `lambda params: torch.optim.SGD(params, lr=0.1)`"
+    return (
+        f"{where} {shown}; expected a torch.optim.Optimizer, or a callable that makes one from parameters. "
+        f"Pass {action}."
     )
-    return f"{where} {shown}; expected {expected}. {action}."
 
 
 def _optimizers_in(found: object, depth: int = 3) -> Iterator[Optimizer]:
@@ -283,14 +269,13 @@ def _optimizers_in(found: object, depth: int = 3) -> Iterator[Optimizer]:
 class OptimizerSet(Optimizer):
     """Several optimizers, such as those of a GAN, with the groups, the state and the gradients of all of them.
 
-    It is never stepped: the user's `update_fn` steps each optimizer by itself.
+    Groups and state that they get later are seen too. The set is never stepped: the user's `update_fn` steps each.
 
     Attributes:
         members: the optimizers by the user's names.
     """
 
     def __init__(self, members: Mapping[str, Optimizer]) -> None:
-        """Makes the set. The optimizers are not changed; groups and state that they get later are seen too."""
         # torch's constructor is not called: it would group the parameters anew, and keep a state beside the members'.
         self.members = dict(members)
 

@@ -10,8 +10,7 @@ from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
-from autofit.estimation.estimation import Estimation, draw
-from autofit.estimation.records import EstimatedPlan, Need, Row, TradedKnob
+from autofit.estimation.estimation import EstimatedPlan, Estimation, Need, Row, TradedKnob, draw
 from autofit.memory.breakdown import BEYOND, OUTSIDE, Breakdown, Part
 from autofit.reports.canvas import Canvas
 

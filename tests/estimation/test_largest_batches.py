@@ -9,9 +9,8 @@ from autofit.core.knob import Knob, Trade
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Conflict, Refusal
 from autofit.estimation.estimate import estimate
-from autofit.estimation.estimation import Estimation
+from autofit.estimation.estimation import Estimation, Row
 from autofit.estimation.largest_batches import MOST
-from autofit.estimation.records import Row
 from autofit.memory.trace import Trace
 from tests.estimation.traces import (
     CHECKPOINTED,

@@ -3,7 +3,8 @@
 import pytest
 
 from autofit.memory.allocator.settings import MIB, Settings
-from autofit.memory.replay import Room, replay
+from autofit.memory.allocator.simulator import CachingAllocator
+from autofit.memory.replay import replay
 from autofit.memory.trace import Kind, Trace
 from tests.memory.traces import Script
 
@@ -58,7 +59,7 @@ def test_what_is_alive_at_the_event_of_the_peak_adds_up_to_it() -> None:
 @pytest.mark.parametrize("limit_mib", [40, 79, 80, 100, 110, 111, 129, 130, 131, 200])
 def test_fitting_without_retries_asks_for_more_room_than_fitting_at_all(limit_mib: int) -> None:
     endless = replay(steps())
-    result = replay(steps(), Room(limit_bytes=limit_mib * MIB))
+    result = replay(steps(), CachingAllocator(limit_bytes=limit_mib * MIB))
     assert result.fits_without_retries == (limit_mib * MIB >= endless.peak.reserved_bytes)
     assert result.fits or not result.fits_without_retries
     if limit_mib * MIB < endless.peak.allocated_bytes:
@@ -69,7 +70,7 @@ def test_a_retry_is_not_a_failure() -> None:
     script = Script()
     script.moment(60 * MIB)
     script.take(80 * MIB)
-    result = replay(script.trace(), Room(capacity_bytes=100 * MIB))
+    result = replay(script.trace(), CachingAllocator(capacity_bytes=100 * MIB))
     assert result.fits
     assert not result.fits_without_retries
     assert result.peak.retries == 1
@@ -77,7 +78,7 @@ def test_a_retry_is_not_a_failure() -> None:
 
 def test_where_memory_runs_out_is_the_last_phase() -> None:
     trace = steps()
-    result = replay(trace, Room(limit_bytes=85 * MIB))
+    result = replay(trace, CachingAllocator(limit_bytes=85 * MIB))
     assert not result.fits
     assert result.phases[-1].name == "step 1 backward"
     assert result.ran_out_at is not None
@@ -93,7 +94,7 @@ def test_nothing_is_asked_of_the_allocator_for_an_empty_tensor() -> None:
 def test_settings_reach_the_allocator() -> None:
     script = Script()
     script.moment(11 * MIB)
-    plain, grown = (replay(script.trace(), Room(Settings(expandable_segments=on))) for on in (False, True))
+    plain, grown = (replay(script.trace(), CachingAllocator(Settings(expandable_segments=on))) for on in (False, True))
     assert (plain.peak.reserved_bytes, grown.peak.reserved_bytes) == (12 * MIB, 20 * MIB)
 
 

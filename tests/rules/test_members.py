@@ -26,7 +26,7 @@ EXCEPTIONS = {
     "autofit/cli/arguments.py": "`--help` and completion list the built-in ones without torch; tests compare the lists",
     "autofit/chips.py": "`StandIn.is_host`, which everybody else asks",
     "autofit/core/environment.py": "`Environment.is_host`, which everybody else asks",
-    "autofit/estimation/records.py": "the knob whose values are named without it in the table of an estimate",
+    "autofit/estimation/estimation.py": "the knob whose values are named without it in the table of an estimate",
     "autofit/exporters/": "an exporter has a table of the knobs that it can express; others are listed as unmapped",
     "autofit/integrations/": "a trainer has switches for some knobs, fixes some when it is made, and lacks others",
     "autofit/devices/of_model.py": TENSORS,

@@ -11,7 +11,6 @@ WITHOUT_TWIN = {
     "autofit/core/account.py": RECORD,
     "autofit/core/trial.py": RECORD,
     "autofit/core/work.py": RECORD,
-    "autofit/estimation/records.py": RECORD,
     "autofit/estimators/base.py": BASE,
     "autofit/exporters/base.py": BASE,
     "autofit/probing/remote/target.py": "the request that a child is opened with: tests/probing/remote/test_bench.py",

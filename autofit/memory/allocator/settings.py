@@ -8,6 +8,7 @@ parser and allocator (tests/cuda/test_allocator_simulator.py).
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autofit.core.errors import UsageError
 
@@ -117,7 +118,7 @@ def _options(text: str) -> list[tuple[str, str]]:
 
 def _with_option(settings: Settings, name: str, value: str) -> Settings:
     if name in _MODELLED:
-        return _MODELLED[name](settings, value)
+        return _MODELLED[name](settings, name, value)
     if name in WITHOUT_EFFECT:
         return settings
     if name in NOT_MODELLED:
@@ -126,7 +127,7 @@ def _with_option(settings: Settings, name: str, value: str) -> Settings:
     raise UsageError(f"unknown allocator option {name!r}; expected one of {known}. Correct it or remove it.")
 
 
-def _backend(settings: Settings, value: str) -> Settings:
+def _backend(settings: Settings, name: str, value: str) -> Settings:
     if value != "native":
         raise UsageError(
             f"the allocator backend {value!r} is not simulated, only the native one. Remove the option, or "
@@ -135,48 +136,47 @@ def _backend(settings: Settings, value: str) -> Settings:
     return settings
 
 
-def _large_segment(settings: Settings, value: str) -> Settings:
-    size = _mebibytes("large_segment_size_mb", value, 11)
-    return replace(settings, large_segment_bytes=size)
+_SIZES = {
+    _FIRST: "large_segment_bytes",
+    "max_split_size_mb": "max_split_bytes",
+    "max_non_split_rounding_mb": "max_non_split_rounding_bytes",
+}
 
 
-def _max_split(settings: Settings, value: str) -> Settings:
-    size = _mebibytes("max_split_size_mb", value, settings.large_segment_bytes // MIB)
-    return replace(settings, max_split_bytes=size)
+def _size(settings: Settings, name: str, value: str) -> Settings:
+    least = 11 if name == _FIRST else settings.large_segment_bytes // MIB
+    if not value.isdecimal() or int(value) < least:
+        raise _rejected(name, value, f"an integer number of MiB, at least {least}")
+    changes: dict[str, Any] = {_SIZES[name]: int(value) * MIB}
+    return replace(settings, **changes)
 
 
-def _max_rounding(settings: Settings, value: str) -> Settings:
-    size = _mebibytes("max_non_split_rounding_mb", value, settings.large_segment_bytes // MIB)
-    return replace(settings, max_non_split_rounding_bytes=size)
-
-
-def _gc_threshold(settings: Settings, value: str) -> Settings:
-    ratio = _number("garbage_collection_threshold", value)
+def _gc_threshold(settings: Settings, name: str, value: str) -> Settings:
+    ratio = _number(name, value)
     if not 0 < ratio < 1:
-        raise _rejected("garbage_collection_threshold", value, "a number between 0 and 1, both excluded")
+        raise _rejected(name, value, "a number between 0 and 1, both excluded")
     return replace(settings, gc_threshold_ratio=ratio)
 
 
-def _expandable(settings: Settings, value: str) -> Settings:
+def _expandable(settings: Settings, name: str, value: str) -> Settings:
     if value not in ("True", "False"):
-        raise _rejected("expandable_segments", value, "True or False")
+        raise _rejected(name, value, "True or False")
     return replace(settings, expandable_segments=value == "True")
 
 
-def _memory_fraction(settings: Settings, value: str) -> Settings:
-    fraction = _number("per_process_memory_fraction", value)
+def _memory_fraction(settings: Settings, name: str, value: str) -> Settings:
+    fraction = _number(name, value)
     if not 0 <= fraction <= 1:
-        raise _rejected("per_process_memory_fraction", value, "a number from 0 to 1")
+        raise _rejected(name, value, "a number from 0 to 1")
     return replace(settings, memory_fraction=fraction)
 
 
-def _divisions(settings: Settings, value: str) -> Settings:
+def _divisions(settings: Settings, name: str, value: str) -> Settings:
     """Parses one number for all sizes, or a list such as [256:1,512:2,>:4] in MiB.
 
     A value applies to sizes from its power of two to the next. The first also applies to all smaller sizes, and ">" to
     all sizes above the last.
     """
-    name = "roundup_power2_divisions"
     if not value.startswith("["):
         return replace(settings, divisions=(_power_of_two(name, value),) * INTERVALS)
     if not value.endswith("]"):
@@ -196,22 +196,14 @@ def _divisions(settings: Settings, value: str) -> Settings:
     return replace(settings, divisions=tuple(table))
 
 
-_MODELLED: dict[str, Callable[[Settings, str], Settings]] = {
+_MODELLED: dict[str, Callable[[Settings, str, str], Settings]] = {
     "backend": _backend,
-    "large_segment_size_mb": _large_segment,
-    "max_split_size_mb": _max_split,
-    "max_non_split_rounding_mb": _max_rounding,
+    **dict.fromkeys(_SIZES, _size),
     "garbage_collection_threshold": _gc_threshold,
     "expandable_segments": _expandable,
     "per_process_memory_fraction": _memory_fraction,
     "roundup_power2_divisions": _divisions,
 }
-
-
-def _mebibytes(name: str, value: str, least: int) -> int:
-    if not value.isdecimal() or int(value) < least:
-        raise _rejected(name, value, f"an integer number of MiB, at least {least}")
-    return int(value) * MIB
 
 
 def _number(name: str, value: str) -> float:

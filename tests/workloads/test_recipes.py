@@ -17,7 +17,6 @@ from torch.utils.data import (
 )
 
 from autofit.workloads.dataloaders import source_of
-from autofit.workloads.resized_samplers import batch_sampler_keys
 from tests.workloads.loaders import labels, pairs, use_all
 
 
@@ -106,10 +105,10 @@ def test_batch_sampler_with_sizes_of_its_own_is_told() -> None:
 
 def test_a_batch_sampler_without_a_usual_size_keeps_its_batches() -> None:
     sampler: Any = [[0], [1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    drawn = batch_sampler_keys(sampler, pairs(), 100)
-    assert (drawn.size, drawn.uneven) == (2, sampler)
+    source = source_of(DataLoader(pairs(), batch_sampler=sampler))
+    assert (source.user_batch_size, labels(source.rebuild(2))) == (2, sampler)
     assert (
-        "list makes batches of 1 to 4 samples: they stay as they are, and the plan states their mean, 2" in drawn.notes
+        "list makes batches of 1 to 4 samples: they stay as they are, and the plan states their mean, 2" in source.notes
     )
 
 
