@@ -7,9 +7,6 @@ from typing import Any
 from autofit.core.answer import Answer
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports.canvas import Canvas
-from autofit.reports.frame import Frame, filled, page
-from autofit.reports.markup import LABEL, DataTable, Markup, escaped, joined, shortened
-from autofit.reports.sentences import moment
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
@@ -74,25 +71,6 @@ def to_text(before: Answer, after: Answer, names: tuple[str, str], canvas: Canva
         head, *lines = table(columns, canvas.width)
         blocks.append("\n".join([canvas.paint(head, "title"), *lines]))
     return "\n\n".join(blocks)
-
-
-def to_html(before: Answer, after: Answer, names: tuple[str, str]) -> str:
-    """Returns the differences as a page. Every text of the files is escaped and cut."""
-    titles = [shortened(name, 80) for name in names]
-    tables = (
-        (title, DataTable(("", *titles, "change"), tuple((e.name, e.before, e.after, e.change) for e in rows)))
-        for title, rows in _grouped(before, after)
-    )
-    frame = Frame(
-        window=f"{titles[0]} and {titles[1]} – autofit diff",
-        kind="autofit diff",
-        title=f"{titles[0]} → {titles[1]}",
-        about=[shortened(moment(each.created), LABEL) for each in (before, after)],
-        footer="Made by autofit. This file is self-contained and needs no network.",
-    )
-    found = joined(filled("parts.jinja", "data_table", table, title) for title, table in tables)
-    answer = Markup(f'<p class="headline">{escaped(verdict(before, after))}</p>')
-    return page(frame, answer, [("differences", "Side by side", found)])
 
 
 def to_dict(before: Answer, after: Answer) -> dict[str, Any]:

@@ -5,16 +5,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
-from autofit.reports.markup import CODE, LABEL, REASON, Markup, breakable, code_text, printed, shortened
+from autofit.reports.markup import CODE, LABEL, REASON, Markup, asset, breakable, code_text, printed, shortened
 from autofit.reports.report import UPPER_BOUND
 from autofit.reports.sentences import RATIOS, counted
-from autofit.reports.svg.drawing import style_sheet
 
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -53,7 +51,7 @@ def page(frame: Frame, answer: Markup, sections: Sequence[Section]) -> str:
 
     The content security policy admits only the page's own style and script, by their digests.
     """
-    style = "".join((asset("page.css"), style_sheet(), *map(asset, frame.styles)))
+    style = "".join((asset("page.css"), asset("charts.css"), *map(asset, frame.styles)))
     # All scripts are in one function, so that they share their names and leave none behind.
     scripts = "\n".join(map(asset, ("theme.js", "points.js", "copy.js", *frame.scripts)))
     script = f'"use strict";\n(() => {{\n{scripts}}})();\n'
@@ -74,12 +72,6 @@ def page(frame: Frame, answer: Markup, sections: Sequence[Section]) -> str:
             script=Markup(script),
         )
     )
-
-
-@cache
-def asset(name: str) -> str:
-    """Returns a style sheet, script or template of this package."""
-    return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def filled(template: str, macro: str, *values: Any) -> Markup:

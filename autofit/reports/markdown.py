@@ -10,7 +10,7 @@ from autofit.reports.report import WHAT_EACH_DOES, PlanRow, Report
 from autofit.reports.sentences import RATIOS
 from autofit.reports.summary import EVALUATION
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import Chart, Format
+from autofit.reports.svg.drawing import Chart
 from autofit.reports.svg.gain import WHY
 
 MARK = "<!-- autofit report -->"
@@ -53,12 +53,11 @@ def _head(report: Report) -> Iterator[str]:
 def _charts(report: Report, charts: Sequence[Chart]) -> Iterator[str]:
     """Yields the values of each chart as a table; as a sentence where the plans have them all."""
     for chart in charts:
-        if not chart.available(report):
+        if (drawing := chart.draw(report, False)) is None:
             continue
         yield from (f"## {chart.heading}", "")
         yield from (chart.aid, "") if chart is WHY else ()
-        values = chart.table(report)
-        yield from _data_table(values, "rows") if values else (chart.draw(report, Format()).about, "")
+        yield from _data_table(drawing.table, "rows") if drawing.table else (drawing.about, "")
 
 
 def _plans(report: Report) -> Iterator[str]:

@@ -14,7 +14,6 @@ from autofit.reports.markup import LABEL, REASON, Markup, shortened
 from autofit.reports.report import PlanRow, Report
 from autofit.reports.sentences import counted, doubt, ending, interval_text, moment, runs, unknown_gain
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import Format
 
 MOST_OPEN = 10
 """Number of combinations without a measurement that are shown at once; the others are folded."""
@@ -40,9 +39,8 @@ def _frame(report: Report) -> Frame:
 
 def _charts(report: Report) -> Iterator[Section]:
     for chart in CHARTS:
-        if chart.available(report):
-            drawing = chart.draw(report, Format())
-            yield chart.kind, chart.heading, _part("figure", chart, report, drawing, chart.table(report))
+        if (drawing := chart.draw(report, False)) is not None:
+            yield chart.kind, chart.heading, _part("figure", chart, drawing)
 
 
 def _rest(report: Report) -> list[Section]:

@@ -254,8 +254,12 @@ class Report(_Record):
 
     def is_upper_bound(self, plan: PlanMemory) -> bool:
         """Returns whether the trace of a plan holds for all possible data, so that less memory may be needed."""
-        row = self.recommended if plan.role == "recommended" else self.baseline
+        row = self.row_of(plan.role)
         return row is not None and row.has_worst_case
+
+    def row_of(self, role: Role) -> PlanRow | None:
+        """Returns the row of the recommended plan if that is the role, or else of the baseline."""
+        return self.recommended if role == "recommended" else self.baseline
 
     @property
     def recommended(self) -> PlanRow | None:

@@ -7,9 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from autofit.reports.frame import Frame, asset, page
-from autofit.reports.markup import Markup
-from autofit.reports.svg.drawing import style_sheet
+from autofit.reports.frame import Frame, page
+from autofit.reports.markup import Markup, asset
 
 FRAME = Frame(
     window="gpt – autofit", kind="autofit nightly", title="Night 1", about=("cuda", "", "2 jobs"), footer="Made here.",
@@ -43,7 +42,7 @@ def test_texts_are_escaped() -> None:
 def test_the_style_and_script_of_a_page_follow_those_of_all_pages_in_one_function_in_strict_mode() -> None:
     found = built()
     style = found[found.index("<style>") : found.index("</style>")]
-    assert style.index("--surface") < style.index(style_sheet()[:200]) < style.index(asset("what_if.css"))
+    assert style.index("--surface") < style.index(asset("charts.css")[:200]) < style.index(asset("what_if.css"))
     script = found[found.index("<script>") : found.index("</script>")]
     assert script.startswith('<script>"use strict";\n(() => {\n')
     assert script.endswith(f"{asset('what_if.js')}}})();\n")
@@ -124,7 +123,7 @@ def test_the_two_plans_and_what_did_not_fit_differ_for_colour_blind_readers(them
 
 
 def test_a_chart_that_stands_alone_has_the_colours_of_the_light_page() -> None:
-    used = re.findall(r"var\(--([a-z0-9]+), (#[0-9a-f]{3,6})\)", style_sheet())
+    used = re.findall(r"var\(--([a-z0-9]+), (#[0-9a-f]{3,6})\)", asset("charts.css"))
     assert len(used) > 20
     wide = {name: value if len(value) == 7 else "#" + "".join(2 * digit for digit in value[1:]) for name, value in used}
     assert wide == {name: COLOURS[name][0] for name in wide}
