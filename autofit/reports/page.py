@@ -9,7 +9,7 @@ from autofit.core.units import format_bytes, format_duration, format_ratio, shor
 from autofit.core.wording import describe_plan
 from autofit.reports import sections
 from autofit.reports.alternatives import rate_text, recommended
-from autofit.reports.frame import Frame, Section, filled, page
+from autofit.reports.frame import Section, filled, page
 from autofit.reports.markup import LABEL, REASON, Markup, shortened
 from autofit.reports.report import PlanRow, Report
 from autofit.reports.sentences import counted, doubt, ending, interval_text, moment, runs, unknown_gain
@@ -21,13 +21,11 @@ MOST_OPEN = 10
 
 def render(report: Report) -> str:
     """Returns the page, complete and the same for the same report. Every text of the report is escaped."""
-    return page(_frame(report), answer(report), [*_charts(report), *_rest(report)])
-
-
-def _frame(report: Report) -> Frame:
     device = f"{shortened(report.environment.device_name, 80)} ({shortened(report.environment.device_type, 20)})"
     made = f"Made by autofit {shortened(report.environment.versions.get('autofit', ''), 40)}".rstrip()
-    return Frame(
+    return page(
+        answer(report),
+        [*_charts(report), *_rest(report)],
         window=f"{shortened(report.title, 80)} – autofit report",
         kind="autofit report",
         title=shortened(report.title, 160) or "untitled",

@@ -1,23 +1,25 @@
 """The frame of a page, and its colours."""
 
 import re
-from dataclasses import replace
 from importlib.resources import files
 from itertools import combinations
+from typing import Any
 
 import pytest
 
-from autofit.reports.frame import Frame, page
+from autofit.reports.frame import page
 from autofit.reports.markup import Markup, asset
 
-FRAME = Frame(
-    window="gpt – autofit", kind="autofit nightly", title="Night 1", about=("cuda", "", "2 jobs"), footer="Made here.",
-    styles=("what_if.css",), scripts=("what_if.js",),
-)  # fmt: skip
+TEXTS: dict[str, Any] = {
+    "window": "gpt – autofit", "kind": "autofit nightly", "title": "Night 1", "about": ("cuda", "", "2 jobs"),
+    "footer": "Made here.",
+}  # fmt: skip
 
 
-def built(frame: Frame = FRAME) -> str:
-    return page(frame, Markup("<p>all steady</p>"), [("gpt", "gpt", Markup("<p>steady</p>"))])
+def built(**texts: Any) -> str:
+    sections = [("gpt", "gpt", Markup("<p>steady</p>"))]
+    answer = Markup("<p>all steady</p>")
+    return page(answer, sections, **{**TEXTS, "styles": ("what_if.css",), "scripts": ("what_if.js",), **texts})
 
 
 def test_a_page_holds_what_it_is_given_and_links_to_each_section() -> None:
@@ -34,7 +36,7 @@ def test_a_page_holds_what_it_is_given_and_links_to_each_section() -> None:
 
 def test_texts_are_escaped() -> None:
     hostile = "</title><script>alert(1)</script>"
-    found = built(replace(FRAME, window=hostile, kind=hostile, title=hostile, about=(hostile,), footer=hostile))
+    found = built(window=hostile, kind=hostile, title=hostile, about=(hostile,), footer=hostile)
     assert found.count("<script>") == 1
     assert found.count("&lt;script&gt;alert(1)") == 5
 
@@ -51,8 +53,8 @@ def test_the_style_and_script_of_a_page_follow_those_of_all_pages_in_one_functio
 
 def test_another_style_or_script_has_another_digest() -> None:
     sources = {
-        re.findall(r"sha256-[A-Za-z0-9+/=]+", built(frame))[number]
-        for frame in (FRAME, replace(FRAME, styles=(), scripts=()))
+        re.findall(r"sha256-[A-Za-z0-9+/=]+", built(**added))[number]
+        for added in ({}, {"styles": (), "scripts": ()})
         for number in (0, 1)
     }
     assert len(sources) == 4
