@@ -11,6 +11,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
+from autofit.reports.sentences import more_in
 from autofit.reports.tables import Column, table
 from autofit.search.choice import lighter
 from autofit.terminal import wrapped
@@ -53,9 +54,8 @@ def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
         ],
         width,
     )
-    more = len(r.alternatives) - len(shown)
-    where = "fit.alternatives" if plan_file is None else plan_file
-    return [*lines, *wrapped(f"and {more} more in {where}", width, "  ", "  ")] if more > 0 else lines
+    more = more_in(len(r.alternatives) - len(shown), plan_file or "fit.alternatives")
+    return [*lines, *wrapped(more, width, "  ", "  ")] if more else lines
 
 
 def reasons_of(r: Answer) -> dict[str, str]:

@@ -190,6 +190,11 @@ def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
 
 
+def more_in(count: int, where: str) -> str:
+    """Returns where to read the others of a list; "" if there are none."""
+    return f"and {count} more in {where}" if count > 0 else ""
+
+
 def runs(report: Report) -> str:
     """Returns the number of trials and of plans, how the trials ended and how long they took; "" if that is unknown.
 
