@@ -10,9 +10,10 @@ import pytest
 
 from autofit.trackers import mlflow as adapter
 from autofit.trackers.base import Ending
-from autofit.trackers.following import Background, no_documents
+from autofit.trackers.following import Background
 from autofit.trackers.mlflow import Mlflow
 from autofit.trackers.run_log import RunLog
+from tests.fakes.trackers import no_documents
 from tests.recorded import recorded_search
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
