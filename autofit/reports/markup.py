@@ -35,12 +35,7 @@ class Markup(str):
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table of texts.
-
-    Attributes:
-        head: names of the columns. The first column names the row.
-        rows: as texts.
-    """
+    """A table of texts. The first column names the row."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

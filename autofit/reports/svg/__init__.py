@@ -17,12 +17,7 @@ KINDS = tuple(chart.kind for chart in CHARTS)
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A chart as SVG. A notebook shows it without a further package.
-
-    Attributes:
-        kind: which chart it is, one of `KINDS`.
-        svg: the picture, with its style.
-    """
+    """A chart as SVG with its style, and which of `KINDS` it is. A notebook shows it without a further package."""
 
     kind: str
     svg: str
