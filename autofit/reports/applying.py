@@ -71,7 +71,15 @@ _OF_OUTPUT = ("--quiet", "--json", "--force")
 
 def command_line(words: Sequence[str]) -> str:
     """Returns the `autofit` command line of these words for a shell, without flags on its output; secrets are "***"."""
-    return shlex.join(["autofit", *(_without_secret(word) for word in words if not _is_of_output(word))])
+    kept = ["autofit"]
+    for word in words:
+        # Flags may be abbreviated.
+        if word == "-q" or (len(word) > len("--") and any(flag.startswith(word) for flag in _OF_OUTPUT)):
+            continue
+        safe, name = redacted(word), _NAMED.match(word)
+        # If the value in NAME=VALUE has a secret, all of it is replaced.
+        kept.append(safe if safe == word or name is None or "://" in word else f"{name[0]}***")
+    return shlex.join(kept)
 
 
 def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -> str:
@@ -86,17 +94,6 @@ def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -
         if parameter.kind is parameter.KEYWORD_ONLY and given and name not in _NOT_SHOWN:
             named.append(f"{name}={_code(value)}")
     return redacted(f"autofit.tune({', '.join(['model', 'loader', *named])})")
-
-
-def _is_of_output(word: str) -> bool:
-    """Returns whether a word of a command line is a flag on its output, which may be abbreviated."""
-    return word == "-q" or (len(word) > len("--") and any(flag.startswith(word) for flag in _OF_OUTPUT))
-
-
-def _without_secret(word: str) -> str:
-    """Returns a word of a command line without secrets; if the value in NAME=VALUE has one, all of it is replaced."""
-    safe, name = redacted(word), _NAMED.match(word)
-    return safe if safe == word or name is None or "://" in word else f"{name[0]}***"
 
 
 def _code(value: object) -> str:

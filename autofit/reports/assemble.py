@@ -59,13 +59,13 @@ def assembled(source: Source) -> Report:
     rows = rows_of(known.values(), None if r is None else r.plan, baseline, estimates)
     reference, race = _race(evidence, r, rows)
     fields: dict[str, Any] = {
-        "unit": _unit(objective, known.values()),
+        "unit": "tokens" if objective.unit == "tokens" and any(map(_has_tokens, known.values())) else "samples",
         "rows": rows,
         "curves": _curves(rows, source.memory_bytes),
         "race": race,
         "race_reference": reference,
         "answers": () if evidence is None else tuple(_answers(evidence, rows)),
-        "memory": tuple(_memory(evidence, r)),
+        "memory": () if evidence is None else tuple(_memory(evidence, r)),
         "environment": source.environment,
         "budget_bytes": source.memory_bytes,
         "counts": Counter(trial.outcome.status.value for trial in source.trials),
@@ -119,11 +119,8 @@ def _of_answer(source: Source) -> dict[str, Any]:
     }
 
 
-def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
-    """Returns what throughputs count: samples where no measurement has tokens."""
-    measured = (each.outcome.measurement for each in known)
-    counted = any(each is not None and each.tokens_per_step is not None for each in measured)
-    return "tokens" if objective.unit == "tokens" and counted else "samples"
+def _has_tokens(known: KnownPlan) -> bool:
+    return known.outcome.measurement is not None and known.outcome.measurement.tokens_per_step is not None
 
 
 def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...]:
@@ -200,9 +197,7 @@ def _answers(evidence: SearchEvidence, rows: Sequence[PlanRow]) -> Iterator[Answ
             yield AnswerTime(at_s=each.at_s, rank=row.rank, rate_per_s=rate_per_s, ratio=ratio)
 
 
-def _memory(evidence: SearchEvidence | None, r: Answer | None) -> Iterator[PlanMemory]:
-    if evidence is None:
-        return
+def _memory(evidence: SearchEvidence, r: Answer | None) -> Iterator[PlanMemory]:
     role: Role = "baseline" if r is None else "recommended"
     plan = evidence.baseline if r is None else r.plan
     if evidence.profile is not None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports import sections
@@ -28,8 +29,13 @@ _LINKS = re.compile(r"(@|#|://|\bwww\.)")
 
 def to_markdown(report: Report) -> str:
     """Returns a report as Markdown that GitHub shows."""
-    head, plans, notes, details = _head(report), _plans(report), _notes(report), _details(report)
-    blocks = (head, _charts(report, CHARTS[:2]), plans, notes, _charts(report, CHARTS[2:]), details)
+    plans, details = _plans(report), _details(report)
+    notes = (
+        (EVALUATION, report.evaluation), (WHAT_EACH_DOES, [str(each) for each in report.strategies]),
+        ("What to know", report.caveats), ("Not in this report", report.missing),
+    )  # fmt: skip
+    listed = chain.from_iterable(_list(title, items) for title, items in notes)
+    blocks = (_head(report), _charts(report, CHARTS[:2]), plans, listed, _charts(report, CHARTS[2:]), details)
     return "\n".join(line for lines in blocks for line in lines).rstrip() + "\n"
 
 
@@ -77,13 +83,6 @@ def _plans(report: Report) -> Iterator[str]:
     if others:
         yield from ("Without a throughput:", "")
         yield from table(("plan", "outcome", "peak", "reason"), others, "plans")
-
-
-def _notes(report: Report) -> Iterator[str]:
-    yield from _list(EVALUATION, report.evaluation)
-    yield from _list(WHAT_EACH_DOES, [str(each) for each in report.strategies])
-    yield from _list("What to know", report.caveats)
-    yield from _list("Not in this report", report.missing)
 
 
 def _details(report: Report) -> Iterator[str]:

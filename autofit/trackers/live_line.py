@@ -118,7 +118,9 @@ class SearchState:
         if level == 0:
             share = self._share()
             yield "" if share is None else bar(share, _BAR_CELLS, self._blocks, "░" if self._blocks else "-")
-        yield ", ".join(filter(None, [self._answer_text(level), self._time_text()]))
+        elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
+        left = f"{short_time(elapsed_s)} elapsed" if limit_s is None else f"{short_time(limit_s - elapsed_s)} left"
+        yield ", ".join(filter(None, [self._answer_text(level), left]))
 
     def _announcement(self, event: Event) -> Callable[[int], list[str]]:
         """Leaves a stage behind, unless the live line says the same: a single word, or the plan to be proven."""
@@ -207,10 +209,6 @@ class SearchState:
         """Returns the measured peak of a plan; 0 if it is not known."""
         measured = self._measured.get(plan.key)
         return 0 if measured is None else measured.memory.judged_bytes
-
-    def _time_text(self) -> str:
-        elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
-        return f"{short_time(elapsed_s)} elapsed" if limit_s is None else f"{short_time(limit_s - elapsed_s)} left"
 
     def _share(self) -> float | None:
         """Returns the share of the time budget, or of the trials allowed, that is used; None where there is neither."""

@@ -70,7 +70,7 @@ def changes(report: Report) -> list[Change]:
             _named(between[after], after - before, report),
             rate := between[after].rate_per_s or 0.0,
             rate / (between[before].rate_per_s or 1.0),
-            all(_raced(between[each]) for each in (before, after)),
+            all(row.is_baseline or (row.gain and row.gain.pairs > 0) for row in (between[before], between[after])),
         )
         for before, after in pairwise(ways[wanted])
     ]
@@ -85,10 +85,6 @@ def _changed(row: PlanRow, baseline: PlanRow) -> frozenset[str]:
 
 def _value(row: PlanRow, name: str) -> object:
     return (row.micro_batch_size, row.accumulation_steps) if name == _BATCH else row.values.get(name)
-
-
-def _raced(row: PlanRow) -> bool:
-    return row.is_baseline or (row.gain is not None and row.gain.pairs > 0)
 
 
 def _named(row: PlanRow, made: frozenset[str], report: Report) -> str:
