@@ -41,8 +41,8 @@ def page(
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    own = {"policy": Markup(policy), "icon": Markup(_ICON), "style": Markup(style), "script": Markup(script)}
-    return _templates().get_template("frame.jinja").render(answer=answer, sections=sections, **own, **texts)
+    made = {"policy": Markup(policy), "icon": Markup(_ICON), "style": Markup(style), "script": Markup(script)}
+    return _templates().get_template("frame.jinja").render(answer=answer, sections=sections, **made, **texts)
 
 
 def filled(template: str, macro: str, *values: Any) -> Markup:

@@ -102,11 +102,8 @@ def _why(report: Report, titles: bool) -> Drawing | None:
         return None
     about = "; ".join(f"{step.name.removeprefix('+ ')} {step.effect}" for step in steps)
     rows = tuple((step.name, short_number(step.rate_per_s), step.effect) for step in steps)
-    drawing = Drawing(
-        f"What each change brings, one after the other: {about}.",
-        titles,
-        table=DataTable(("change", f"{report.unit}/s with it", "over the plan before"), rows),
-    )
+    table = DataTable(("change", f"{report.unit}/s with it", "over the plan before"), rows)
+    drawing = Drawing(f"What each change brings, one after the other: {about}.", titles, table=table)
     before = baseline.rate_per_s or 0.0
     bars = [("baseline", 0.0, before, "af-bar-base", f"{short_number(before)} {report.unit}/s")]
     for step in steps:

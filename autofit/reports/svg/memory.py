@@ -41,9 +41,7 @@ def _breakdown(report: Report, titles: bool) -> Drawing | None:
     total, kinds = ("Peak, as traced", sums), _matched([each.kinds for each in parts])
     modules = _fewer(_matched([each.modules for each in parts]))
     names = [_named(report, plan) for plan in report.memory]
-    values = [*kinds, *((f"module {name}", sizes) for name, sizes in modules)]
-    rows = tuple((name, *(format_bytes(size) for size in sizes)) for name, sizes in values)
-    table = DataTable(("part of the peak", *names), rows)
+    table = _breakdown_table(names, [*kinds, *((f"module {name}", sizes) for name, sizes in modules)])
     drawing = Drawing(_breakdown_about(report, sums), titles, _upper_bounds(report), table)
     shapes = [f"af-bar-{_STYLES[plan.role]}" for plan in report.memory]
     y = key(drawing, list(zip(shapes, names, strict=True)), 2) + 20
@@ -58,17 +56,24 @@ def _breakdown(report: Report, titles: bool) -> Drawing | None:
         drawing.line(at, y - 2, at, y + len(report.memory) * (_BAR + _GAP) + 3, "af-budget")
         drawing.text(at, y - 8, f"budget {format_bytes(report.budget_bytes)}", "af-bad", "end")
     y = _entries(drawing, shapes, [total], x, y)
-    for title, found in (("By kind", kinds), ("Activations and temporaries by module", modules)):
-        if found or found is kinds:
-            drawing.line(0, y + 2, WIDTH, y + 2, "af-grid")
-            drawing.text(0, y + 24, title, "af-strong")
-            y = _entries(drawing, shapes, found, x, y + 36)
-    drawing.height = y
+    y = _entries(drawing, shapes, kinds, x, y, "By kind")
+    drawing.height = _entries(drawing, shapes, modules, x, y, "Activations and temporaries by module") if modules else y
     return drawing
 
 
-def _entries(drawing: Drawing, styles: Sequence[str], entries: Sequence[Entry], x: AxisScale, y: float) -> float:
-    """Draws one bar for each plan and entry; returns where they end."""
+def _breakdown_table(names: Sequence[str], entries: Sequence[Entry]) -> DataTable:
+    rows = tuple((name, *(format_bytes(size) for size in sizes)) for name, sizes in entries)
+    return DataTable(("part of the peak", *names), rows)
+
+
+def _entries(
+    drawing: Drawing, styles: Sequence[str], entries: Sequence[Entry], x: AxisScale, y: float, title: str = ""
+) -> float:
+    """Draws one bar for each plan and entry, below a title if there is one; returns where they end."""
+    if title:
+        drawing.line(0, y + 2, WIDTH, y + 2, "af-grid")
+        drawing.text(0, y + 24, title, "af-strong")
+        y += 36
     for name, sizes in entries:
         middle = y + (len(sizes) * (_BAR + _GAP) - _GAP) / 2
         drawing.text(0, middle + 4.5, fitted(name, FONT, x.start - 10))
@@ -149,10 +154,7 @@ def _timeline(report: Report, titles: bool) -> Drawing | None:
         levels(drawing, area, scale, ticks)
         _title(drawing, _named(report, plan).capitalize(), plan.label, y + 16)
         if with_budget:  # drawn first: the peak stays readable where it crosses the line
-            at = scale(report.budget_bytes)
-            drawing.line(area.left, at, area.right, at, "af-budget")
-            label_at = at + 14 if at - area.top < LINE else at - 6  # phases are named above
-            drawing.text(area.right - 6, label_at, f"budget {format_bytes(report.budget_bytes)}", "af-bad", "end")
+            _budget(drawing, report.budget_bytes, area, scale)
         _panel(drawing, plan, area, scale)
         y = area.bottom + 26
     drawing.text(WIDTH - 8, y - 4, "allocations and releases of the step, in order →", "af-note", "end")
@@ -161,6 +163,13 @@ def _timeline(report: Report, titles: bool) -> Drawing | None:
         y += 22
     drawing.height = y + 6
     return drawing
+
+
+def _budget(drawing: Drawing, budget_bytes: int, area: Box, y: AxisScale) -> None:
+    at = y(budget_bytes)
+    drawing.line(area.left, at, area.right, at, "af-budget")
+    label_at = at + 14 if at - area.top < LINE else at - 6  # phases are named above
+    drawing.text(area.right - 6, label_at, f"budget {format_bytes(budget_bytes)}", "af-bad", "end")
 
 
 def _title(drawing: Drawing, name: str, label: str, y: float) -> None:

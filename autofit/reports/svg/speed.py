@@ -36,11 +36,7 @@ def _front(report: Report, titles: bool) -> Drawing | None:
     peaks = [(float(row.peak_bytes or row.expected_bytes or 0), row) for row in report.rows if row.rate_per_s is None]
     refused = [(peak, row) for peak, row in peaks if peak > report.budget_bytes]
     drawing = Drawing(_front_about(report, rows), titles)
-    others = [row for row in rows if not row.role and not row.is_baseline]
-    keys = plan_keys(report, {row.rank for row in rows})
-    keys += [("af-pt af-front", "on the Pareto front")] if any(row.on_front for row in others) else []
-    keys += [("af-pt", "other plan")] if any(not row.on_front for row in others) else []
-    keys += [("af-pt af-x", "did not fit")] if refused else []
+    keys = [*_front_keys(report, rows), *([("af-pt af-x", "did not fit")] if refused else [])]
     lane = 24.0 if refused else 0.0
     area, y, rates = speed_area(drawing, keys, [row.rate_per_s or 0.0 for row in rows], 330, lane=lane)
     low, high = span([float(row.peak_bytes or 0) for row in rows], 0.1)
@@ -59,6 +55,13 @@ def _front(report: Report, titles: bool) -> Drawing | None:
     for row, at_x, at_y in thinned([(row, x(row.peak_bytes or 0), y(row.rate_per_s or 0.0)) for row in rows]):
         point(drawing, at_x, at_y, row, "af-front" if row.on_front else "")
     return drawing
+
+
+def _front_keys(report: Report, rows: list[PlanRow]) -> list[tuple[str, str]]:
+    others = [row for row in rows if not row.role and not row.is_baseline]
+    found = plan_keys(report, {row.rank for row in rows})
+    found += [("af-pt af-front", "on the Pareto front")] if any(row.on_front for row in others) else []
+    return [*found, ("af-pt", "other plan")] if any(not row.on_front for row in others) else found
 
 
 def _budget(drawing: Drawing, report: Report, area: Box, x: AxisScale) -> None:
@@ -110,10 +113,7 @@ MOST_CURVES = 7
 def _curves(report: Report, titles: bool) -> Drawing | None:
     if not report.curves:
         return None
-    # The fastest curves, with that of the baseline, and of the recommended plan, among them.
-    wanted = {row.combination for row in (report.recommended, report.baseline) if row is not None}
-    first = sorted(report.curves, key=lambda curve: curve.combination not in wanted)[:MOST_CURVES]
-    curves = [curve for curve in report.curves if curve in first]
+    curves = _shown(report)
     points = [(row.micro_batch_size, row.rate_per_s or 0.0) for curve in curves for row in _rows(report, curve)]
     size, best = max(points, key=lambda found: found[1])
     drawing = Drawing(
@@ -124,17 +124,16 @@ def _curves(report: Report, titles: bool) -> Drawing | None:
     )
     series = _series(report, curves)
     misses = [miss for curve in curves if (miss := _miss(report, curve))]
-    drawn, raced = {rank for curve in curves for rank in curve.ranks}, _raced(report)
     keys = [(f"af-line af-s{number}", curve.combination) for curve, number in zip(curves, series, strict=True)]
-    keys += plan_keys(report, drawn)
-    if raced and any(not report.row(rank).role and rank not in raced for rank in drawn):
+    keys += plan_keys(report, {rank for curve in curves for rank in curve.ranks})
+    raced = _raced(report)
+    if raced and any(not row.role and row.rank not in raced for curve in curves for row in _rows(report, curve)):
         keys.append(("af-pt af-hollow", "did not race: by its probe"))
         drawing.note = "Hollow points did not race: their throughput is that of a probe and less certain."
     lane = 26.0 if misses else 0.0
     area, y, rates = speed_area(drawing, keys, [rate for _, rate in points], 320, lane=lane, right=30)
-    sizes = [*(size for size, _ in points), *misses]
-    smallest = min(size for size, _ in points)
-    x = AxisScale(max(smallest, 1) / 1.15, max(*sizes, 1) * 1.15, area.left, area.right, log2=True)
+    sizes = [*(size for size, _ in points), *misses]  # a size that did not fit is never the smallest
+    x = AxisScale(max(min(sizes), 1) / 1.15, max(*sizes, 1) * 1.15, area.left, area.right, log2=True)
     ticks = size_ticks(sizes, x, SMALL, 9)
     axes(drawing, area, (x, ticks, "micro batch size"), (y, rates, f"{report.unit} per second"))
     if misses:
@@ -142,6 +141,13 @@ def _curves(report: Report, titles: bool) -> Drawing | None:
         drawing.text(area.left + 6, area.bottom - 8, "did not fit", "af-bad")
     _lines(drawing, report, list(zip(curves, series, strict=True)), x, y)
     return drawing
+
+
+def _shown(report: Report) -> list[SpeedCurve]:
+    """Returns the fastest curves, with that of the baseline, and of the recommended plan, among them."""
+    wanted = {row.combination for row in (report.recommended, report.baseline) if row is not None}
+    first = sorted(report.curves, key=lambda curve: curve.combination not in wanted)[:MOST_CURVES]
+    return [curve for curve in report.curves if curve in first]
 
 
 def _rows(report: Report, curve: SpeedCurve) -> list[PlanRow]:
@@ -214,16 +220,8 @@ def _answers(report: Report, titles: bool) -> Drawing | None:
     answers = report.answers
     if len(answers) < 2:
         return None
-    rows = [(report.row(each.rank), each) for each in answers]
-    values = tuple(
-        (short_label(row), duration_text(each.at_s), short_number(each.rate_per_s), answer_worth(report, each))
-        for row, each in rows
-    )
-    drawing = Drawing(
-        f"The answer of the search over time: {answer_times(report)}.",
-        titles,
-        table=DataTable(("answer", "after", f"{report.unit}/s", "over the baseline"), values),
-    )
+    about = f"The answer of the search over time: {answer_times(report)}."
+    drawing = Drawing(about, titles, table=_answers_table(report))
     if any(later.rate_per_s < earlier.rate_per_s for earlier, later in pairwise(answers)):
         drawing.note = "A step goes down where a later proof failed, or where the race corrected a probe."
     keys, speeds = plan_keys(report, {each.rank for each in answers}), [each.rate_per_s for each in answers]
@@ -236,12 +234,21 @@ def _answers(report: Report, titles: bool) -> Drawing | None:
     corners = [(x(each.at_s), y(each.rate_per_s)) for each in answers]
     steps = [corner for (_, before), (left, at) in pairwise(corners) for corner in ((left, before), (left, at))]
     drawing.polyline([corners[0], *steps, (area.right, corners[-1][1])], "af-line-rec")
-    for (row, _), (left, at) in zip(rows, corners, strict=True):
-        point(drawing, left, at, row, "af-front")
+    for each, (left, at) in zip(answers, corners, strict=True):
+        point(drawing, left, at, report.row(each.rank), "af-front")
     left, at = corners[-1]
     anchor = "end" if left > (area.left + area.right) / 2 else ""
     drawing.text(left, at - 12, answer_worth(report, answers[-1]), "af-strong", anchor)
     return drawing
+
+
+def _answers_table(report: Report) -> DataTable:
+    rows = (
+        (report.row(each.rank), duration_text(each.at_s), short_number(each.rate_per_s), answer_worth(report, each))
+        for each in report.answers
+    )
+    head = ("answer", "after", f"{report.unit}/s", "over the baseline")
+    return DataTable(head, tuple((short_label(row), *texts) for row, *texts in rows))
 
 
 ANSWERS: Chart = Chart(
