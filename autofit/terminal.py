@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TextIO
 
 _PATH = re.compile(r"[/\\]")
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 _COLOURS = {"bar": "36", "good": "32", "bad": "31", "faint": "2", "title": "1"}
 
 
@@ -29,6 +30,17 @@ def has_blocks(stream: TextIO) -> bool:
 def paint(text: str, colour: str) -> str:
     """Returns `text` in a colour: "bar", "good", "bad", "faint" or "title"; unchanged if either is empty."""
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if text and colour else text
+
+
+def bar(share: float, cells: int, blocks: bool, rest: str = " ") -> str:
+    """Returns a bar of `cells` characters of which `share` is filled, and `rest` follows. Any share above 0 is visible.
+
+    With `blocks`, it is of block characters, in eighths.
+    """
+    share, parts = min(max(share, 0.0), 1.0), 8 if blocks else 1
+    whole, eighth = divmod(max(round(share * cells * parts), 1) if share > 0 else 0, parts)
+    filled = "█" * whole + _EIGHTHS[eighth].strip() if blocks else "#" * whole
+    return filled + rest * (cells - len(filled))
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:

@@ -40,7 +40,7 @@ FLAGS = {
         "--mode", "--numerics", "--only", "--quiet", "--seed", "--strategies", "--without", "-h", "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
-    "diff": ["--force", "--help", "--json", "--output", "--quiet", "-h", "-o", "-q", "A", "B"],
+    "diff": ["--help", "--json", "--quiet", "-h", "-q", "A", "B"],
     "report": [
         "--force", "--format", "--help", "--json", "--name", "--output", "--quiet", "-h", "-o", "-q", "PLAN | STUDY",
     ],

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from autofit.terminal import cells, cut, cut_middle, has_blocks, has_colour, is_terminal, paint, wrapped
+from autofit.terminal import bar, cells, cut, cut_middle, has_blocks, has_colour, is_terminal, paint, wrapped
 
 
 class Stream(io.StringIO):
@@ -77,3 +77,14 @@ def test_wide_letters_count_twice(width: int) -> None:
 @pytest.mark.parametrize(("text", "count"), [("", 0), ("abc", 3), ("日本", 4), ("e\u0301", 1)])
 def test_wide_letters_take_two_cells_and_combining_ones_none(text: str, count: int) -> None:
     assert cells(text) == count
+
+
+@pytest.mark.parametrize(
+    ("share", "plain", "blocks"),
+    [
+        (-1.0, "----------", "░░░░░░░░░░"), (1e-9, "#---------", "▏░░░░░░░░░"), (0.46, "#####-----", "████▋░░░░░"),
+        (1.0, "#" * 10, "█" * 10), (3.0, "#" * 10, "█" * 10),
+    ],
+)  # fmt: skip
+def test_a_bar_is_filled_by_its_share(share: float, plain: str, blocks: str) -> None:
+    assert (bar(share, 10, False, "-"), bar(share, 10, True, "░")) == (plain, blocks)

@@ -52,11 +52,7 @@ environment variables:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code.
-
-    Args:
-        arguments: the command line without the program name; None uses `sys.argv`.
-    """
+    """Runs one command, given without the program name or else by `sys.argv`, and returns its exit code."""
     began_s = monotonic()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by `>&-`; the next file to be opened would take its place
@@ -80,10 +76,9 @@ def _command(name: str) -> Callable[[argparse.Namespace], int]:
     function of its name in a module of several commands.
     """
     module, _, action = name.partition(" ")
-    found: Callable[[argparse.Namespace], int] = getattr(
-        import_module(f"autofit.cli.{_SHARED.get(name, module)}"), action or (name if name in _SHARED else "execute")
-    )
-    return found
+    found = import_module(f"autofit.cli.{_SHARED.get(name, module)}")
+    run: Callable[[argparse.Namespace], int] = getattr(found, action or (name if name in _SHARED else "execute"))
+    return run
 
 
 def parser() -> argparse.ArgumentParser:

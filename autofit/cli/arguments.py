@@ -32,7 +32,7 @@ EXAMPLES = {
         f"autofit estimate {_TARGET} --memory 24GiB --html estimate.html",
     ),
     "show": ("autofit show", "autofit show bert.yaml --json"),
-    "diff": ("autofit diff autofit.previous.yaml autofit.yaml", "autofit diff a.yaml b.yaml -o diff.html"),
+    "diff": ("autofit diff autofit.previous.yaml autofit.yaml", "autofit diff a.yaml b.yaml --json"),
     "report": ("autofit report", "autofit report bert.yaml -o -", "autofit report .autofit/study.journal"),
     "export": ("autofit export", "autofit export bert.yaml --to python -o loop.py"),
     "nightly": (
@@ -225,8 +225,6 @@ def diff(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit diff`."""
     parser.add_argument("before", metavar="A", help="a plan file")
     parser.add_argument("after", metavar="B", help="the plan file to compare with it")
-    _output(parser, None, "HTML page to write (default: print a text)")
-    _add(parser, "--force")
 
 
 def report(parser: argparse.ArgumentParser) -> None:

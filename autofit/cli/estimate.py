@@ -22,9 +22,17 @@ def execute(given: argparse.Namespace) -> int:
     """Estimates the target and prints the result. Returns 3 if nothing fits."""
     if given.html is not None:
         writing.check_replaceable(given.html, force=given.force)
+    options = values.options(given)
+    target = Target(
+        name=given.target,
+        arguments=values.keywords(given.arg),
+        overrides=values.overrides(given),
+        options=options,
+        stand_in=described(given.device, options.memory_budget),
+    )
     try:
         with _progress(shown=not given.quiet) as beat:
-            estimation = estimate_target(_target(given), beat, with_laws=given.html is not None)
+            estimation = estimate_target(target, beat, with_laws=given.html is not None)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; nothing was estimated or written") from None
     if given.html is not None:
@@ -34,17 +42,6 @@ def execute(given: argparse.Namespace) -> int:
     else:
         print(draw(estimation, Canvas.of(sys.stdout)))
     return NothingFits.exit_code if estimation.shortfall else 0
-
-
-def _target(given: argparse.Namespace) -> Target:
-    options = values.options(given)
-    return Target(
-        name=given.target,
-        arguments=values.keywords(given.arg),
-        overrides=values.overrides(given),
-        options=options,
-        stand_in=described(given.device, options.memory_budget),
-    )
 
 
 @contextmanager

@@ -136,9 +136,9 @@ def init(given: argparse.Namespace) -> int:
     content = first_jobs_file(given.target, folder=folder, name=given.name, given=chosen)
     if not to_stdout:
         _write(Path(given.output), content, force=given.force)
-    where, _ = split(given.target)
-    if not to_stdout and is_file(where) and not Path(where).expanduser().exists():
-        _say(f"{where} does not exist: the job will fail until it does")
+        where, _ = split(given.target)
+        if is_file(where) and not Path(where).expanduser().exists():
+            _say(f"{where} does not exist: the job will fail until it does")
     if given.json:
         print(ascii_json(json.dumps({"output": given.output, "text": content}, indent=2)))
     elif to_stdout:
@@ -199,8 +199,13 @@ def first_jobs_file(
     A relative target is relative to the working directory. Without a name, that of the job is derived from the target.
     `given` has values of further keys of the job, such as `{"device": "cuda"}`; None is left out.
     """
-    name = _name(target) if name is None else name
-    job = {"name": name, "workload": _relative(target, Path(folder)), "plan": f"plans/{name}.yaml"}
+    where, function = split(target)
+    if name is None:  # that of the file or module
+        stem = re.split(r"[/\\]", where)[-1].removesuffix(".py").rpartition(".")[2]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-")[:64] or "job"
+    if is_file(where) and not where.startswith("~") and not os.path.isabs(where):
+        target = f"{os.path.relpath(where, folder)}{function}"
+    job = {"name": name, "workload": target, "plan": f"plans/{name}.yaml"}
     job |= {key: value for key, value in (given or {}).items() if value is not None}
     first, *others = strict_yaml.dump(job).rstrip("\n").split("\n")
     lines = [f"schema: {JOBS_SCHEMA}", *_examples(_OF_FILE, ()), "jobs:", f"  - {first}"]
@@ -211,20 +216,6 @@ def first_jobs_file(
 def _examples(keys: Mapping[str, tuple[str, str]], present: Any) -> list[str]:
     """Returns each key that is not present as a comment."""
     return [f"# {f'{key}: {text}':<44}  # {about}" for key, (text, about) in keys.items() if key not in present]
-
-
-def _name(target: str) -> str:
-    """Returns a name for the job of a target: the name of its file or module."""
-    stem = re.split(r"[/\\]", split(target)[0])[-1].removesuffix(".py").rpartition(".")[2]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-")[:64] or "job"
-
-
-def _relative(target: str, folder: Path) -> str:
-    """Returns a target as seen from a folder. Modules and absolute paths stay as they are."""
-    where, function = split(target)
-    if not is_file(where) or where.startswith("~") or os.path.isabs(where):
-        return target
-    return f"{os.path.relpath(where, folder)}{function}"
 
 
 def _say(line: str) -> None:

@@ -30,17 +30,12 @@ def show(given: argparse.Namespace) -> int:
 
 
 def diff(given: argparse.Namespace) -> int:
-    """Prints the differences, or writes them as a page."""
-    names = given.before, given.after
+    """Prints the differences."""
     plans = planfile.load(given.before), planfile.load(given.after)
-    if given.output is not None:
-        writing.write(writing.marked(differences.to_html(*plans, names)), given.output, force=given.force)
     if given.json:
         print(ascii_json(json.dumps(differences.to_dict(*plans), indent=2)))
-    elif given.output is None:
-        print(printable(differences.to_text(*plans, names, Canvas.of(sys.stdout))))
-    elif not given.quiet:
-        say(f"differences written to {given.output}")
+    else:
+        print(printable(differences.to_text(*plans, (given.before, given.after), Canvas.of(sys.stdout))))
     return 0
 
 

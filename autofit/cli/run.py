@@ -152,9 +152,8 @@ def _lines(observed: ObservedWorkload, plan_file: str) -> str:
         f"the script continues as it is. To train under the plan, write the lines above in place of its loop{loss}."
     ]
     if isinstance(observed.loader, list):
-        lines.append(
-            "The plan was measured on the batches of the first step. The loader is any iterable of such batches."
-        )
+        text = "The plan was measured on the batches of the first step. The loader is any iterable of such batches."
+        lines.append(text)
     if observed.autocast not in (None, torch.float16):
         lines.append("Compute the loss under the autocast of your loop, in a step_fn: the plan was measured so.")
     if accelerate_precision():
@@ -170,22 +169,16 @@ def _lines(observed: ObservedWorkload, plan_file: str) -> str:
 def _arguments(given: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `autofit.tune` that were given."""
     parse_time(given.time)  # raises before the script starts, as `values` does
-    asked = {
-        "memory_budget": values.memory(given.memory),
-        "time_budget": given.time,
-        "numerics": given.numerics,
-        "strategies": values.names(given.strategies),
-        "without": values.names(given.without),
-        "pinned": values.pins(given.pinned) or None,
-        "global_batch_size": given.global_batch,
-        "max_global_batch_size": given.max_global_batch,
-        "max_grad_norm": given.max_grad_norm,
-        "objective": given.objective,
-        "searcher": given.searcher,
-        "seed": given.seed,
-        "study": dereferenced(given.study),
-        "planned_steps": given.planned_steps,
-        "listeners": tuple(given.track) or None,
-        "progress": not given.quiet,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
+    return values.asked(
+        given,
+        time_budget=given.time,
+        global_batch_size=given.global_batch,
+        max_global_batch_size=given.max_global_batch,
+        max_grad_norm=given.max_grad_norm,
+        objective=given.objective,
+        searcher=given.searcher,
+        study=dereferenced(given.study),
+        planned_steps=given.planned_steps,
+        listeners=tuple(given.track) or None,
+        progress=not given.quiet,
+    )

@@ -75,8 +75,7 @@ def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Names
 def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> tuple[Answer, bool]:
     """Opens the target in a child process and searches, with progress on stderr unless it is to be quiet.
 
-    Returns:
-        The result, and whether the target has an evaluation, for which the search has left time.
+    Beside the result, returns whether the target has an evaluation, for which the search has left time.
     """
     track = () if target.evaluation else given.track
     with (

@@ -34,17 +34,27 @@ def options(given: argparse.Namespace) -> Options:
     """Returns the options of the search or the estimate. Those that were not given keep their defaults.
 
     Raises:
-        UsageError: the memory is neither an amount nor a fraction.
+        UsageError: a value cannot be read.
     """
-    asked = {
+    return Options.model_validate(asked(given))
+
+
+def asked(given: argparse.Namespace, **others: Any) -> dict[str, Any]:
+    """Returns the arguments of `autofit.tune` that commands have in common, and others: those that were given.
+
+    Raises:
+        UsageError: a value cannot be read.
+    """
+    found = {
         "memory_budget": memory(given.memory),
         "numerics": given.numerics,
         "strategies": names(given.strategies),
         "without": names(given.without),
         "pinned": pins(getattr(given, "pinned", [])) or None,
         "seed": given.seed,
+        **others,
     }
-    return Options.model_validate({name: value for name, value in asked.items() if value is not None})
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def overrides(given: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +74,7 @@ def keywords(pairs: list[str]) -> dict[str, Any]:
     """Returns the keyword arguments given by `--arg NAME=VALUE`. Values are read as YAML.
 
     Raises:
-        UsageError: a pair is not of the form NAME=VALUE, or its value cannot be read.
+        UsageError: a pair has another form, or its value cannot be read.
     """
     return _assigned("--arg", pairs, "depth=12")
 
@@ -73,8 +83,7 @@ def pins(pairs: list[str]) -> dict[str, KnobValue]:
     """Returns the values given by `--set KNOB=VALUE`. Values are read as YAML.
 
     Raises:
-        UsageError: a pair is not of the form KNOB=VALUE, its value is not one that a knob can have, or a knob is given
-            two values.
+        UsageError: a pair has another form, its value is none that a knob can have, or a knob has two values.
     """
     found = _assigned("--set", pairs, "precision=bf16")
     for name, value in found.items():

@@ -6,7 +6,7 @@ from autofit.chips import cards
 from autofit.core.units import format_bytes
 from autofit.estimation.estimation import Estimation, PeakLaw, Row
 from autofit.memory.headroom import default_budget
-from autofit.reports.frame import Frame, filled, page
+from autofit.reports.frame import filled, page
 from autofit.reports.markup import DataTable, Markup, shortened
 from autofit.reports.sentences import moment
 
@@ -21,7 +21,9 @@ def render(estimation: Estimation) -> str:
     fixed = [LENGTHS] if len(_lengths(estimation)) == 1 else []
     peaks = filled("parts.jinja", "data_table", _table(estimation), "Peak memory by micro batch")
     notes = filled("parts.jinja", "bullets", [*fixed, *estimation.caveats])
-    frame = Frame(
+    return page(
+        _answer(estimation),
+        [("values", "Peaks", peaks), ("notes", "What to know", notes)],
         window=f"{name} – autofit estimate",
         kind="autofit estimate",
         title=name,
@@ -30,7 +32,6 @@ def render(estimation: Estimation) -> str:
         styles=("what_if.css",),
         scripts=("what_if.js",),
     )
-    return page(frame, _answer(estimation), [("values", "Peaks", peaks), ("notes", "What to know", notes)])
 
 
 def _answer(estimation: Estimation) -> Markup:

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import ClassVar, Self, final
@@ -214,10 +214,7 @@ class Exporter(ABC):
     def export(self, answer: Answer, target_version: str | None = None) -> Export:
         """Returns the plan for the target. Knobs that it cannot express are listed in the result and in the file.
 
-        Args:
-            answer: the plan with its proof.
-            target_version: version of the target, such as "4.57"; None for the one that is installed, or else the
-                newest that is known.
+        `target_version` is such as "4.57"; None for the installed version, or else the newest that is known.
 
         Raises:
             UsageError: the target has no version or `target_version` is not one, or it cannot express the plan's batch,
@@ -236,16 +233,9 @@ class Exporter(ABC):
         merged |= {**self.loading(answer), **self.clipping(answer)}
         fixed = (_KEEP_LOADER.format(size=plan.micro_batch_size),) if has_fixed_batches(answer) else ()
         warnings = (*version.warnings, *fixed, *self.caveats(answer))
-        text = self._header(answer, unmapped, by_hand, version.text, warnings) + self.render(merged, answer)
-        return Export(
-            text=text.rstrip("\n") + "\n",
-            filename=self.filename,
-            unmapped=unmapped,
-            by_hand=by_hand,
-            target_version=version.text,
-            warnings=warnings,
-            settings=merged,
-        )
+        found = Export("", self.filename, unmapped, by_hand, version.text, warnings, merged)
+        text = self._header(answer, found) + self.render(merged, answer)
+        return replace(found, text=text.rstrip("\n") + "\n")
 
     def _check_step(self, answer: Answer) -> None:
         """Refuses a plan for another step than that of the target."""
@@ -271,14 +261,7 @@ class Exporter(ABC):
                 f"with another global batch; expected a plan whose batch it can express. Choose another target."
             )
 
-    def _header(
-        self,
-        answer: Answer,
-        unmapped: tuple[str, ...],
-        by_hand: Mapping[str, str],
-        version: str,
-        warnings: Sequence[str],
-    ) -> str:
+    def _header(self, answer: Answer, found: Export) -> str:
         if not self.comment:
             return ""
         plan, place = answer.plan, answer.environment
@@ -287,12 +270,12 @@ class Exporter(ABC):
         lines = [
             f"autofit plan: {describe_plan(plan, answer.baseline.plan)}",
             f"measured on {place.device_name} with torch {torch}{gain}",
-            *([f"for {self.package} {version}"] if version else []),
-            *warnings,
-            *(["To do in your code:"] if by_hand else []),
-            *(f"  {knob}: {line}" for knob, line in by_hand.items()),
-            *([absent] if unmapped else []),
-            *(f"  {knob}={plan.values[knob]}" for knob in unmapped),
+            *([f"for {self.package} {found.target_version}"] if found.target_version else []),
+            *found.warnings,
+            *(["To do in your code:"] if found.by_hand else []),
+            *(f"  {knob}: {line}" for knob, line in found.by_hand.items()),
+            *([absent] if found.unmapped else []),
+            *(f"  {knob}={plan.values[knob]}" for knob in found.unmapped),
         ]
         # Text from a plan stays on one line, with its indent.
         return "".join(f"{self.comment}{'  ' * line.startswith('  ')}{one_line(line)}\n" for line in lines)

@@ -9,9 +9,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm, optimizer_name
 
-_LIBRARIES: Mapping[KnobValue, str] = {
-    "torchao-8bit": "torchao.optim.AdamW8bit(...)",
-}
+_STATES = "optimizer_states"
 
 
 class DeepSpeed(Exporter):
@@ -56,8 +54,9 @@ class DeepSpeed(Exporter):
         """Returns lines for the code that makes the model, the optimizer and the engine."""
         lines = {**code_lines(answer), **super().by_hand(answer, version)}
         lines.pop(MICRO_BATCH_SIZE, None)  # a section has it
-        states = _states_line(answer)
-        return lines if states is None else {**lines, "optimizer_states": states}
+        if answer.plan.values.get(_STATES) == "torchao-8bit" and optimizer_name(answer) == "AdamW":
+            lines[_STATES] = "torchao.optim.AdamW8bit(...) in place of torch.optim.AdamW(...)"
+        return lines
 
     def clipping(self, answer: Answer) -> Settings:
         """Returns the key of clipping, which is written for a plan without it too."""
@@ -66,8 +65,3 @@ class DeepSpeed(Exporter):
     def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the configuration."""
         return json.dumps({**settings, "zero_optimization": {"stage": 0}}, indent=2)
-
-
-def _states_line(answer: Answer) -> str | None:
-    made = _LIBRARIES.get(answer.plan.values.get("optimizer_states", ""))
-    return made and f"{made} in place of torch.optim.AdamW(...)" if optimizer_name(answer) == "AdamW" else None

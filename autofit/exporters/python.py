@@ -91,8 +91,12 @@ class Python(Exporter):
         weighing = Weighing.of(answer.environment.settings)
         if infers:
             parts -= _ONLY_TRAINING
-        elif ACCUMULATION_STEPS in parts:
-            parts |= _weights(weighing, answer)
+        elif ACCUMULATION_STEPS in parts:  # losses are added up, weighted by useful entries or by samples if means
+            if weighing is not None:
+                parts.add("summed" if weighing.summed else "weighted")
+            else:
+                collated = answer.environment.settings.get(SAMPLES) == COLLATED
+                parts |= {"by_samples"} if collated else {"by_samples", "shapes"}
         jinja = jinja2.Environment(
             trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined, autoescape=False
         )
@@ -106,10 +110,3 @@ class Python(Exporter):
             fixed_batches=has_fixed_batches(answer),
             counted_entries=str(weighing),
         )
-
-
-def _weights(weighing: Weighing | None, answer: Answer) -> set[str]:
-    """Returns the parts that add up accumulated losses, weighted by useful entries or by samples if they are means."""
-    if weighing is not None:
-        return {"summed"} if weighing.summed else {"weighted"}
-    return {"by_samples"} if answer.environment.settings.get(SAMPLES) == COLLATED else {"by_samples", "shapes"}

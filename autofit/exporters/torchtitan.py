@@ -57,7 +57,9 @@ class Torchtitan(Exporter):
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the overrides for each knob."""
         values = answer.plan.values
-        found = {**_batch(answer.plan), **super().fields(answer, version), **_checkpointing(answer, version)}
+        # By default torchtitan checkpoints a part of the operators.
+        checkpointing = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
+        found = {**_batch(answer.plan), **super().fields(answer, version), **checkpointing}
         early, newer = values.get("optimizer_in_backward"), version >= SUBCOMMANDS_SINCE
         if early is False or (early is True and not newer):
             found["optimizer_in_backward"] = {} if newer else {"optimizer.early_step_in_backward": early}
@@ -115,11 +117,6 @@ def _batch(plan: Plan) -> dict[str, Settings]:
         return {}
     batch = {"training.local_batch_size": size, "training.global_batch_size": size * steps}
     return {MICRO_BATCH_SIZE: batch, ACCUMULATION_STEPS: {}}
-
-
-def _checkpointing(answer: Answer, version: TargetVersion) -> dict[str, Settings]:
-    """Returns the overrides of what is recomputed: by default torchtitan checkpoints a part of the operators."""
-    return checkpointing_fields(answer, _kind("none", version), _kind("full", version))
 
 
 def _kind(kind: str, version: TargetVersion) -> Settings:

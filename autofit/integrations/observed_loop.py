@@ -91,9 +91,7 @@ class ObservedWorkload:
     """What a loop trains.
 
     Attributes:
-        model: what computes the outputs.
         loader: where its batches come from: a DataLoader, or the batches of the first step if no DataLoader made them.
-        optimizer: what steps.
         terms: the loss, as arguments of `autofit.tune`.
         about: the loss, as Python code; "" if it is inferred.
         global_batch_size: samples per optimizer step.
@@ -133,11 +131,8 @@ class ObservedWorkload:
 class ObservedLoop:
     """Observes the loops of this process until the first optimizer step, while it is entered.
 
-    Args:
-        on_step: called once, before the step, with the optimizer and whether its step has a closure.
-
-    Attributes:
-        searched: whether the loop's process started a search of its own, which ends the observation.
+    `on_step` is called once, before the step, with the optimizer and whether its step has a closure. `searched` is
+    whether the loop's process started a search of its own, which ends the observation.
     """
 
     on_step: Callable[[torch.optim.Optimizer, bool], None]
@@ -348,9 +343,8 @@ class ObservedLoop:
         bound = inspect.signature(method).bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments["parameters"]
-        parameters = bound.arguments["parameters"] = (
-            [given] if isinstance(given, Tensor) else list(given)
-        )  # an iterator
+        parameters = [given] if isinstance(given, Tensor) else list(given)  # an iterator
+        bound.arguments["parameters"] = parameters
         if self._count and not self._closed and threading.get_ident() == self._thread:
             is_l2 = bound.arguments.get("norm_type") == 2
             ids = frozenset(id(parameter) for parameter in parameters if parameter.requires_grad)

@@ -19,10 +19,10 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.markdown import MARK
 from autofit.reports.markdown import table as markdown_table
 from autofit.reports.markdown import text as escaped
-from autofit.reports.markup import printed, shortened
+from autofit.reports.markup import asset, printed, shortened
 from autofit.reports.sentences import counted, difference
 from autofit.reports.svg.axes import AxisScale, axes, margin, rate_ticks, span
-from autofit.reports.svg.drawing import Box, Drawing, Format, style_sheet
+from autofit.reports.svg.drawing import WIDTH, Box, Drawing
 from autofit.reports.tables import Column
 from autofit.reports.tables import table as text_table
 from autofit.terminal import wrapped
@@ -273,7 +273,7 @@ def to_html(night: NightResult, history: History) -> str:
         others=other_counts(night),
         lists=[(title, [shortened(item, _VALUE) for item in items]) for title, items in of_the_night(night).items()],
         jobs=[_page_job(f"job-{number}", known[last.job], night) for number, last in enumerate(newest, start=1)],
-        style=style_sheet(),
+        style=asset("charts.css"),
     )
     return printed(text) + "\n"
 
@@ -323,8 +323,8 @@ def _chart(records: Sequence[NightRecord]) -> str:
     bands = [(record.verdict.low_per_s, record.verdict.high_per_s) for record in records]
     low, high = span([*known, *(end for band in bands for end in band if end is not None)])
     ticks = rate_ticks(low, high, 5)
-    drawing = Drawing(Format(), f"Throughput of {shortened(records[-1].job, _PAGE_NAME)} over {len(records)} nights")
-    area = Box(margin(ticks), 28.0, drawing.format.width - 12, 28.0 + _HEIGHT)
+    drawing = Drawing(f"Throughput of {shortened(records[-1].job, _PAGE_NAME)} over {len(records)} nights")
+    area = Box(margin(ticks), 28.0, WIDTH - 12, 28.0 + _HEIGHT)
     x, y = AxisScale(-0.5, len(records) - 0.5, area.left, area.right), AxisScale(low, high, area.bottom, area.top)
     step = max(len(records) // 6, 1)
     dates = [(float(at), shortened(moment(records[at].night)[:10], 10)) for at in range(0, len(records), step)]

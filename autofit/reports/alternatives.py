@@ -11,6 +11,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
+from autofit.reports.sentences import more_in
 from autofit.reports.tables import Column, table
 from autofit.search.choice import lighter
 from autofit.terminal import wrapped
@@ -28,10 +29,7 @@ _FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
 
 
 def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
-    """Returns the table of the other plans that were measured; [] if there are none.
-
-    `plan_file` is as in `autofit.reports.summary.summarize`.
-    """
+    """Returns the table of the other plans that were measured; [] if there are none. `plan_file`: see `summarize`."""
     shown = _shown(r, _worth(r))
     if not shown:
         return []
@@ -53,9 +51,8 @@ def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
         ],
         width,
     )
-    more = len(r.alternatives) - len(shown)
-    where = "fit.alternatives" if plan_file is None else plan_file
-    return [*lines, *wrapped(f"and {more} more in {where}", width, "  ", "  ")] if more > 0 else lines
+    more = more_in(len(r.alternatives) - len(shown), plan_file or "fit.alternatives")
+    return [*lines, *wrapped(more, width, "  ", "  ")] if more else lines
 
 
 def reasons_of(r: Answer) -> dict[str, str]:
@@ -108,37 +105,29 @@ def rate_text(r: Answer, one: Candidate) -> str:
 
 
 def _worth(r: Answer) -> list[Candidate]:
-    """Returns the plans to show because they save more memory than they cost speed."""
-    ours = rate_per_s(r, recommended(r))
-    return _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r, ours)], [r.plan])[:_LIGHTER]
+    """Returns the plans to show because they give up a smaller share of the speed than of the memory."""
+    ours, proven, found = rate_per_s(r, recommended(r)), r.proof.memory.judged_bytes, list[Candidate]()
+    for c in r.alternatives:
+        measurement, theirs = c.outcome.measurement, rate_per_s(r, c)
+        if c.on_front and measurement is not None and theirs is not None and ours is not None:
+            peak = measurement.memory.judged_bytes
+            found += [c] if lighter(peak, proven) and peak < min(theirs / ours, 1.0) * proven else []
+    return _distinct(found, [r.plan])[:_LIGHTER]
 
 
-def _shown(r: Answer, worth: Sequence[Candidate]) -> list[Candidate]:
+def _shown(r: Answer, worth: list[Candidate]) -> list[Candidate]:
     """Returns the plans to show: all that raced, then the fastest of the others and those of `worth`."""
-
-    def fastest_first(found: Sequence[Candidate]) -> list[Candidate]:
-        return sorted(found, key=lambda c: -(rate_per_s(r, c) or 0.0))
-
-    raced = fastest_first([c for c in r.alternatives if _raced(c)])
-    light = [c for c in worth if not _raced(c)]
-    rest = fastest_first([c for c in r.alternatives if not _raced(c) and c not in light])
-    distinct = _distinct(rest, [r.plan, *(c.plan for c in (*raced, *light))])
-    return [*raced, *fastest_first([*distinct[: max(_SHOWN - len(raced), 0)], *light])]
+    fastest_first = sorted(r.alternatives, key=lambda c: -(rate_per_s(r, c) or 0.0))
+    raced = [c for c in fastest_first if _raced(c)]
+    others = [c for c in fastest_first if not _raced(c)]
+    rest = _distinct([c for c in others if c not in worth], [r.plan, *(c.plan for c in raced + worth)])
+    kept = [*rest[: max(_SHOWN - len(raced), 0)], *worth]
+    return [*raced, *(c for c in others if c in kept)]
 
 
 def _raced(candidate: Candidate) -> bool:
     """Returns whether a plan ran in paired blocks with the recommended plan or the baseline."""
     return any(ratio is not None and ratio.pairs > 0 for ratio in (candidate.over_recommended, candidate.gain))
-
-
-def _is_worth_it(candidate: Candidate, r: Answer, ours: float | None) -> bool:
-    """Returns whether a plan gives up a smaller share of the recommended one's speed, `ours`, than of its memory."""
-    measurement = candidate.outcome.measurement
-    theirs = rate_per_s(r, candidate)
-    if measurement is None or theirs is None or ours is None:
-        return False
-    peak, proven = measurement.memory.judged_bytes, r.proof.memory.judged_bytes
-    return lighter(peak, proven) and peak < min(theirs / ours, 1.0) * proven
 
 
 def _distinct(candidates: Sequence[Candidate], shown: Sequence[Plan]) -> list[Candidate]:

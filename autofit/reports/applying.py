@@ -16,13 +16,10 @@ DEFAULT_FILE = "autofit.yaml"
 
 def apply_code(answer: Answer, plan_file: str = "") -> str:
     """Returns Python code that loads a plan and applies it; `plan_file` is "" if it was not saved yet."""
-    first = (
-        ""
-        if plan_file
-        else f"# Save the plan first: fit.save({DEFAULT_FILE!r}), or `autofit tune ... -o {DEFAULT_FILE}`.\n"
-    )
-    lines = [f"fit = autofit.load({plan_file or DEFAULT_FILE!r})", *applying_lines(answer, from_file=True)]
-    return f"{first}import autofit\n\n" + "".join(f"{line}\n" for line in lines)
+    unsaved = f"# Save the plan first: fit.save({DEFAULT_FILE!r}), or `autofit tune ... -o {DEFAULT_FILE}`."
+    lines = ["import autofit", "", f"fit = autofit.load({plan_file or DEFAULT_FILE!r})"]
+    lines += applying_lines(answer, from_file=True)
+    return "".join(f"{line}\n" for line in ([] if plan_file else [unsaved]) + lines)
 
 
 def applying_lines(r: Answer, *, from_file: bool) -> list[str]:
@@ -66,7 +63,6 @@ def fitted(code: Sequence[str], width: int) -> list[str]:
 
 
 _NAMED = re.compile(r"-{0,2}[\w.-]+=")
-_HIDDEN = "***"
 _NOT_SHOWN = ("progress", "listeners", "extras")
 """Arguments that do not change the search."""
 _OF_OUTPUT = ("--quiet", "--json", "--force")
@@ -74,12 +70,16 @@ _OF_OUTPUT = ("--quiet", "--json", "--force")
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Returns an `autofit` command line that a shell reads, without flags on its output, and with "***" for secrets.
-
-    Args:
-        words: the arguments, without the program's name.
-    """
-    return shlex.join(["autofit", *(_without_secret(word) for word in words if not _is_of_output(word))])
+    """Returns the `autofit` command line of these words for a shell, without flags on its output; secrets are "***"."""
+    kept = ["autofit"]
+    for word in words:
+        # Flags may be abbreviated.
+        if word == "-q" or (len(word) > len("--") and any(flag.startswith(word) for flag in _OF_OUTPUT)):
+            continue
+        safe, name = redacted(word), _NAMED.match(word)
+        # If the value in NAME=VALUE has a secret, all of it is replaced.
+        kept.append(safe if safe == word or name is None or "://" in word else f"{name[0]}***")
+    return shlex.join(kept)
 
 
 def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -> str:
@@ -96,25 +96,9 @@ def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -
     return redacted(f"autofit.tune({', '.join(['model', 'loader', *named])})")
 
 
-def _is_of_output(word: str) -> bool:
-    """Returns whether a word of a command line is a flag on its output, which may be abbreviated."""
-    return word == "-q" or (len(word) > len("--") and any(flag.startswith(word) for flag in _OF_OUTPUT))
-
-
-def _without_secret(word: str) -> str:
-    """Returns a word of a command line without secrets; if the value in NAME=VALUE has one, all of it is replaced."""
-    safe, name = redacted(word), _NAMED.match(word)
-    if safe == word or name is None or "://" in word:
-        return safe
-    return name[0] + _HIDDEN
-
-
 def _code(value: object) -> str:
-    """Returns a value as code."""
-    if isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, Path):
-        return repr(str(value))
+    if isinstance(value, bool | int | float | str | Path):
+        return repr(str(value) if isinstance(value, Path) else value)
     if isinstance(value, list | tuple) and all(isinstance(each, bool | int | float | str) for each in value):
         return repr(list(value))
     name = getattr(value, "__name__", "")

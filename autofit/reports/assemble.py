@@ -3,10 +3,9 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from autofit.core.answer import Answer, Ratio
+from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
@@ -37,28 +36,13 @@ _NO_RESULT = (Status.SKIPPED, Status.INTERRUPTED)
 _OTHER_SCALE = "measured, but its throughput is not known on the scale of the race"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPlan:
-    """What is known of one plan.
+class KnownPlan(Candidate):
+    """What is known of one plan: of its latest run that says something, and its measured peak.
 
-    Attributes:
-        plan: the plan.
-        outcome: of its latest run that says something.
-        earlier: whether that run is of an earlier search.
-        gain: throughput over the baseline; None if unknown.
-        rate_per_s: throughput on the scale of all plans; None if unknown.
-        note: why it was not chosen, or "".
-        on_front: whether no other measured plan is both faster and lighter.
-        peak_bytes: measured peak; None if it was not measured.
+    `earlier` is whether that run is of an earlier search.
     """
 
-    plan: Plan
-    outcome: Outcome
     earlier: bool = False
-    gain: Ratio | None = None
-    rate_per_s: float | None = None
-    note: str = ""
-    on_front: bool = False
     peak_bytes: int | None = None
 
 
@@ -75,13 +59,13 @@ def assembled(source: Source) -> Report:
     rows = rows_of(known.values(), None if r is None else r.plan, baseline, estimates)
     reference, race = _race(evidence, r, rows)
     fields: dict[str, Any] = {
-        "unit": _unit(objective, known.values()),
+        "unit": "tokens" if objective.unit == "tokens" and any(map(_has_tokens, known.values())) else "samples",
         "rows": rows,
         "curves": _curves(rows, source.memory_bytes),
         "race": race,
         "race_reference": reference,
-        "answers": tuple(_answers(evidence, rows)),
-        "memory": tuple(_memory(evidence, r)),
+        "answers": () if evidence is None else tuple(_answers(evidence, rows)),
+        "memory": () if evidence is None else tuple(_memory(evidence, r)),
         "environment": source.environment,
         "budget_bytes": source.memory_bytes,
         "counts": Counter(trial.outcome.status.value for trial in source.trials),
@@ -90,8 +74,10 @@ def assembled(source: Source) -> Report:
         "missing": tuple(_missing(source, baseline)),
     }
     if evidence is not None:
-        omissions = ((label_of(each.plan, baseline), each.basis.value, each.reason) for each in evidence.omissions)
-        left_out = tuple(LeftOut(label=label, basis=basis, reason=why) for label, basis, why in omissions)
+        left_out = tuple(
+            LeftOut(label=label_of(each.plan, baseline), basis=each.basis.value, reason=each.reason)
+            for each in evidence.omissions
+        )
         fields |= {"gates": evidence.gates, "stopped": evidence.stopped, "left_out": left_out}
     report = Report(**{**fields, **_of_answer(source)})
     # Texts can be printed, are on one line and cut; code keeps its lines.
@@ -133,11 +119,8 @@ def _of_answer(source: Source) -> dict[str, Any]:
     }
 
 
-def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
-    """Returns what throughputs count: samples where no measurement has tokens."""
-    measured = (each.outcome.measurement for each in known)
-    counted = any(each is not None and each.tokens_per_step is not None for each in measured)
-    return "tokens" if objective.unit == "tokens" and counted else "samples"
+def _has_tokens(known: KnownPlan) -> bool:
+    return known.outcome.measurement is not None and known.outcome.measurement.tokens_per_step is not None
 
 
 def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...]:
@@ -153,17 +136,15 @@ def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...
         rated = (row for row in members if row.rate_per_s is not None)
         measured = sorted(rated, key=lambda row: (row.micro_batch_size, row.accumulation_steps))
         if len(measured) > 1 or (measured and any(row.role == "recommended" for row in members)):
-            refused = {row.micro_batch_size for row in members if _is_too_large(row, memory_bytes)}
+            refused = {
+                row.micro_batch_size
+                for row in members
+                if Status(row.status).does_not_fit
+                or (row.status == Status.SKIPPED.value and (row.expected_bytes or 0) > memory_bytes)
+            }
             ranks = tuple(row.rank for row in measured)
             found.append(SpeedCurve(combination=combination, ranks=ranks, refused_sizes=tuple(sorted(refused))))
     return tuple(found) if any(len(curve.ranks) > 1 for curve in found) else ()
-
-
-def _is_too_large(row: PlanRow, memory_bytes: int) -> bool:
-    """Returns whether a plan did not fit when it ran, or was skipped on its estimate."""
-    if row.status == Status.SKIPPED.value:
-        return row.expected_bytes is not None and row.expected_bytes > memory_bytes
-    return Status(row.status).does_not_fit
 
 
 def _race(evidence: SearchEvidence | None, r: Answer | None, rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:
@@ -171,9 +152,11 @@ def _race(evidence: SearchEvidence | None, r: Answer | None, rows: Sequence[Plan
     logs = {log.plan.key: log for log in evidence.race} if evidence is not None and r is not None else {}
     role: Role = "baseline" if r is not None and r.baseline.plan.key in logs else "recommended"
     plan = None if r is None else r.baseline.plan if role == "baseline" else r.plan
-    if plan is None or plan.key not in logs:
-        return _raced_by_gain(rows)
-    found, reasons = list[Racer](), {} if r is None else {r.plan.key: "", **reasons_of(r)}
+    if r is None or plan is None or plan.key not in logs:  # the race as far as gains show it, without its rounds
+        raced = [row for row in rows if row.gain and row.gain.pairs and not row.is_baseline]
+        by_gain = tuple(Racer(rank=row.rank, ratio=row.gain) for row in raced if row.gain)
+        return ("baseline", by_gain) if by_gain else ("", ())
+    found, reasons = list[Racer](), {r.plan.key: "", **reasons_of(r)}
     for row in rows:
         log = logs.get(Plan(values=row.values).key)
         if log is None or log.plan == plan:
@@ -181,35 +164,15 @@ def _race(evidence: SearchEvidence | None, r: Answer | None, rows: Sequence[Plan
         ours, theirs = _common(log, logs[plan.key])
         claimed = pair(ours, theirs).ratio().widened(CLAIM_RATIO) if len(ours) >= MIN_ROUNDS else None
         ratio, shift = row.gain if role == "baseline" else claimed, 0.0
-        if role == "baseline" and (through := _through(log, logs, r)) is not None:
-            ours, theirs, shift = through
+        if role == "baseline" and r.gain is not None and log.plan != r.plan and r.plan.key in logs:
+            # The gain of a plan is its ratio to the recommended plan times that plan's gain (`CommonScale.anchor`).
+            with_best = _common(log, logs[r.plan.key])
+            if len(with_best[0]) >= MIN_ROUNDS:
+                (ours, theirs), shift = with_best, math.log(r.gain.value)
         if ratio is not None and ratio.pairs:
             ratios = tuple(math.exp(a - b + shift) for a, b in zip(ours, theirs, strict=True))
             found.append(Racer(rank=row.rank, ratio=ratio, ratios=ratios, note=reasons.get(log.plan.key, log.note)))
     return (role, tuple(found)) if found else ("", ())
-
-
-def _through(
-    log: RaceLog, logs: Mapping[str, RaceLog], r: Answer | None
-) -> tuple[Sequence[float], Sequence[float], float] | None:
-    """Returns the rounds of a plan and of the recommended one, and the log of the latter's gain.
-
-    The gain of a plan is its ratio to the recommended plan times that plan's gain (`CommonScale.anchor`). None for the
-    recommended plan itself, and where too few rounds are common.
-    """
-    if r is None or r.gain is None or log.plan == r.plan or r.plan.key not in logs:
-        return None
-    ours, theirs = _common(log, logs[r.plan.key])
-    return (ours, theirs, math.log(r.gain.value)) if len(ours) >= MIN_ROUNDS else None
-
-
-def _raced_by_gain(rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:
-    """Returns the race as far as gains show it, without its rounds."""
-    racers = (
-        Racer(rank=row.rank, ratio=row.gain) for row in rows if row.gain and row.gain.pairs and not row.is_baseline
-    )
-    found = tuple(racers)
-    return ("baseline", found) if found else ("", ())
 
 
 def _common(one: RaceLog, other: RaceLog) -> tuple[Sequence[float], Sequence[float]]:
@@ -220,28 +183,21 @@ def _common(one: RaceLog, other: RaceLog) -> tuple[Sequence[float], Sequence[flo
     return first[:count], second[:count]
 
 
-def _answers(evidence: SearchEvidence | None, rows: Sequence[PlanRow]) -> Iterator[AnswerTime]:
-    """Yields the answers of a search at the throughput of their rows.
-
-    A plan that has none, since a later proof failed, has the throughput of its probe.
-    """
+def _answers(evidence: SearchEvidence, rows: Sequence[PlanRow]) -> Iterator[AnswerTime]:
+    """Yields the answers of a search at the throughput of their rows; at that of a probe if a later proof failed."""
     by_key = {Plan(values=row.values).key: row for row in rows}
     baseline_per_s = next((row.rate_per_s for row in rows if row.is_baseline), None)
-    for each in evidence.answers if evidence is not None else ():
-        row = by_key.get(each.plan.key)
-        if row is None:
+    for each in evidence.answers:
+        if (row := by_key.get(each.plan.key)) is None:
             continue
-        ratio = row.gain.value if row.gain is not None else each.ratio
-        rate_per_s = row.rate_per_s
+        ratio, rate_per_s = row.gain.value if row.gain is not None else each.ratio, row.rate_per_s
         if rate_per_s is None and baseline_per_s is not None and ratio is not None:
             rate_per_s = ratio * baseline_per_s
         if rate_per_s is not None:
             yield AnswerTime(at_s=each.at_s, rank=row.rank, rate_per_s=rate_per_s, ratio=ratio)
 
 
-def _memory(evidence: SearchEvidence | None, r: Answer | None) -> Iterator[PlanMemory]:
-    if evidence is None:
-        return
+def _memory(evidence: SearchEvidence, r: Answer | None) -> Iterator[PlanMemory]:
     role: Role = "baseline" if r is None else "recommended"
     plan = evidence.baseline if r is None else r.plan
     if evidence.profile is not None:
@@ -284,21 +240,27 @@ def known_plans(answer: Answer | None, trials: Sequence[Trial]) -> dict[str, Kno
         late = trial.purpose is not Purpose.PROBE and outcome.status is Status.TIMED_OUT
         if before is not None and before.outcome.measured and late:  # its probe says more than this later run
             how = PROOF_CUT_OFF if trial.purpose is Purpose.PROOF else BLOCK_CUT_OFF
-            reason = f"{how}: {outcome.status.value}, {outcome.reason}"
-            found[trial.plan.key] = replace(before, note=reason)
+            note = f"{how}: {outcome.status.value}, {outcome.reason}"
+            found[trial.plan.key] = before.model_copy(update={"note": note})
             continue
-        peak = _peak(outcome.measurement)
-        kept = peak if peak is not None or before is None else before.peak_bytes
-        found[trial.plan.key] = KnownPlan(trial.plan, outcome, trial.earlier, peak_bytes=kept)
+        known = _known(trial.plan, outcome, trial.earlier)
+        if known.peak_bytes is None and before is not None:
+            known = known.model_copy(update={"peak_bytes": before.peak_bytes})
+        found[trial.plan.key] = known
     if answer is not None:
-        r = answer
-        for each in (r.baseline, *r.alternatives):
-            peak = _peak(each.outcome.measurement)
-            found.setdefault(each.plan.key, KnownPlan(each.plan, each.outcome, peak_bytes=peak))
-        duration_s = found[r.plan.key].outcome.duration_s if r.plan.key in found else 0.0
-        proven = recommended(r).outcome.model_copy(update={"duration_s": duration_s})
-        found[r.plan.key] = KnownPlan(r.plan, proven, peak_bytes=_peak(r.proof))
+        for each in (answer.baseline, *answer.alternatives):
+            found.setdefault(each.plan.key, _known(each.plan, each.outcome))
+        key, proven = answer.plan.key, recommended(answer).outcome
+        if key in found:
+            proven = proven.model_copy(update={"duration_s": found[key].outcome.duration_s})
+        found[key] = _known(answer.plan, proven)
     return found
+
+
+def _known(plan: Plan, outcome: Outcome, earlier: bool = False) -> KnownPlan:
+    measurement = outcome.measurement
+    peak_bytes = None if measurement is None else measurement.memory.judged_bytes or None  # 0: no reading
+    return KnownPlan(plan=plan, outcome=outcome, earlier=earlier, peak_bytes=peak_bytes)
 
 
 def with_rates(known: Mapping[str, KnownPlan], r: Answer) -> dict[str, KnownPlan]:
@@ -308,17 +270,18 @@ def with_rates(known: Mapping[str, KnownPlan], r: Answer) -> dict[str, KnownPlan
     found = dict(known)
     for key, each in known.items():
         candidate, measurement = candidates.get(key), each.outcome.measurement
-        note = each.note if candidate is None else candidate.note or each.note
+        update: dict[str, Any] = {"note": each.note if candidate is None else candidate.note or each.note}
         if not each.outcome.measured and (candidate is None or candidate.plan != r.baseline.plan):
-            found[key] = replace(each, note=note)
+            pass
         elif candidate is not None:
-            rate, on_front = rate_per_s(r, candidate), candidate.on_front
-            found[key] = replace(each, gain=candidate.gain, rate_per_s=rate, note=note, on_front=on_front)
+            rate = rate_per_s(r, candidate)
+            update |= {"gain": candidate.gain, "rate_per_s": rate, "on_front": candidate.on_front}
         elif raced:
-            found[key] = replace(each, note=note or _OTHER_SCALE)
+            update["note"] = each.note or _OTHER_SCALE
         elif measurement is not None:
-            rate, gain = r.objective.score(measurement), _probed(measurement, r.baseline.outcome, r.objective)
-            found[key] = replace(each, rate_per_s=rate, gain=gain)
+            gain = _probed(measurement, r.baseline.outcome, r.objective)
+            update |= {"gain": gain, "rate_per_s": r.objective.score(measurement)}
+        found[key] = each.model_copy(update=update)
     return found
 
 
@@ -337,21 +300,22 @@ def with_probed_rates(
         gain = None if reference is None else _probed(measurement, reference.outcome, objective)
         if reference is each:
             gain = Ratio(value=1.0, low=1.0, high=1.0)
-        found[key] = replace(each, rate_per_s=rate, gain=gain)
+        found[key] = each.model_copy(update={"rate_per_s": rate, "gain": gain})
         points += [FrontPoint(key, rate, each.peak_bytes)] if each.peak_bytes else []
     for point in front(points, objective.tie_ratio):
-        found[point.key] = replace(found[point.key], on_front=True)
+        found[point.key] = found[point.key].model_copy(update={"on_front": True})
     return found
 
 
 def rows_of(
-    known: Iterable[KnownPlan],
-    chosen_plan: Plan | None,
-    baseline: Plan | None,
-    estimates: Mapping[str, Estimate],
+    known: Iterable[KnownPlan], chosen_plan: Plan | None, baseline: Plan | None, estimates: Mapping[str, Estimate]
 ) -> tuple[PlanRow, ...]:
     """Returns the rows: plans with a throughput first, fastest first; then those that came closest to the budget."""
-    ordered = sorted(known, key=_order)
+
+    def order(each: KnownPlan) -> tuple[bool, float, bool, int, str, str]:
+        rate, peak = each.rate_per_s, each.peak_bytes
+        return rate is None, -(rate or 0.0), peak is None, peak or 0, each.outcome.status.value, each.plan.key
+
     return tuple(
         PlanRow(
             rank=rank,
@@ -360,7 +324,7 @@ def rows_of(
             values=dict(each.plan.values),
             micro_batch_size=int(each.plan.values.get(MICRO_BATCH_SIZE, 1)),
             accumulation_steps=int(each.plan.values.get(ACCUMULATION_STEPS, 1)),
-            role=_role(each.plan, chosen_plan, baseline),
+            role="recommended" if each.plan == chosen_plan else "baseline" if each.plan == baseline else "",
             is_baseline=each.plan == baseline,
             status=each.outcome.status.value,
             reason=each.note or each.outcome.reason,
@@ -373,7 +337,7 @@ def rows_of(
             duration_s=each.outcome.duration_s,
             earlier=each.earlier,
         )
-        for rank, each in enumerate(ordered, start=1)
+        for rank, each in enumerate(sorted(known, key=order), start=1)
     )
 
 
@@ -386,22 +350,6 @@ def combination_of(plan: Plan, baseline: Plan | None) -> str:
     """Returns what a plan changes from the baseline beside the batch; `BATCH_ONLY` if it changes nothing else."""
     changes = plan.combination.values if baseline is None else plan.combination.changes_from(baseline.combination)
     return ", ".join(f"{name}={value}" for name, value in changes.items()) or BATCH_ONLY
-
-
-def _order(known: KnownPlan) -> tuple[bool, float, bool, int, str, str]:
-    rate, peak = known.rate_per_s, known.peak_bytes
-    return rate is None, -(rate or 0.0), peak is None, peak or 0, known.outcome.status.value, known.plan.key
-
-
-def _role(plan: Plan, chosen_plan: Plan | None, baseline: Plan | None) -> Role:
-    if plan == chosen_plan:
-        return "recommended"
-    return "baseline" if plan == baseline else ""
-
-
-def _peak(measurement: Measurement | None) -> int | None:
-    """Returns the measured peak; None if the device has no reading."""
-    return None if measurement is None else measurement.memory.judged_bytes or None
 
 
 def _probed(measurement: Measurement, baseline: Outcome, objective: Objective) -> Ratio | None:

@@ -3,22 +3,15 @@
 from dataclasses import dataclass
 from typing import Self, TextIO
 
-from autofit.terminal import columns, has_blocks, has_colour, paint
+from autofit.terminal import bar, columns, has_blocks, has_colour, paint
 
 LEAST, WIDTH, MOST = 40, 100, 120
 """Characters per line: minimum, default without a terminal, and maximum, since longer lines are hard to read."""
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """What can be drawn on.
-
-    Attributes:
-        width: characters of a line.
-        blocks: whether block characters can be shown; else plain ASCII.
-        colour: whether colours may be used.
-    """
+    """What can be drawn on: characters of a line, and whether block characters, or else plain ASCII, and colours."""
 
     width: int = WIDTH
     blocks: bool = False
@@ -32,12 +25,7 @@ class Canvas:
 
     def bar(self, share: float, cells: int) -> str:
         """Returns a bar that fills `share` of `cells` characters, padded to `cells`. Any share above 0 is visible."""
-        share = min(max(share, 0.0), 1.0)
-        if not self.blocks:
-            text = "#" * (max(round(share * cells), 1) if share > 0 else 0)
-        else:
-            whole, eighth = divmod(max(round(share * cells * 8), 1) if share > 0 else 0, 8)
-            text = "█" * whole + (_EIGHTHS[eighth] if eighth else "")
+        text = bar(share, cells, self.blocks).rstrip(" ")
         return self.paint(text, "bar") + " " * (cells - len(text))
 
     def paint(self, text: str, colour: str) -> str:

@@ -7,9 +7,6 @@ from typing import Any
 from autofit.core.answer import Answer
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports.canvas import Canvas
-from autofit.reports.frame import Frame, filled, page
-from autofit.reports.markup import LABEL, DataTable, Markup, escaped, joined, shortened
-from autofit.reports.sentences import moment
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
@@ -18,15 +15,7 @@ _NONE = "–"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value of two plan files.
-
-    Attributes:
-        part: what it is of: "result", "plan" or "environment".
-        name: name of the value.
-        before: in the first file.
-        after: in the second file.
-        change: of a number, such as "+12%"; "" otherwise.
-    """
+    """One value of two plan files: of the "result", the "plan" or the "environment", with the change of a number."""
 
     part: str
     name: str
@@ -41,8 +30,13 @@ _PARTS = {"result": "What they bring", "plan": "What they do", "environment": "W
 def differences(before: Answer, after: Answer) -> list[Difference]:
     """Returns throughput, gain and peak of both files, and the values of plans and environments that differ."""
     found = [*_results(before, after)]
-    found += _of_values("plan", before.plan.values, after.plan.values)
-    found += _of_values("environment", _environment(before), _environment(after))
+    for part, old, new in (
+        ("plan", before.plan.values, after.plan.values),
+        ("environment", _environment(before), _environment(after)),
+    ):
+        names = [*new, *(name for name in old if name not in new)]
+        pairs = [(name.replace("_", " "), str(old.get(name, _NONE)), str(new.get(name, _NONE))) for name in names]
+        found += [Difference(part, *pair) for pair in pairs if pair[1] != pair[2]]
     return found
 
 
@@ -64,7 +58,11 @@ def verdict(before: Answer, after: Answer) -> str:
 def to_text(before: Answer, after: Answer, names: tuple[str, str], canvas: Canvas) -> str:
     """Returns the differences for a terminal."""
     blocks = ["\n".join(canvas.paint(line, "title") for line in wrapped(verdict(before, after), canvas.width))]
-    for title, rows in _grouped(before, after):
+    found = differences(before, after)
+    for part, title in _PARTS.items():
+        rows = [each for each in found if each.part == part]
+        if not rows:
+            continue
         columns = [
             Column(title, [each.name for each in rows]),
             Column(names[0], [each.before for each in rows], most=30),
@@ -76,35 +74,9 @@ def to_text(before: Answer, after: Answer, names: tuple[str, str], canvas: Canva
     return "\n\n".join(blocks)
 
 
-def to_html(before: Answer, after: Answer, names: tuple[str, str]) -> str:
-    """Returns the differences as a page. Every text of the files is escaped and cut."""
-    titles = [shortened(name, 80) for name in names]
-    tables = (
-        (title, DataTable(("", *titles, "change"), tuple((e.name, e.before, e.after, e.change) for e in rows)))
-        for title, rows in _grouped(before, after)
-    )
-    frame = Frame(
-        window=f"{titles[0]} and {titles[1]} – autofit diff",
-        kind="autofit diff",
-        title=f"{titles[0]} → {titles[1]}",
-        about=[shortened(moment(each.created), LABEL) for each in (before, after)],
-        footer="Made by autofit. This file is self-contained and needs no network.",
-    )
-    found = joined(filled("parts.jinja", "data_table", table, title) for title, table in tables)
-    answer = Markup(f'<p class="headline">{escaped(verdict(before, after))}</p>')
-    return page(frame, answer, [("differences", "Side by side", found)])
-
-
 def to_dict(before: Answer, after: Answer) -> dict[str, Any]:
     """Returns the differences for JSON."""
     return {"verdict": verdict(before, after), "differences": [asdict(each) for each in differences(before, after)]}
-
-
-def _grouped(before: Answer, after: Answer) -> Iterator[tuple[str, list[Difference]]]:
-    found = differences(before, after)
-    for part, title in _PARTS.items():
-        if rows := [each for each in found if each.part == part]:
-            yield title, rows
 
 
 def _results(before: Answer, after: Answer) -> Iterator[Difference]:
@@ -127,19 +99,11 @@ def _results(before: Answer, after: Answer) -> Iterator[Difference]:
     yield compared("samples per optimizer step", lambda r: r.plan.global_batch_size, lambda count: f"{count:,}")
 
 
-def _of_values(part: str, before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[Difference]:
-    for name in [*after, *(name for name in before if name not in after)]:
-        old, new = (str(values.get(name, _NONE)) for values in (before, after))
-        if old != new:
-            yield Difference(part, name.replace("_", " "), old, new)
-
-
-def _environment(r: Answer) -> dict[str, str]:
+def _environment(r: Answer) -> Mapping[str, object]:
     place = r.environment
-    device = f"{place.device_name} ({place.device_type}), {format_bytes(place.capacity_bytes)}"
     return {
         "workload": f"{r.title} {place.workload}".strip(),
-        "device": device,
+        "device": f"{place.device_name} ({place.device_type}), {format_bytes(place.capacity_bytes)}",
         "threads": str(place.threads or _NONE),
         **place.versions,
         **place.settings,

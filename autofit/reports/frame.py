@@ -3,18 +3,15 @@
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
-from autofit.reports.markup import CODE, LABEL, REASON, Markup, breakable, code_text, printed, shortened
+from autofit.reports.markup import CODE, LABEL, REASON, Markup, asset, breakable, code_text, printed, shortened
 from autofit.reports.report import UPPER_BOUND
 from autofit.reports.sentences import RATIOS, counted
-from autofit.reports.svg.drawing import style_sheet
 
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -25,61 +22,27 @@ Section = tuple[str, str, Markup]
 """A section of a page: its anchor, its heading and what stands below that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The texts around the sections of a page, already limited in length.
-
-    Attributes:
-        window: title of the window.
-        kind: what the page is.
-        title: the heading of the page.
-        about: facts below the heading; empty ones are left out.
-        footer: the last line.
-        styles: style sheets that the page adds to those of every page, by their names in `assets`.
-        scripts: scripts that it adds.
-    """
-
-    window: str
-    kind: str
-    title: str
-    about: Sequence[str]
-    footer: str
-    styles: Sequence[str] = ()
-    scripts: Sequence[str] = ()
-
-
-def page(frame: Frame, answer: Markup, sections: Sequence[Section]) -> str:
+def page(
+    answer: Markup, sections: Sequence[Section], styles: Sequence[str] = (), scripts: Sequence[str] = (), **texts: Any
+) -> str:
     """Returns a page, complete and the same for the same arguments; `answer` stands first, without a heading.
 
-    The content security policy admits only the page's own style and script, by their digests.
+    The content security policy admits only the page's own style and script, by their digests. `styles` and `scripts`
+    are names in `assets` that are added to those of every page.
+
+    `texts`, limited in length, are `window` (title of the window), `kind` (what the page is), `title` (its heading),
+    `about` (facts below the heading; empty ones are left out), and `footer`.
     """
-    style = "".join((asset("page.css"), style_sheet(), *map(asset, frame.styles)))
+    style = "".join(map(asset, ("page.css", "charts.css", *styles)))
     # All scripts are in one function, so that they share their names and leave none behind.
-    scripts = "\n".join(map(asset, ("theme.js", "points.js", "copy.js", *frame.scripts)))
-    script = f'"use strict";\n(() => {{\n{scripts}}})();\n'
+    joined = "\n".join(map(asset, ("theme.js", "points.js", "copy.js", *scripts)))
+    script = f'"use strict";\n(() => {{\n{joined}}})();\n'
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return (
-        _templates()
-        .get_template("frame.jinja")
-        .render(
-            frame=frame,
-            policy=Markup(policy),
-            icon=Markup(_ICON),
-            answer=answer,
-            sections=sections,
-            style=Markup(style),
-            script=Markup(script),
-        )
-    )
-
-
-@cache
-def asset(name: str) -> str:
-    """Returns a style sheet, script or template of this package."""
-    return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
+    made = {"policy": Markup(policy), "icon": Markup(_ICON), "style": Markup(style), "script": Markup(script)}
+    return _templates().get_template("frame.jinja").render(answer=answer, sections=sections, **made, **texts)
 
 
 def filled(template: str, macro: str, *values: Any) -> Markup:

@@ -1,16 +1,17 @@
 """A report as Markdown, for a pull request or a job summary. Text from the user's code is never read as markup."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.reports import sections
 from autofit.reports.markup import DataTable
-from autofit.reports.report import WHAT_EACH_DOES, PlanRow, Report
+from autofit.reports.report import WHAT_EACH_DOES, Report
 from autofit.reports.sentences import RATIOS
 from autofit.reports.summary import EVALUATION
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import Chart, Format
+from autofit.reports.svg.drawing import Chart
 from autofit.reports.svg.gain import WHY
 
 MARK = "<!-- autofit report -->"
@@ -28,10 +29,13 @@ _LINKS = re.compile(r"(@|#|://|\bwww\.)")
 
 def to_markdown(report: Report) -> str:
     """Returns a report as Markdown that GitHub shows."""
-    blocks = (
-        _head(report), _charts(report, CHARTS[:2]), _plans(report), _notes(report), _charts(report, CHARTS[2:]),
-        _gates(report), _left_out(report), _use(report), _environment(report),
+    plans, details = _plans(report), _details(report)
+    notes = (
+        (EVALUATION, report.evaluation), (WHAT_EACH_DOES, [str(each) for each in report.strategies]),
+        ("What to know", report.caveats), ("Not in this report", report.missing),
     )  # fmt: skip
+    listed = chain.from_iterable(_list(title, items) for title, items in notes)
+    blocks = (_head(report), _charts(report, CHARTS[:2]), plans, listed, _charts(report, CHARTS[2:]), details)
     return "\n".join(line for lines in blocks for line in lines).rstrip() + "\n"
 
 
@@ -53,80 +57,46 @@ def _head(report: Report) -> Iterator[str]:
 def _charts(report: Report, charts: Sequence[Chart]) -> Iterator[str]:
     """Yields the values of each chart as a table; as a sentence where the plans have them all."""
     for chart in charts:
-        if not chart.available(report):
+        if (drawing := chart.draw(report, False)) is None:
             continue
         yield from (f"## {chart.heading}", "")
         yield from (chart.aid, "") if chart is WHY else ()
-        values = chart.table(report)
-        yield from _data_table(values, "rows") if values else (chart.draw(report, Format()).about, "")
+        yield from _data_table(drawing.table, "rows") if drawing.table else (drawing.about, "")
 
 
 def _plans(report: Report) -> Iterator[str]:
-    measured = [row for row in report.rows if row.rate_per_s is not None]
-    others = [row for row in report.rows if row.rate_per_s is None]
+    measured, others = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for row in report.rows:
+        label, peak, reason = text(row.label), format_bytes(row.peak_bytes) if row.peak_bytes else "", text(row.reason)
+        if row.rate_per_s is None:
+            others.append((label, row.status, peak, reason))
+            continue
+        also = ", baseline" if row.is_baseline and row.role == "recommended" else ""
+        role = f"**{row.role}{also}**" if row.role else ""
+        gain = "" if row.gain is None else format_ratio(row.gain.value) if row.is_baseline else str(row.gain)
+        measured.append((role, label, short_number(row.rate_per_s), gain, peak, reason))
     yield from ("## Plans", "")
     if measured:
         head = ("", "plan", f"{report.unit}/s", "over the baseline", "peak", "why not")
-        rows = [
-            (
-                _role(row),
-                text(row.label),
-                short_number(row.rate_per_s or 0.0),
-                _gain(row),
-                _bytes(row.peak_bytes),
-                text(row.reason),
-            )
-            for row in measured
-        ]
-        yield from table(head, rows, "plans")
+        yield from table(head, measured, "plans")
         yield from (RATIOS, "") if report.race else ()
     if others:
         yield from ("Without a throughput:", "")
-        failed = [(text(row.label), row.status, _bytes(row.peak_bytes), text(row.reason)) for row in others]
-        yield from table(("plan", "outcome", "peak", "reason"), failed, "plans")
+        yield from table(("plan", "outcome", "peak", "reason"), others, "plans")
 
 
-def _role(row: PlanRow) -> str:
-    also = ", baseline" if row.is_baseline and row.role == "recommended" else ""
-    return f"**{row.role}{also}**" if row.role else ""
-
-
-def _gain(row: PlanRow) -> str:
-    return "" if row.gain is None else format_ratio(row.gain.value) if row.is_baseline else str(row.gain)
-
-
-def _bytes(count: int | None) -> str:
-    return "" if count is None else format_bytes(count)
-
-
-def _notes(report: Report) -> Iterator[str]:
-    yield from _list(EVALUATION, report.evaluation)
-    yield from _list(WHAT_EACH_DOES, [str(each) for each in report.strategies])
-    yield from _list("What to know", report.caveats)
-    yield from _list("Not in this report", report.missing)
-
-
-def _gates(report: Report) -> Iterator[str]:
+def _details(report: Report) -> Iterator[str]:
     if report.gates:
         yield from ("## Numerical checks", "", *_data_table(sections.gates(report), "checks", most_letters=400))
-
-
-def _left_out(report: Report) -> Iterator[str]:
     if report.left_out:
         yield from (f"## {sections.NOT_MEASURED}", "")
         yield from _data_table(sections.left_out(report), "combinations", MOST_OMISSIONS)
     yield from _list(sections.NOT_SEARCHED, [f"{each.name}: {each.reason}" for each in report.refused])
-
-
-def _use(report: Report) -> Iterator[str]:
     if report.apply_code:
         yield from ("## Apply the plan", "", *block(report.apply_code.rstrip(), "python"))
     if report.command:
         language = "python" if report.command.startswith("autofit.") else "sh"
         yield from ("## Repeat the search", "", *block(report.command, language))
-
-
-def _environment(report: Report) -> Iterator[str]:
     facts = DataTable(("", ""), tuple(sections.environment(report)))
     yield from ("## Environment", "", *_data_table(facts, "facts", most_letters=400))
 
@@ -147,16 +117,10 @@ def _data_table(found: DataTable, what: str, most: int = MOST_ROWS, most_letters
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], what: str, most: int = MOST_ROWS) -> Iterator[str]:
     """Yields a table of at most `most` rows and the number of the others; cells are escaped already."""
-    yield _line(head)
-    yield _line(["---"] * len(head))
-    yield from map(_line, rows[:most])
+    yield from (f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows[:most]))
     yield ""
     if len(rows) > most:
         yield from (f"and {len(rows) - most:,} more {what}", "")
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def block(code: str, language: str) -> list[str]:

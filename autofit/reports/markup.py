@@ -4,6 +4,8 @@ import html
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from autofit.core.printable import one_line, printable
 
@@ -13,6 +15,12 @@ _LONG_WORD = 20
 """Number of characters from which a word may be wider than a line of the headline on a telephone."""
 _BREAKS = re.compile(r"(?<=[=_])")
 _NOT_XML = re.compile("[\ufffe\uffff]")
+
+
+@cache
+def asset(name: str) -> str:
+    """Returns a style sheet, script or template of this package."""
+    return files("autofit.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 class Markup(str):
@@ -27,12 +35,7 @@ class Markup(str):
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table of texts.
-
-    Attributes:
-        head: names of the columns. The first column names the row.
-        rows: as texts.
-    """
+    """A table of texts. The first column names the row."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -9,12 +9,11 @@ from autofit.core.units import format_bytes, format_duration, format_ratio, shor
 from autofit.core.wording import describe_plan
 from autofit.reports import sections
 from autofit.reports.alternatives import rate_text, recommended
-from autofit.reports.frame import Frame, Section, filled, page
+from autofit.reports.frame import Section, filled, page
 from autofit.reports.markup import LABEL, REASON, Markup, shortened
 from autofit.reports.report import PlanRow, Report
 from autofit.reports.sentences import counted, doubt, ending, interval_text, moment, runs, unknown_gain
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import Format
 
 MOST_OPEN = 10
 """Number of combinations without a measurement that are shown at once; the others are folded."""
@@ -22,13 +21,16 @@ MOST_OPEN = 10
 
 def render(report: Report) -> str:
     """Returns the page, complete and the same for the same report. Every text of the report is escaped."""
-    return page(_frame(report), answer(report), [*_charts(report), *_rest(report)])
-
-
-def _frame(report: Report) -> Frame:
+    charts = [
+        (chart.kind, chart.heading, _part("figure", chart, drawing))
+        for chart in CHARTS
+        if (drawing := chart.draw(report, False)) is not None
+    ]
     device = f"{shortened(report.environment.device_name, 80)} ({shortened(report.environment.device_type, 20)})"
     made = f"Made by autofit {shortened(report.environment.versions.get('autofit', ''), 40)}".rstrip()
-    return Frame(
+    return page(
+        answer(report),
+        [*charts, *_rest(report)],
         window=f"{shortened(report.title, 80)} – autofit report",
         kind="autofit report",
         title=shortened(report.title, 160) or "untitled",
@@ -38,17 +40,9 @@ def _frame(report: Report) -> Frame:
     )
 
 
-def _charts(report: Report) -> Iterator[Section]:
-    for chart in CHARTS:
-        if chart.available(report):
-            drawing = chart.draw(report, Format())
-            yield chart.kind, chart.heading, _part("figure", chart, report, drawing, chart.table(report))
-
-
 def _rest(report: Report) -> list[Section]:
     """Returns the sections after the charts."""
-    code = [("Apply the plan", report.apply_code), ("Repeat the search", report.command)]
-    code = [(name, text) for name, text in code if text]
+    code = [each for each in (("Apply the plan", report.apply_code), ("Repeat the search", report.command)) if each[1]]
     found = [
         ("plans", "All plans", plans_table(report)),
         ("caveats", "What to know", _part("caveats", report)),
@@ -89,15 +83,13 @@ def _tiles(report: Report) -> list[Tile]:
 
 def _lightest(report: Report) -> str:
     """Returns how much memory the lightest plan needs, as measured or as estimated."""
-    measured = min((row.peak_bytes for row in report.rows if row.peak_bytes), default=None)
-    if measured is not None:
-        return f"the lightest plan that ran took {format_bytes(measured)}"
-    estimated = min((row.expected_bytes for row in report.rows if row.expected_bytes is not None), default=None)
-    return "no run was completed" if estimated is None else f"lowest estimated peak: {format_bytes(estimated)}"
+    if measured := [row.peak_bytes for row in report.rows if row.peak_bytes]:
+        return f"the lightest plan that ran took {format_bytes(min(measured))}"
+    estimated = [row.expected_bytes for row in report.rows if row.expected_bytes is not None]
+    return f"lowest estimated peak: {format_bytes(min(estimated))}" if estimated else "no run was completed"
 
 
 def _gain_tile(report: Report, best: PlanRow) -> Tile:
-    """Returns the gain with where it comes from, and the throughput of a proof that contradicts it."""
     rate = report.proof_rate_per_s
     proof = "" if rate is None else f"the proof ran at {short_number(rate)} {report.unit}/s"
     if best.is_baseline:
@@ -112,7 +104,6 @@ def _gain_tile(report: Report, best: PlanRow) -> Tile:
 
 
 def _answer_tiles(report: Report, best: PlanRow) -> Iterator[Tile]:
-    """Yields throughput, peak and batch of the recommended plan."""
     before = None if best.is_baseline else report.baseline
     if best.rate_per_s is not None:
         old = f"; baseline {short_number(before.rate_per_s)}" if before is not None and before.rate_per_s else ""
@@ -138,22 +129,11 @@ def _compared(report: Report) -> list[Tile]:
         for name in dict.fromkeys((*best.values, *baseline.values))
         if best.values.get(name) != baseline.values.get(name)
     ]
-    sizes = [f"{row.samples_per_step:,}" for row in (baseline, best)]
+    sizes = [f"{row.micro_batch_size * row.accumulation_steps:,}" for row in (baseline, best)]
     rows += [("samples per optimizer step", *sizes, "")] if sizes[0] != sizes[1] else []
-    rows += [*_readings(report, baseline, best), *_phases(baseline, best)]
-    effects = {each.effect for each in report.strategies}
-    effect = next((_EFFECTS[name] for name in _EFFECTS if name in effects), "")
-    return [*rows, ("training results", "unchanged", effect, "")] if effect else rows
-
-
-def _phases(baseline: PlanRow, best: PlanRow) -> Iterator[Tile]:
-    """Yields the time of each phase of a step that takes 1 % of it in either plan; nothing if it was not timed."""
-    total_s = sum(best.phases_s.values())
-    for name, after_s in best.phases_s.items():
-        before_s = baseline.phases_s.get(name, 0.0)
-        if max(after_s, before_s) >= 0.01 * total_s:
-            before = format_duration(before_s) if baseline.phases_s else "–"
-            yield f"one step: {shortened(name, 40)}", before, format_duration(after_s), ""
+    rows += [*_readings(report, baseline, best)]
+    effects = [_EFFECTS[name] for name in _EFFECTS if any(each.effect == name for each in report.strategies)]
+    return [*rows, ("training results", "unchanged", effects[0], "")] if effects else rows
 
 
 def _shown(name: str, row: PlanRow) -> str:
@@ -162,7 +142,7 @@ def _shown(name: str, row: PlanRow) -> str:
 
 
 def _readings(report: Report, baseline: PlanRow, best: PlanRow) -> Iterator[Tile]:
-    """Yields the rows of measured values."""
+    """Yields throughput, peak, and the time of each phase that takes 1 % of a step in either plan."""
     if best.rate_per_s:
         before, change = baseline.status, ""
         if baseline.rate_per_s:
@@ -172,6 +152,12 @@ def _readings(report: Report, baseline: PlanRow, best: PlanRow) -> Iterator[Tile
     if baseline.peak_bytes and best.peak_bytes:
         texts = (format_bytes(baseline.peak_bytes), format_bytes(best.peak_bytes))
         yield "peak memory", *texts, _change(best.peak_bytes / baseline.peak_bytes)
+    total_s = sum(best.phases_s.values())
+    for name, after_s in best.phases_s.items():
+        before_s = baseline.phases_s.get(name, 0.0)
+        if max(after_s, before_s) >= 0.01 * total_s:
+            before = format_duration(before_s) if baseline.phases_s else "–"
+            yield f"one step: {shortened(name, 40)}", before, format_duration(after_s), ""
 
 
 def _change(ratio: float) -> str:

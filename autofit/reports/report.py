@@ -27,26 +27,23 @@ class _Record(BaseModel):
 
 
 class PlanRow(_Record):
-    """One plan that was tried, skipped or refused.
+    """One plan that was tried, skipped or refused. Values that are not known are None, "" or {}.
 
     Attributes:
         rank: position in the table of all plans, from 1; the fastest plan that fits comes first.
         label: the plan in words: its batch and what it changes from the baseline.
         combination: what it changes from the baseline beside the batch; "batch size only" if nothing else.
         values: the value of each knob.
-        micro_batch_size: samples per forward pass.
-        accumulation_steps: forward and backward passes per optimizer step.
         role: "recommended", "baseline", or "" for any other plan. A baseline that was chosen is "recommended".
         is_baseline: whether it is the user's own plan.
         status: how its latest run ended (`autofit.core.outcome.Status`).
-        reason: why it has no measurement, or why it was not chosen; "" if there is nothing to say.
-        rate_per_s: throughput on the scale shared by all rows; None if it was not measured within the budget.
-        gain: throughput over the baseline; None if one of the two was not measured. `gain.pairs` is 0 if the two did
-            not race.
-        peak_bytes: measured peak, in the reading that is compared with the budget; None if it was not measured.
-        estimate: estimated peak before the plan first ran; None if there was none. Only estimates with a bound appear.
+        reason: why it has no measurement, or why it was not chosen.
+        rate_per_s: throughput on the scale shared by all rows, if it was measured within the budget.
+        gain: throughput over the baseline. `gain.pairs` is 0 if the two did not race.
+        peak_bytes: measured peak, in the reading that is compared with the budget.
+        estimate: estimated peak before the plan first ran. Only estimates with a bound appear.
         on_front: whether no other measured plan is both faster and lighter.
-        phases_s: seconds of one step by phase, of its latest run; {} if they were not timed.
+        phases_s: seconds of one step by phase, of its latest run.
         duration_s: seconds that its latest run took, preparation included.
         earlier: whether its latest run is of an earlier search.
     """
@@ -71,11 +68,6 @@ class PlanRow(_Record):
     earlier: bool = False
 
     @property
-    def samples_per_step(self) -> int:
-        """Samples per optimizer step."""
-        return self.micro_batch_size * self.accumulation_steps
-
-    @property
     def has_worst_case(self) -> bool:
         """Whether its estimate is the maximum over all possible data, which is not compared with a measured peak."""
         return self.estimate is not None and self.estimate.worst_case
@@ -87,12 +79,9 @@ class PlanRow(_Record):
 
 
 class SpeedCurve(_Record):
-    """Throughput of one combination over the micro batch size.
+    """Throughput of one combination: its measured plans by rank, smallest micro batch first.
 
-    Attributes:
-        combination: as in `PlanRow.combination`.
-        ranks: rows of its measured plans (`PlanRow.rank`), smallest micro batch first.
-        refused_sizes: micro batch sizes that did not fit, measured or estimated, in ascending order.
+    `refused_sizes` are the micro batch sizes that did not fit, measured or estimated, in ascending order.
     """
 
     combination: str
@@ -118,13 +107,9 @@ class Racer(_Record):
 
 
 class AnswerTime(_Record):
-    """An answer of the search, and when it came.
+    """An answer of the search, with the seconds after which it came and the rank of its plan.
 
-    Attributes:
-        at_s: seconds since the search began.
-        rank: row of its plan (`PlanRow.rank`).
-        rate_per_s: throughput of the plan, on the scale shared by all rows.
-        ratio: throughput over that of the baseline; None if the baseline was not measured.
+    `ratio` is its throughput over that of the baseline; None if the baseline was not measured.
     """
 
     at_s: float
@@ -134,13 +119,7 @@ class AnswerTime(_Record):
 
 
 class PlanMemory(_Record):
-    """The memory of the recommended plan or of the baseline, from its trace.
-
-    Attributes:
-        role: "recommended" or "baseline".
-        label: the plan in words.
-        profile: what makes up its peak, and its timeline.
-    """
+    """The memory of the recommended plan or of the baseline, from its trace."""
 
     role: Role
     label: str
@@ -148,12 +127,9 @@ class PlanMemory(_Record):
 
 
 class LeftOut(_Record):
-    """A combination of which no plan was measured.
+    """A combination of which no plan was measured: the plan of it that came closest to being run, and why none was.
 
-    Attributes:
-        label: the plan of it that came closest to being run.
-        basis: "measured", "estimated" or "assumed": the evidence behind the reason.
-        reason: why none was run.
+    `basis` is the evidence behind the reason: "measured", "estimated" or "assumed".
     """
 
     label: str
@@ -165,22 +141,20 @@ class Report(_Record):
     """Everything that a report shows.
 
     All throughputs are on one scale, so a plan with a lower gain never has a higher throughput. A guess without bounds
-    is not in the report.
+    is not in the report. Texts that are not known are "".
 
     Attributes:
-        schema_name: the record's schema and version.
         title: what was tuned, such as "examples/gpt.py:make_workload".
         headline: the answer in a sentence: what the recommended plan brings, or why there is none.
-        chosen: the recommended plan in words, how it changes the global batch, and its peak; "" without one.
-        cause: why there is no answer, in a few words; "" if there is one.
-        failure: whole message of the error that ended the search; "" if there is none.
+        chosen: the recommended plan in words, how it changes the global batch, and its peak.
+        cause: why there is no answer, in a few words.
+        failure: whole message of the error that ended the search.
         feasible: whether there is an answer.
         unit: "samples" or "tokens": what `rate_per_s` counts.
         global_batch_size: samples per optimizer step of the recommended plan; None without one.
         proof_rate_per_s: throughput of the proof, in `unit`, if it contradicts that of the recommended plan; None if it
             agrees or cannot be compared.
-        budget_bytes: memory budget.
-        budget_note: the arithmetic of the budget.
+        budget_note: the arithmetic of the memory budget.
         rows: every plan, best first.
         curves: one for each combination with at least two measured plans, and one for the recommended plan's
             combination, fastest first; () if no combination has two.
@@ -189,22 +163,17 @@ class Report(_Record):
             race; "" if nothing raced.
         answers: each plan that was the answer of the search, in the order in which they came; () if that is unknown.
         memory: the recommended plan, then the baseline; those whose memory was traced.
-        gates: the numerical checks.
         left_out: combinations of which nothing was measured.
         refused: strategies and knob values that were not searched.
         evaluation: sentences on the plan for evaluation between epochs; () if the training has none.
         strategies: what the strategies do whose values differ between the recommended plan and the baseline.
         caveats: notes to read before using the plan.
         missing: parts that this report cannot show, each with the reason.
-        environment: where the plans were measured.
         study: where the trials are kept, without passwords.
         counts: number of trials by status.
-        duration_s: seconds that the search took.
         created: UTC time of the answer, in ISO 8601.
-        apply_code: Python code that applies the plan.
-        stopped: why the search for plans ended; "" if unknown.
-        command: command line, or Python call, that repeats the search; "" if unknown.
-        plan_file: path of the plan file, or "".
+        stopped: why the search for plans ended.
+        command: command line, or Python call, that repeats the search.
     """
 
     schema_name: Literal["autofit.report/1"] = Field(default="autofit.report/1", alias="schema")
@@ -248,8 +217,12 @@ class Report(_Record):
 
     def is_upper_bound(self, plan: PlanMemory) -> bool:
         """Returns whether the trace of a plan holds for all possible data, so that less memory may be needed."""
-        row = self.recommended if plan.role == "recommended" else self.baseline
+        row = self.row_of(plan.role)
         return row is not None and row.has_worst_case
+
+    def row_of(self, role: Role) -> PlanRow | None:
+        """Returns the row of the recommended plan if that is the role, or else of the baseline."""
+        return self.recommended if role == "recommended" else self.baseline
 
     @property
     def recommended(self) -> PlanRow | None:

@@ -1,6 +1,5 @@
 """Tables and facts that the page and the Markdown document of a report share, as texts."""
 
-from autofit.core.briefing import GateRecord
 from autofit.core.units import format_bytes
 from autofit.reports.markup import DataTable
 from autofit.reports.report import Report
@@ -13,16 +12,12 @@ _UNCHECKED = "could not be checked"
 
 
 def gates(report: Report) -> DataTable:
-    """Returns the numerical checks."""
-    rows = tuple((gate.name, verdict(gate), gate.reason) for gate in report.gates)
+    """Returns the numerical checks: "passed", "failed", or "not checked" for one that could not be run."""
+    rows = tuple(
+        (gate.name, "passed" if gate.passed else "not checked" if _UNCHECKED in gate.reason else "failed", gate.reason)
+        for gate in report.gates
+    )
     return DataTable(("technique", "result", "what was found"), rows)
-
-
-def verdict(gate: GateRecord) -> str:
-    """Returns "passed", "failed", or "not checked" for a check that could not be run."""
-    if gate.passed:
-        return "passed"
-    return "not checked" if _UNCHECKED in gate.reason else "failed"
 
 
 def left_out(report: Report) -> DataTable:

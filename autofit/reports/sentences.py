@@ -102,19 +102,6 @@ def kept_because(r: Answer) -> str:
     return r.untried or f"Nothing that was tried is faster{' beyond the noise' if ahead else ''}"
 
 
-def absent_baseline(r: Answer) -> str:
-    """Returns why the baseline has no throughput, as the end of a sentence; "" if it was measured."""
-    outcome = r.baseline.outcome
-    if outcome.measured:
-        return ""
-    if outcome.status is Status.OVER_BUDGET:
-        return "the baseline exceeds the budget"
-    if outcome.status is not Status.SKIPPED:
-        return "the baseline does not run here"
-    reason = _BASIS.sub("", outcome.reason)
-    return f"the baseline was not run: {reason}" if reason else "the baseline was not run"
-
-
 def batch_change(before: int, after: int) -> str:
     """Returns how the samples of an optimizer step change, as the end of a sentence; "" if they do not."""
     if before == after:
@@ -132,8 +119,16 @@ def contradicting_rate(r: Answer) -> float | None:
 
 def unknown_gain(r: Answer) -> str:
     """Returns why the gain over the baseline is unknown, as the end of a sentence."""
-    why = "" if contradicting_rate(r) is None else ", because the proof contradicts the probe"
-    return absent_baseline(r) or f"its gain over the baseline is unknown{why}"
+    outcome = r.baseline.outcome
+    if outcome.measured:
+        why = "" if contradicting_rate(r) is None else ", because the proof contradicts the probe"
+        return f"its gain over the baseline is unknown{why}"
+    if outcome.status is Status.OVER_BUDGET:
+        return "the baseline exceeds the budget"
+    if outcome.status is not Status.SKIPPED:
+        return "the baseline does not run here"
+    reason = _BASIS.sub("", outcome.reason)
+    return f"the baseline was not run: {reason}" if reason else "the baseline was not run"
 
 
 def doubt(r: Answer) -> str:
@@ -163,19 +158,14 @@ def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) ->
     plan, ended = evidence.baseline, ""
     ran = [each for each in trials if each.plan == plan and each.outcome.status is not Status.SKIPPED]
     if ran:
+        status, purpose = ran[-1].outcome.status, ran[-1].purpose
+        how = _ENDINGS.get(status, f"was not completed ({status.value})")
+        later = purpose is not Purpose.PROBE and status is not Status.MEASURED
+        if later and any(each.outcome.measured for each in ran):
+            how = f"was measured, but its {'proof' if purpose is Purpose.PROOF else 'run in the race'} {how}"
         steps = f" x {plan.accumulation_steps:,}" if plan.accumulation_steps > 1 else ""
-        ended = f" The baseline, micro batch {plan.micro_batch_size:,}{steps}, {_ended(ran[-1], ran)}."
+        ended = f" The baseline, micro batch {plan.micro_batch_size:,}{steps}, {how}."
     return f"No plan is recommended: {cause(evidence, trials)}.{ended}"
-
-
-def _ended(trial: Trial, trials: Iterable[Trial]) -> str:
-    """Returns how the last of the trials of a plan ended."""
-    status = trial.outcome.status
-    ended = _ENDINGS.get(status, f"was not completed ({status.value})")
-    ran = any(each.outcome.measured for each in trials)
-    if trial.purpose is Purpose.PROBE or status is Status.MEASURED or not ran:
-        return ended
-    return f"was measured, but its {'proof' if trial.purpose is Purpose.PROOF else 'run in the race'} {ended}"
 
 
 RATIOS = (
@@ -190,11 +180,15 @@ def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
 
 
+def more_in(count: int, where: str) -> str:
+    """Returns where to read the others of a list; "" if there are none."""
+    return f"and {count} more in {where}" if count > 0 else ""
+
+
 def runs(report: Report) -> str:
     """Returns the number of trials and of plans, how the trials ended and how long they took; "" if that is unknown.
 
-    A plan runs again when it is proven, so there may be more trials than plans. Plans of earlier searches are not
-    counted.
+    A plan runs again when it is proven. Where plans are of earlier searches, their number is left out.
     """
     total = sum(report.counts.values())
     if not total:

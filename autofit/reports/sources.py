@@ -28,13 +28,9 @@ _NETWORK = ("//", "\\\\")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The records of one search. At least one of `answer`, `evidence` and `trials` is there.
+    """The records of one search. At least one of `answer`, `evidence` and `trials` (oldest first) is there.
 
     Attributes:
-        answer: the answer; None without one.
-        evidence: what the search knows beside that; None if it was not kept.
-        trials: every finished trial, oldest first.
-        environment: where plans were measured.
         memory_bytes: memory budget.
         study: where the trials are kept, without passwords.
         plan_file: path of the plan file, or "".
@@ -52,11 +48,7 @@ class Source:
 
 
 def of_name(given: str | Path, name: str | None = None) -> Source:
-    """Returns the records of a plan file or a study.
-
-    Args:
-        given: path of a plan file, path of a study, or a storage URL.
-        name: which search of a study; None for the newest.
+    """Returns the records of a plan file, or of a study (path or storage URL): of the search of a name, or the newest.
 
     Raises:
         PlanFileError: the plan file is missing, damaged, or of another schema.
@@ -94,8 +86,7 @@ def of_answer(answer: Answer, plan_file: str = "") -> Source:
 
     The study is looked for on this machine only: a plan file may be a stranger's.
     """
-    r = answer
-    trials, evidence, missing = tuple[Trial, ...](), None, ""
+    r, trials, evidence, missing = answer, tuple[Trial, ...](), None, ""
     try:
         study = _study_of(r, plan_file)
         evidence = None if study is None else evidence_in(study.notes, CLOSED)
@@ -145,24 +136,24 @@ def of_study(location: str | Path, name: str | None = None) -> Source:
         trials=trials,
         environment=environment,
         memory_bytes=memory_bytes,
-        study=_shown(location),
+        study=redacted(os.fspath(location)),
         missing=(f"the answer, the race and the estimates: {missing}",) if missing else (),
     )
 
 
 def _chosen(studies: Sequence["ReadStudy"], location: str | Path, name: str | None) -> "ReadStudy":
-    """Returns the study of a name, or the one with the newest trial.
-
-    Raises:
-        StudyError: there is none of that name, or it has no finished trial.
-    """
+    """Returns the study of a name, or the one with the newest trial; raises StudyError if there is none."""
     named = [study for study in studies if name is None or study.name == name]
     if not named:
         known = ", ".join(study.name for study in studies)
-        raise StudyError(f"{_shown(location)} has no search {name!r}; expected one of {known}. Give its name.")
+        raise StudyError(
+            f"{redacted(os.fspath(location))} has no search {name!r}; expected one of {known}. Give its name."
+        )
     tried = [study for study in named if study.trials]
     if not tried:
-        raise StudyError(f"{_shown(location)} has no finished trial; expected at least one. Run `autofit tune` first.")
+        raise StudyError(
+            f"{redacted(os.fspath(location))} has no finished trial; expected at least one. Run `autofit tune` first."
+        )
     return max(tried, key=lambda study: study.trials[-1].start.started)
 
 
@@ -179,11 +170,7 @@ def _trials(
 
 
 def _study_of(answer: Answer, plan_file: str) -> "ReadStudy | None":
-    """Returns the study that holds the trials of an answer; None if it is not in its storage any more.
-
-    Raises:
-        StudyError: the storage is not a file, or cannot be read.
-    """
+    """Returns the study that holds the trials of an answer; None if it is not in its storage any more."""
     location = answer.study
     if location in ("", _MEMORY):
         raise StudyError("it was kept in memory. Give `study` a path to keep it.")
@@ -199,17 +186,10 @@ def _study_of(answer: Answer, plan_file: str) -> "ReadStudy | None":
 
 
 def _is_study(path: Path) -> bool:
-    if path.suffix in (".journal", ".db", ".sqlite"):  # also if it is not there: the message is about a study
-        return True
-    try:
-        return is_storage(path)
+    try:  # by its name also if it is not there: the message is about a study
+        return path.suffix in (".journal", ".db", ".sqlite") or is_storage(path)
     except OSError:
         return False
-
-
-def _shown(location: str | Path) -> str:
-    """Returns a location without user, password and query."""
-    return redacted(os.fspath(location))
 
 
 def _time(text: str) -> datetime:

@@ -5,6 +5,7 @@ one summary are on one scale, a gain has its interval, and an estimate without b
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from autofit.core.answer import Answer, Candidate
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
@@ -15,7 +16,16 @@ from autofit.reports.alternatives import others, rate_text, recommended
 from autofit.reports.applying import applying_lines, fitted
 from autofit.reports.canvas import Canvas
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
-from autofit.reports.sentences import batch_change, contradicting_rate, difference, ending, kept_because, unknown_gain
+from autofit.reports.sentences import (
+    batch_change,
+    contradicting_rate,
+    counted,
+    difference,
+    ending,
+    kept_because,
+    more_in,
+    unknown_gain,
+)
 from autofit.reports.tables import Column, table
 from autofit.terminal import wrapped
 
@@ -29,28 +39,23 @@ Line = tuple[str, str]
 
 
 def brief(answer: Answer, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
-    """Returns the answer in about a screen: the plan, what it brings and changes, what to know, and how to use it.
-
-    It ends with where to read the rest. The arguments are those of `summarize`.
-    """
-    return _text(answer, canvas or Canvas(), plan_file, is_brief=True)
+    """Returns the answer in about a screen, and where to read the rest. The arguments are those of `summarize`."""
+    return summarize(answer, canvas, plan_file, is_brief=True)
 
 
-def summarize(answer: Answer, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
+def summarize(
+    answer: Answer, canvas: Canvas | None = None, plan_file: str | None = None, *, is_brief: bool = False
+) -> str:
     """Returns the answer in detail for a person to read, ending without a newline.
 
     Args:
         answer: the record.
         canvas: width and colours. Only a path that is longer than a line goes beyond the width.
         plan_file: path under which the reader has the plan; None if the reader has a `Fit` named `fit`.
+        is_brief: as in `brief`.
     """
-    return _text(answer, canvas or Canvas(), plan_file, is_brief=False)
-
-
-def _text(r: Answer, canvas: Canvas, plan_file: str | None, *, is_brief: bool) -> str:
-    """Returns the sections that have lines, with an empty line between them."""
+    r, canvas = answer, canvas or Canvas()
     width, more = canvas.width, "fit.details()" if plan_file is None else f"autofit show {plan_file}"
-    rest = wrapped(f"What else was tried, and how it was found: {more}", width)
     titled = [
         _brings(r, width),
         _changes(r, width),
@@ -62,7 +67,8 @@ def _text(r: Answer, canvas: Canvas, plan_file: str | None, *, is_brief: bool) -
     ]
     # The first line of a section is its title.
     sections = [_headline(r, width), *([(line, "" if n else "title") for n, line in enumerate(s)] for s in titled)]
-    sections += [[(line, "") for line in rest]] if is_brief else []
+    rest = wrapped(f"What else was tried, and how it was found: {more}", width) if is_brief else []
+    sections.append([(line, "") for line in rest])
     texts = ("\n".join(canvas.paint(printable(text), colour) for text, colour in lines) for lines in sections if lines)
     return "\n\n".join(texts)
 
@@ -79,14 +85,10 @@ def _headline(r: Answer, width: int) -> list[Line]:
         apart = "" if r.gain.pairs else " The two were not compared side by side."
         text = f"Use {plan}: {r.gain} the throughput of the baseline{change}.{apart}"
         colour = "good" if r.gain.low > 1 else "title"
-    return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(_proven(r), width))]
-
-
-def _proven(r: Answer) -> str:
-    """Returns how the plan was proven; with the throughput of the proof if it contradicts the one that is shown."""
-    steps, proven = r.proof.worst_steps, contradicting_rate(r)
-    speed = "" if proven is None else f", at {short_number(proven)} {r.objective.unit}/s"
-    return f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget{speed}."
+    rate = contradicting_rate(r)
+    speed = "" if rate is None else f", at {short_number(rate)} {r.objective.unit}/s"
+    proven = f"Proven by {counted(r.proof.worst_steps, 'whole step')} on the worst batch, inside the budget{speed}."
+    return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(proven, width))]
 
 
 def _brings(r: Answer, width: int) -> list[str]:
@@ -146,23 +148,15 @@ def _caveats(r: Answer, width: int, plan_file: str | None, most: int) -> list[st
         return []
     shown = r.caveats[:most] if len(r.caveats) > most + 1 else r.caveats
     lines = [line for caveat in shown for line in wrapped(caveat, width, "  - ", "    ")]
-    more = len(r.caveats) - len(shown)
-    where = "fit.caveats" if plan_file is None else plan_file
-    return [
-        "What to know",
-        *lines,
-        *(wrapped(f"and {more} more in {where}", width, _INDENT, _INDENT) if more else []),
-    ]
+    more = more_in(len(r.caveats) - len(shown), plan_file or "fit.caveats")
+    return ["What to know", *lines, *(wrapped(more, width, _INDENT, _INDENT) if more else [])]
 
 
 def _facts(r: Answer, width: int, plan_file: str | None) -> list[str]:
     """Returns how the plan was found: proof, budget, device, trials, and what was not searched."""
-    lines = [f"  {label:{_LABEL}}{text}" for label, text in _labelled(r, plan_file)]
     rest = " " * (len(_INDENT) + _LABEL)
-    return [
-        "How it was found",
-        *(line for text in lines for line in wrapped(text[len(rest) :], width, text[: len(rest)], rest)),
-    ]
+    lines = (wrapped(text, width, f"{_INDENT}{label:{_LABEL}}", rest) for label, text in _labelled(r, plan_file))
+    return ["How it was found", *chain.from_iterable(lines)]
 
 
 def _labelled(r: Answer, plan_file: str | None) -> Iterator[tuple[str, str]]:
@@ -182,22 +176,22 @@ def _labelled(r: Answer, plan_file: str | None) -> Iterator[tuple[str, str]]:
     yield "trials", f"{trials} in {format_duration(r.duration_s)}; study {r.study}"
     for refused in r.refused[:_REFUSED]:
         yield "left out", f"{refused.name}: {refused.reason}"
-    if more := len(r.refused) - _REFUSED:
-        where = "fit.answer.refused" if plan_file is None else plan_file
-        yield from [("", f"and {more} more in {where}")] if more > 0 else []
+    if more := more_in(len(r.refused) - _REFUSED, plan_file or "fit.answer.refused"):
+        yield "", more
 
 
 def _usage(r: Answer, width: int, plan_file: str | None) -> list[str]:
-    """Returns the code that applies the plan."""
-    load = [] if plan_file is None else [f'fit = autofit.load("{plan_file}")']
-    evaluation = evaluation_code(r, width)
+    """Returns the code that applies the plan, and the one for evaluation."""
+    load, text, code = [] if plan_file is None else [f'fit = autofit.load("{plan_file}")'], list[str](), list[str]()
     if r.plan == r.baseline.plan:
-        kept = wrapped("Nothing to apply: train as you do now.", width, _INDENT, _INDENT)
-        code = [*load, *evaluation] if evaluation else []
-        return ["How to use it", *kept, *(_INDENT + line for line in code)]
-    lines = fitted(applying_lines(r, from_file=plan_file is not None), width - len(_INDENT))
-    code = [*load, *lines, *evaluation]
-    return ["How to use it", *(_INDENT + line for line in code)]
+        text = wrapped("Nothing to apply: train as you do now.", width, _INDENT, _INDENT)
+    else:
+        code = applying_lines(r, from_file=plan_file is not None)
+    if r.evaluation is not None and r.evaluation.plan != r.evaluation.baseline.plan:
+        code += ["with fit.evaluation.prepare(model, eval_loader) as step:", "    for batch in step.loader:"]
+        code += ["        output = step(batch)"]
+    lines = [*load, *fitted(code, width - len(_INDENT))] if code else []
+    return ["How to use it", *text, *(_INDENT + line for line in lines)]
 
 
 EVALUATION = "Evaluation"
@@ -225,11 +219,3 @@ def evaluation_lines(r: Answer, width: int) -> list[str]:
     """Returns what evaluation uses and brings, after a title; [] if the training has no plan for it."""
     lines = [line for each in evaluation_sentences(r) for line in wrapped(each, width, _INDENT, _INDENT)]
     return [EVALUATION, *lines] if lines else []
-
-
-def evaluation_code(r: Answer, width: int) -> list[str]:
-    """Returns the code that applies the plan for evaluation; [] if there is none, or nothing to apply."""
-    if r.evaluation is None or r.evaluation.plan == r.evaluation.baseline.plan:
-        return []
-    loop = ["    for batch in step.loader:", "        output = step(batch)"]
-    return fitted(["with fit.evaluation.prepare(model, eval_loader) as step:", *loop], width - len(_INDENT))

@@ -13,14 +13,10 @@ _LEAST_FIRST = 26
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """A column of a table: a title, and a text for each row, right-aligned or not.
 
-    Attributes:
-        title: what its head says.
-        texts: a text for each row.
-        spare: whether the column drops out where there is no room for all of them.
-        right: whether its texts are right-aligned, as numbers are.
-        most: cells after which its texts continue on the next line; 0 for texts that stay on one line.
+    A spare column drops out where there is no room for all of them. A text continues on the next line after `most`
+    cells; 0 keeps it on one line.
     """
 
     title: str

@@ -1,6 +1,5 @@
 """A report as a file: which format, which files may be replaced, and the files that trackers log."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from autofit.core.errors import UsageError
@@ -20,7 +19,7 @@ _DOCTYPE = "<!doctype html>"
 
 
 def format_of(output: str | Path, wanted: str | None = None) -> str:
-    """Returns the format of a report: the one that is wanted, or else that of the file's suffix.
+    """Returns the format of a report: the one that is wanted, or else that of the suffix.
 
     Raises:
         UsageError: the suffix is not known.
@@ -40,21 +39,16 @@ def format_of(output: str | Path, wanted: str | None = None) -> str:
 
 def rendered(report: Report, kind: str) -> str:
     """Returns a report as text of a format: "html", "md" or "json"."""
-    renderers: dict[str, Callable[[Report], str]] = {"html": render, "md": to_markdown, "json": to_json}
-    text = renderers[kind](report)
-    return marked(text) if kind == "html" else text
+    if kind == "html":
+        return marked(render(report))
+    return to_markdown(report) if kind == "md" else to_json(report)
 
 
 def write(text: str, output: str | Path, *, force: bool = False) -> None:
-    """Writes a report completely or not at all. An earlier report at `output` is replaced.
-
-    Args:
-        text: the report.
-        output: where to; links are followed.
-        force: whether any other file may be replaced too.
+    """Writes a report completely or not at all. An earlier report is replaced, any other file only with `force`.
 
     Raises:
-        UsageError: `output` is something else than an earlier report, or cannot be written.
+        UsageError: something else than an earlier report is there, or it cannot be written.
     """
     try:
         write_atomically(check_replaceable(output, force=force), text.encode())

@@ -2,10 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
-from typing import ClassVar, Self, final
+from typing import ClassVar, NamedTuple, Self
 
 from autofit.core.errors import UsageError
 from autofit.core.wording import install_command
@@ -22,8 +21,7 @@ class Ending(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
+class Conclusion(NamedTuple):
     """What is logged when a search ends: finite figures and texts by name, and text files by file name."""
 
     metrics: Mapping[str, float]
@@ -60,19 +58,8 @@ class Tracker(ABC):
         self.where = where
 
     @classmethod
-    @final
     def make(cls, where: str) -> Self:
         """Imports the modules and returns a tracker that logs to `where`; "" for the default place.
-
-        Raises:
-            UsageError: a module is not installed or cannot be imported.
-        """
-        cls.load()
-        return cls(where)
-
-    @classmethod
-    def load(cls) -> None:
-        """Imports the modules.
 
         Raises:
             UsageError: a module is not installed or cannot be imported.
@@ -86,28 +73,18 @@ class Tracker(ABC):
                     f"found no usable package {module.partition('.')[0]} ({type(error).__name__}: {error}); expected "
                     f"it for the tracker {cls.name!r}. Install it: {how}."
                 ) from None
+        return cls(where)
 
     def connect(self) -> None:  # noqa: B027  # optional
         """Prepares the place to log to, such as a database, while the workload is being opened."""
 
     @abstractmethod
     def open(self, title: str, parameters: Mapping[str, Value]) -> None:
-        """Starts the run.
-
-        Args:
-            title: what is tuned; "" if unknown.
-            parameters: the request and the environment, by name.
-        """
+        """Starts the run. `title` is what is tuned, or ""; the parameters are the request and the environment."""
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Logs one step.
-
-        Args:
-            step: number of the trial.
-            metrics: figures by name; all are finite.
-            texts: texts by name.
-        """
+        """Logs one step, the number of a trial. All metrics are finite."""
 
     @abstractmethod
     def conclude(self, conclusion: Conclusion) -> None:

@@ -12,15 +12,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Protocol
 
 from autofit import trackers
 from autofit.core.errors import UsageError
 from autofit.core.printable import one_line, redacted
-from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Listen
 from autofit.trackers.base import Tracker
 from autofit.trackers.run_log import Attach, RunLog
@@ -29,29 +27,25 @@ Warn = Callable[[str], None]
 """Shows one line of text to the user."""
 
 
-class Listener(Protocol):
-    """A callable that receives each event of a search.
+Listener = Listen
+"""A callable that receives each event of a search.
 
-    **Order.** A search begins with "start", which carries the request and its environment; only "stage" may come
-    earlier, while the search waits for its study. Then come "stage", "trial", "skipped", "race" (after each round, with
-    the standings) and "proof". The last event is "result", with everything that the search found. It also comes if the
-    search ends with an error, but not if the user interrupts it.
+**Order.** A search begins with "start", which carries the request and its environment; only "stage" may come earlier,
+while the search waits for its study. Then come "stage", "trial", "skipped", "race" (after each round, with the
+standings) and "proof". The last event is "result", with everything that the search found. It also comes if the search
+ends with an error, but not if the user interrupts it.
 
-    **Where.** A listener is called in the thread that called `tune`, or, for `autofit tune`, in the process that does
-    not load the user's code. It is called between two runs and never while a plan is timed. Calls do not overlap.
+**Where.** A listener is called in the thread that called `tune`, or, for `autofit tune`, in the process that does not
+load the user's code. It is called between two runs and never while a plan is timed. Calls do not overlap.
 
-    **What it must not do.** It must not change the model, the optimizer or the data, use the device, or draw random
-    numbers. It should return quickly: its time counts against the time budget. Work that it leaves to another thread
-    runs while plans are timed and disturbs the measurements. Events and their records are immutable.
+**What it must not do.** It must not change the model, the optimizer or the data, use the device, or draw random
+numbers. It should return quickly: its time counts against the time budget. Work that it leaves to another thread runs
+while plans are timed and disturbs the measurements.
 
-    **Errors.** A search never ends because a listener fails. After its first exception a listener gets no further
-    events, and the user gets one warning. `KeyboardInterrupt` and other exceptions that do not derive from `Exception`
-    end the search. (The `progress` argument of `tune` is different: its exceptions end the search.)
-    """
-
-    def __call__(self, event: Event, /) -> None:
-        """Receives one event."""
-        ...
+**Errors.** A search never ends because a listener fails. After its first exception a listener gets no further events,
+and the user gets one warning. `KeyboardInterrupt` and other exceptions that do not derive from `Exception` end the
+search. (The `progress` argument of `tune` is different: its exceptions end the search.)
+"""
 
 
 def fail_soft(listener: Listener, warn: Warn) -> Listen:
@@ -94,13 +88,8 @@ class Background:
     """A tracker in a thread of its own, so that a server that does not answer cannot stop a search.
 
     A search waits until an event is logged, so that logging does not run while a plan is timed. All waits of one search
-    together are limited. The events of a slow tracker then queue up.
-
-    Args:
-        tracker: receives the events.
-        warn: shows a failure. Called at most once, in the thread of the search.
-        attach: makes further documents from the result.
-        patience_s: seconds that the search waits for this tracker, beside a share of the time since it began.
+    together are limited: to `patience_s`, and a share of the time since it began. The events of a slow tracker then
+    queue up. `warn` shows a failure, at most once, in the thread of the search.
     """
 
     def __init__(self, tracker: Tracker, warn: Warn, attach: Attach, patience_s: float = PATIENCE_S) -> None:
@@ -129,6 +118,7 @@ class Background:
         self._warn_once(self._failure or late)
 
     def _put(self, event: Event | None) -> threading.Event:
+        """Queues an event, or the end; returns what is set once it is logged."""
         done = threading.Event()
         self._queue.put((event, done))
         return done
@@ -164,17 +154,12 @@ def _said(error: BaseException) -> str:
     return one_line(redacted(f"{type(error).__name__}: {error}"))
 
 
-def no_documents(result: SearchResult) -> Mapping[str, str]:
-    """Returns no documents."""
-    return {}
-
-
 @contextmanager
 def following(
     given: Sequence[Listener | str],
     *,
     warn: Warn = warn_user,
-    attach: Callable[[SearchResult], Mapping[str, str]] = no_documents,
+    attach: Attach = lambda result: {},
     time_s: float | None = None,
 ) -> Iterator[list[Listen]]:
     """Gives the listeners of a search. None of them can end it.
@@ -182,12 +167,11 @@ def following(
     Args:
         given: callables, and names of trackers as "NAME" or "NAME:PLACE".
         warn: shows a failure of a listener; called at most once for each.
-        attach: makes further documents for trackers from the result, by file name.
-        time_s: time budget of the search in seconds; None without one.
+        attach: makes further documents for trackers from the result.
+        time_s: time budget of the search; None without one.
 
     Raises:
-        UsageError: an element is neither a callable nor the name of a tracker, or the package of a tracker cannot be
-            imported.
+        UsageError: an element is neither a callable nor the name of a tracker, or a package cannot be imported.
     """
     found = [_made(each) for each in ([given] if isinstance(given, str) else given)]  # all, before any begins
     patience_s = PATIENCE_S if time_s is None else min(PATIENCE_S, PATIENCE_RATIO * time_s)

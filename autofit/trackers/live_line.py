@@ -17,7 +17,7 @@ from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING
 from autofit.search.request import Event, Request
-from autofit.terminal import cells, cut, paint, wrapped
+from autofit.terminal import bar, cells, cut, paint, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,11 @@ class SearchState:
         if level < 5:
             yield self._memory_text(level)
         if level == 0:
-            yield bar(self._share(), self._blocks)
-        yield ", ".join(filter(None, [self._answer_text(level), self._time_text()]))
+            share = self._share()
+            yield "" if share is None else bar(share, _BAR_CELLS, self._blocks, "░" if self._blocks else "-")
+        elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
+        left = f"{short_time(elapsed_s)} elapsed" if limit_s is None else f"{short_time(limit_s - elapsed_s)} left"
+        yield ", ".join(filter(None, [self._answer_text(level), left]))
 
     def _announcement(self, event: Event) -> Callable[[int], list[str]]:
         """Leaves a stage behind, unless the live line says the same: a single word, or the plan to be proven."""
@@ -206,17 +209,13 @@ class SearchState:
         measured = self._measured.get(plan.key)
         return 0 if measured is None else measured.memory.judged_bytes
 
-    def _time_text(self) -> str:
-        elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
-        return f"{short_time(elapsed_s)} elapsed" if limit_s is None else f"{short_time(limit_s - elapsed_s)} left"
-
-    def _share(self) -> float:
-        """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""
+    def _share(self) -> float | None:
+        """Returns the share of the time budget, or of the trials allowed, that is used; None where there is neither."""
         if self._against.time_s is not None:
             return self._against.clock.elapsed_s / self._against.time_s
         if self._against.max_trials and self._phase == "search":
             return self._trials / self._against.max_trials
-        return -1.0
+        return None
 
 
 def short_plan(plan: Plan, baseline: Plan | None) -> str:
@@ -227,15 +226,6 @@ def short_plan(plan: Plan, baseline: Plan | None) -> str:
     changed = {} if baseline is None else plan.changes_from(baseline)
     changes = [f"{k}={v}" for k, v in changed.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
     return one_line(", ".join([batch, *changes]))
-
-
-def bar(share: float, blocks: bool) -> str:
-    """Returns a bar that is filled by `share`; "" for a negative one, which is unknown."""
-    if share < 0:
-        return ""
-    filled = round(min(share, 1.0) * _BAR_CELLS)
-    full, empty = ("█", "░") if blocks else ("#", "-")
-    return f"{full * filled}{empty * (_BAR_CELLS - filled)}"
 
 
 def of_budget(part_bytes: int, whole_bytes: int | None) -> str:

@@ -12,10 +12,9 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -30,6 +29,7 @@ BATCH = 100
 """Maximum number of parameters in one call of `log_batch`; a limit of MLflow's API."""
 MAX_PARAMETER = 500
 """Maximum number of characters in the value of a parameter that servers of every MLflow 2 and 3 accept."""
+_TELEMETRY = "MLFLOW_DISABLE_TELEMETRY"
 STATUS = {Ending.FINISHED: "FINISHED", Ending.FAILED: "FAILED", Ending.INTERRUPTED: "KILLED"}
 """MLflow's status of a run."""
 
@@ -46,20 +46,30 @@ class Mlflow(Tracker):
     _run: str
 
     @classmethod
-    def load(cls) -> None:
+    def make(cls, where: str) -> Self:
         """Imports MLflow. Its usage statistics stay off unless the user set MLFLOW_DISABLE_TELEMETRY."""
-        with _default("MLFLOW_DISABLE_TELEMETRY", "true"):
-            super().load()
+        is_set = _TELEMETRY in os.environ
+        os.environ.setdefault(_TELEMETRY, "true")
+        try:
+            return super().make(where)
+        finally:
+            if not is_set:
+                del os.environ[_TELEMETRY]
 
     def connect(self) -> None:
         """Opens the database or the server, which may have to make its tables first."""
         mlflow: Any = import_module("mlflow")
         uri, name = self.where or mlflow.get_tracking_uri(), os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         _check_reachable(uri)
-        with _quiet(logging.getLogger("mlflow.store.db.utils")):  # says that it makes tables
+        logger = logging.getLogger("mlflow.store.db.utils")  # says that it makes tables
+        level = logger.level
+        logger.setLevel(logging.WARNING)
+        try:
             self._client = mlflow.MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(name)
             self._experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        finally:
+            logger.setLevel(level)
 
     def open(self, title: str, parameters: Mapping[str, Value]) -> None:
         """Starts the run."""
@@ -87,30 +97,6 @@ class Mlflow(Tracker):
         """Ends the run."""
         self._client.set_tag(self._run, "autofit.ending", ending.value)
         self._client.set_terminated(self._run, STATUS[ending])
-
-
-@contextmanager
-def _default(name: str, value: str) -> Iterator[None]:
-    """Sets an environment variable meanwhile, unless it is set."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Shows only warnings of a logger meanwhile."""
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _check_reachable(uri: str) -> None:

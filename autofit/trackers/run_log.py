@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from autofit import planfile
-from autofit.core.answer import Answer
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
@@ -93,7 +92,11 @@ class RunLog:
         metrics["result/memory_budget_bytes"] = evidence.budget.memory_bytes
         texts = {"result/failure": evidence.failure}
         if r is not None:
-            metrics |= _of_answer(r)
+            gain = {} if r.gain is None else {"gain": r.gain.value, "gain_low": r.gain.low, "gain_high": r.gain.high}
+            metrics |= {f"result/{name}": value for name, value in gain.items()}
+            rate = r.rate_per_s if r.rate_per_s is not None else r.objective.score(r.proof)
+            metrics |= {"result/throughput_per_s": rate, "result/duration_s": r.duration_s}
+            metrics["result/peak_memory_bytes"] = r.proof.memory.judged_bytes
             texts |= {"result/plan": self._named(r.plan), "result/caveats": "\n".join(r.caveats)}
         documents = {**({} if r is None else {"autofit.yaml": planfile.dumps(r)}), **self._attach(result)}
         self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), documents))
@@ -122,16 +125,6 @@ def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
     found |= {f"setting.{name}": setting for name, setting in environment.settings.items()}
     found |= {f"baseline.{knob}": value for knob, value in asked.baseline.values.items()}
     return {one_line(name): _value(value) for name, value in found.items() if value is not None}
-
-
-def _of_answer(r: Answer) -> dict[str, float | None]:
-    gain = {} if r.gain is None else {"gain": r.gain.value, "gain_low": r.gain.low, "gain_high": r.gain.high}
-    return {
-        **{f"result/{name}": value for name, value in gain.items()},
-        "result/throughput_per_s": r.rate_per_s if r.rate_per_s is not None else r.objective.score(r.proof),
-        "result/peak_memory_bytes": r.proof.memory.judged_bytes,
-        "result/duration_s": r.duration_s,
-    }
 
 
 def _finite(metrics: Mapping[str, object]) -> dict[str, float]:

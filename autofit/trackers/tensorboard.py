@@ -8,8 +8,10 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,9 +43,9 @@ class TensorBoard(Tracker):
         # TensorBoard finds a file by "tfevents" in its name. Its own EventFileWriter starts a thread, whose errors are
         # printed as tracebacks.
         file = (self._folder / f"events.out.tfevents.{int(time.time())}.autofit.{os.getpid()}").open("wb")
-        self._writer = _module("tensorboard.summary.writer.record_writer").RecordWriter(file)
+        self._writer = import_module("tensorboard.summary.writer.record_writer").RecordWriter(file)
         self._write(file_version=FILE_VERSION)
-        hparams = _module("tensorboard.plugins.hparams.summary_v2").hparams_pb(dict(parameters))
+        hparams = import_module("tensorboard.plugins.hparams.summary_v2").hparams_pb(dict(parameters))
         self._write(step=0, summary=hparams)
 
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
@@ -63,14 +65,9 @@ class TensorBoard(Tracker):
 
     def _write(self, **fields: Any) -> None:
         """Writes one event at once, so that a running TensorBoard shows it."""
-        event = _module("tensorboard.compat.proto.event_pb2").Event(wall_time=time.time(), **fields)
+        event = import_module("tensorboard.compat.proto.event_pb2").Event(wall_time=time.time(), **fields)
         self._writer.write(event.SerializeToString())
         self._writer.flush()
-
-
-def _module(name: str) -> Any:
-    """Returns a module of the package tensorboard, which has no type annotations."""
-    return import_module(name)
 
 
 def _new_folder(parent: Path, title: str) -> Path:
@@ -78,32 +75,25 @@ def _new_folder(parent: Path, title: str) -> Path:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", title)[-60:].strip("-.")
     stem = "_".join(part for part in (datetime.now().strftime("%Y%m%d-%H%M%S"), name) if part)
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
+    for number in count(1):
         folder = parent / (stem if number == 1 else f"{stem}_{number}")
-        try:
+        with suppress(FileExistsError):  # another search began in this second
             folder.mkdir()
-        except FileExistsError:  # another search began in this second
-            number += 1
-        else:
-            return folder
+            break
+    return folder
 
 
 def _summary(metrics: Mapping[str, float], texts: Mapping[str, str]) -> Any:
-    proto = _module("tensorboard.compat.proto.summary_pb2")
-    scalars = [proto.Summary.Value(tag=name, simple_value=figure) for name, figure in metrics.items()]
-    return proto.Summary(value=[*scalars, *(_text(name, _escaped(text)) for name, text in texts.items())])
+    summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+    scalars = [summary.Value(tag=name, simple_value=figure) for name, figure in metrics.items()]
+    return summary(value=[*scalars, *(_text(name, text) for name, text in texts.items())])
 
 
-def _text(tag: str, markdown: str) -> Any:
-    """Returns a text as the plugin "text" reads it, which shows Markdown."""
-    proto = _module("tensorboard.compat.proto.summary_pb2")
-    tensor = _module("tensorboard.compat.proto.tensor_pb2").TensorProto
+def _text(tag: str, text: str) -> Any:
+    """Returns a text as the plugin "text" reads it, which shows Markdown: escaped, with its line breaks."""
+    markdown = re.sub(r"([\\`*_{}\[\]<>()#+|!~-])", r"\\\1", text).replace("\n", "  \n")
+    proto = import_module("tensorboard.compat.proto.summary_pb2")
+    tensor = import_module("tensorboard.compat.proto.tensor_pb2").TensorProto
     plugin = proto.SummaryMetadata.PluginData(plugin_name="text")
     content = tensor(dtype="DT_STRING", string_val=[markdown.encode("utf-8", "replace")])
     return proto.Summary.Value(tag=tag, metadata=proto.SummaryMetadata(plugin_data=plugin), tensor=content)
-
-
-def _escaped(text: str) -> str:
-    """Returns a text in which nothing is read as Markdown, with its line breaks."""
-    return re.sub(r"([\\`*_{}\[\]<>()#+|!~-])", r"\\\1", text).replace("\n", "  \n")

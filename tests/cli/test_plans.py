@@ -97,20 +97,6 @@ def test_the_second_file_is_compared_with_the_first(remote: type[FakeRemote], ru
     assert found["differences"][0]["change"] == "+100%"
 
 
-def test_a_page_is_written_and_replaced_but_no_other_file(remote: type[FakeRemote], run: Run) -> None:
-    plans(run)
-    for _ in range(2):
-        assert run("diff", "autofit.yaml", "other.yaml", "-o", "diff.html") == (
-            0, "", "autofit: differences written to diff.html\n"
-        )  # fmt: skip
-    assert "<title>autofit.yaml and other.yaml – autofit diff</title>" in Path("diff.html").read_text()
-    before = Path("other.yaml").read_text()
-    code, out, err = run("diff", "autofit.yaml", "other.yaml", "-o", "other.yaml")
-    assert (code, out) == (2, "")
-    assert "not an autofit report" in err.replace("\n", " ")
-    assert Path("other.yaml").read_text() == before
-
-
 def test_a_file_that_is_missing_or_no_plan_is_named(remote: type[FakeRemote], run: Run) -> None:
     plans(run)
     Path("broken.yaml").write_text("plan: 3")

@@ -11,8 +11,9 @@ import pytest
 from autofit import trackers
 from autofit.core.errors import UsageError
 from autofit.trackers.base import Ending, Tracker
-from autofit.trackers.following import Background, no_documents
+from autofit.trackers.following import Background
 from autofit.trackers.run_log import RunLog
+from tests.fakes.trackers import no_documents
 from tests.recorded import recorded_search
 
 HOSTILE = "</script><b>\x1b[31m |`*_ \u202e" + 10_000 * "x"
@@ -31,7 +32,7 @@ def member(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     found: type[Tracker] = request.param
     monkeypatch.chdir(tmp_path)
     try:
-        found.load()
+        found.make("")
     except UsageError as error:
         pytest.skip(f"{found.name}: {error}")
     return found

@@ -3,7 +3,13 @@
 import threading
 from collections.abc import Mapping
 
+from autofit.search.evidence import SearchResult
 from autofit.trackers.base import Conclusion, Ending, Tracker, Value
+
+
+def no_documents(result: SearchResult) -> Mapping[str, str]:
+    """Attaches nothing to a result."""
+    return {}
 
 
 class KeptTracker(Tracker):

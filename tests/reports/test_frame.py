@@ -1,24 +1,25 @@
 """The frame of a page, and its colours."""
 
 import re
-from dataclasses import replace
 from importlib.resources import files
 from itertools import combinations
+from typing import Any
 
 import pytest
 
-from autofit.reports.frame import Frame, asset, page
-from autofit.reports.markup import Markup
-from autofit.reports.svg.drawing import style_sheet
+from autofit.reports.frame import page
+from autofit.reports.markup import Markup, asset
 
-FRAME = Frame(
-    window="gpt – autofit", kind="autofit nightly", title="Night 1", about=("cuda", "", "2 jobs"), footer="Made here.",
-    styles=("what_if.css",), scripts=("what_if.js",),
-)  # fmt: skip
+TEXTS: dict[str, Any] = {
+    "window": "gpt – autofit", "kind": "autofit nightly", "title": "Night 1", "about": ("cuda", "", "2 jobs"),
+    "footer": "Made here.",
+}  # fmt: skip
 
 
-def built(frame: Frame = FRAME) -> str:
-    return page(frame, Markup("<p>all steady</p>"), [("gpt", "gpt", Markup("<p>steady</p>"))])
+def built(**texts: Any) -> str:
+    sections = [("gpt", "gpt", Markup("<p>steady</p>"))]
+    answer = Markup("<p>all steady</p>")
+    return page(answer, sections, **{**TEXTS, "styles": ("what_if.css",), "scripts": ("what_if.js",), **texts})
 
 
 def test_a_page_holds_what_it_is_given_and_links_to_each_section() -> None:
@@ -35,7 +36,7 @@ def test_a_page_holds_what_it_is_given_and_links_to_each_section() -> None:
 
 def test_texts_are_escaped() -> None:
     hostile = "</title><script>alert(1)</script>"
-    found = built(replace(FRAME, window=hostile, kind=hostile, title=hostile, about=(hostile,), footer=hostile))
+    found = built(window=hostile, kind=hostile, title=hostile, about=(hostile,), footer=hostile)
     assert found.count("<script>") == 1
     assert found.count("&lt;script&gt;alert(1)") == 5
 
@@ -43,7 +44,7 @@ def test_texts_are_escaped() -> None:
 def test_the_style_and_script_of_a_page_follow_those_of_all_pages_in_one_function_in_strict_mode() -> None:
     found = built()
     style = found[found.index("<style>") : found.index("</style>")]
-    assert style.index("--surface") < style.index(style_sheet()[:200]) < style.index(asset("what_if.css"))
+    assert style.index("--surface") < style.index(asset("charts.css")[:200]) < style.index(asset("what_if.css"))
     script = found[found.index("<script>") : found.index("</script>")]
     assert script.startswith('<script>"use strict";\n(() => {\n')
     assert script.endswith(f"{asset('what_if.js')}}})();\n")
@@ -52,8 +53,8 @@ def test_the_style_and_script_of_a_page_follow_those_of_all_pages_in_one_functio
 
 def test_another_style_or_script_has_another_digest() -> None:
     sources = {
-        re.findall(r"sha256-[A-Za-z0-9+/=]+", built(frame))[number]
-        for frame in (FRAME, replace(FRAME, styles=(), scripts=()))
+        re.findall(r"sha256-[A-Za-z0-9+/=]+", built(**added))[number]
+        for added in ({}, {"styles": (), "scripts": ()})
         for number in (0, 1)
     }
     assert len(sources) == 4
@@ -124,7 +125,7 @@ def test_the_two_plans_and_what_did_not_fit_differ_for_colour_blind_readers(them
 
 
 def test_a_chart_that_stands_alone_has_the_colours_of_the_light_page() -> None:
-    used = re.findall(r"var\(--([a-z0-9]+), (#[0-9a-f]{3,6})\)", style_sheet())
+    used = re.findall(r"var\(--([a-z0-9]+), (#[0-9a-f]{3,6})\)", asset("charts.css"))
     assert len(used) > 20
     wide = {name: value if len(value) == 7 else "#" + "".join(2 * digit for digit in value[1:]) for name, value in used}
     assert wide == {name: COLOURS[name][0] for name in wide}

@@ -11,8 +11,8 @@ import autofit.trackers
 from autofit.core.errors import UsageError
 from autofit.search.request import Event
 from autofit.trackers.base import Ending
-from autofit.trackers.following import PATIENCE_S, Background, fail_soft, following, no_documents, warn_user
-from tests.fakes.trackers import KeptTracker
+from autofit.trackers.following import PATIENCE_S, Background, fail_soft, following, warn_user
+from tests.fakes.trackers import KeptTracker, no_documents
 from tests.recorded import recorded_search
 
 EVENT = Event("stage", "searching")

@@ -20,7 +20,6 @@ from autofit.terminal import cells
 from autofit.trackers.live_line import (
     SearchState,
     Yardstick,
-    bar,
     compact,
     of_budget,
     short_plan,
@@ -278,7 +277,7 @@ def test_a_guess_is_not_shown_and_a_measured_peak_goes_before_an_estimate() -> N
         (None, 5.0, "5 s elapsed"),
         (None, 3725.0, "1:02:05 elapsed"),
         (10.0, 12.0, "########## 0 s left"),
-        (600.0, 1.0, "---------- 9:59 left"),
+        (600.0, 1.0, "#--------- 9:59 left"),
     ],
 )
 def test_time_is_what_is_left_of_the_budget_or_what_went_by(limit_s: float | None, elapsed_s: float, said: str) -> None:
@@ -369,13 +368,6 @@ def test_a_plan_is_its_batch_and_what_it_changes() -> None:
     assert short_plan(BASELINE, BASELINE) == "baseline"
     assert short_plan(BEST, BASELINE) == "8 x 4, precision=bf16, checkpointed_blocks=2"
     assert short_plan(BEST, None) == "8 x 4"
-
-
-@pytest.mark.parametrize(
-    ("share", "drawn"), [(-1.0, ""), (0.0, "----------"), (0.46, "#####-----"), (1.0, "#" * 10), (3.0, "#" * 10)]
-)
-def test_a_bar_is_filled_by_its_share(share: float, drawn: str) -> None:
-    assert bar(share, blocks=False) == drawn
 
 
 def test_figures_are_short() -> None:

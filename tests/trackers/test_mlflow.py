@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from autofit.trackers import mlflow as adapter
 from autofit.trackers.base import Ending
-from autofit.trackers.following import Background, no_documents
+from autofit.trackers.following import Background
 from autofit.trackers.mlflow import Mlflow
 from autofit.trackers.run_log import RunLog
+from tests.fakes.trackers import no_documents
 from tests.recorded import recorded_search
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.leaves("MLflow keeps its connections to a database"),
 ]
+
+TELEMETRY = "MLFLOW_DISABLE_TELEMETRY"
 
 
 def run_of(uri: str) -> tuple[Any, Any]:
@@ -93,7 +95,7 @@ def free_port() -> int:
 
 
 def test_a_server_that_is_away_is_one_warning_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "getproxies", dict)
+    monkeypatch.setattr("autofit.trackers.mlflow.getproxies", dict)
     said: list[str] = []
     began_s = time.monotonic()
     listener = Background(Mlflow.make(f"http://127.0.0.1:{free_port()}"), said.append, no_documents, 30.0)
@@ -106,7 +108,7 @@ def test_a_server_that_is_away_is_one_warning_at_once(monkeypatch: pytest.Monkey
 
 
 def test_a_server_that_accepts_and_does_not_answer_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "getproxies", dict)
+    monkeypatch.setattr("autofit.trackers.mlflow.getproxies", dict)
     monkeypatch.setattr("autofit.trackers.following.FLUSH_S", 0.3)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -124,11 +126,12 @@ def test_a_server_that_accepts_and_does_not_answer_costs_a_bounded_time(monkeypa
 
 
 def test_statistics_stay_off_and_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
-    with adapter._default("MLFLOW_DISABLE_TELEMETRY", "true"):
-        assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
-    assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
-    with adapter._default("MLFLOW_DISABLE_TELEMETRY", "true"):
-        assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
-    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
+    seen = list[str]()
+    monkeypatch.setattr("autofit.trackers.base.import_module", lambda _: seen.append(os.environ[TELEMETRY]))
+    monkeypatch.delenv(TELEMETRY, raising=False)
+    Mlflow.make("")
+    assert TELEMETRY not in os.environ
+    monkeypatch.setenv(TELEMETRY, "false")
+    Mlflow.make("")
+    assert os.environ[TELEMETRY] == "false"
+    assert dict.fromkeys(seen) == {"true": None, "false": None}

@@ -12,9 +12,8 @@ from autofit.core.trial import Trial
 from autofit.search.evidence import SearchEvidence, SearchResult
 from autofit.search.request import Event
 from autofit.trackers.base import Ending
-from autofit.trackers.following import no_documents
 from autofit.trackers.run_log import MAX_TEXT, RunLog, parameters_of
-from tests.fakes.trackers import KeptTracker
+from tests.fakes.trackers import KeptTracker, no_documents
 from tests.recorded import recorded_search
 
 HOSTILE = "</script>\x1b[31m\ud800\u202e" + 10_000 * "x"

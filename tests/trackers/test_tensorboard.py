@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from autofit.trackers.base import Ending
-from autofit.trackers.following import Background, no_documents
+from autofit.trackers.following import Background
 from autofit.trackers.run_log import RunLog
 from autofit.trackers.tensorboard import TensorBoard
+from tests.fakes.trackers import no_documents
 from tests.recorded import recorded_search
 
 reader = pytest.importorskip(

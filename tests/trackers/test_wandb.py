@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from autofit.trackers import wandb as adapter
-from autofit.trackers.following import Background, no_documents
+from autofit.trackers.following import Background
 from autofit.trackers.run_log import RunLog
 from autofit.trackers.wandb import Wandb
+from tests.fakes.trackers import no_documents
 from tests.recorded import recorded_search
 
 wandb: Any = pytest.importorskip("wandb", reason="needs the package wandb")

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from autofit.core.errors import UsageError
 from autofit.reports.report import Report
-from autofit.reports.svg.drawing import Format
-from autofit.reports.svg.gain import ANSWERS, RACE, WHY
+from autofit.reports.svg.gain import RACE, WHY
 from autofit.reports.svg.memory import BREAKDOWN, TIMELINE
-from autofit.reports.svg.speed import CURVES, FRONT
+from autofit.reports.svg.speed import ANSWERS, CURVES, FRONT
 
 CHARTS = (WHY, FRONT, CURVES, BREAKDOWN, TIMELINE, ANSWERS, RACE)
 """All charts, in the order of a report."""
@@ -18,12 +17,7 @@ KINDS = tuple(chart.kind for chart in CHARTS)
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A chart as SVG. A notebook shows it without a further package.
-
-    Attributes:
-        kind: which chart it is, one of `KINDS`.
-        svg: the picture, with its style.
-    """
+    """A chart as SVG with its style, and which of `KINDS` it is. A notebook shows it without a further package."""
 
     kind: str
     svg: str
@@ -58,6 +52,7 @@ def plot(report: Report, kind: str) -> Plot:
     chart = next((chart for chart in CHARTS if chart.kind == kind), None)
     if chart is None:
         raise UsageError(f"there is no plot {kind!r}; the plots are {', '.join(KINDS)}. Choose one of these.")
-    if not chart.available(report):
+    drawing = chart.draw(report, True)
+    if drawing is None:
         raise UsageError(f"there is nothing to plot as {kind!r}: {chart.missing}. Choose another plot.")
-    return Plot(kind, chart.draw(report, Format(titles=True)).svg(alone=True))
+    return Plot(kind, drawing.svg(alone=True))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from autofit.core.units import format_bytes, short_number
 from autofit.reports.markup import Markup, shortened
 from autofit.reports.report import BATCH_ONLY, PlanRow, Report
-from autofit.reports.svg.drawing import FONT, SMALL, Box, Drawing, element, fitted, number, text_width
+from autofit.reports.svg.drawing import FONT, SMALL, WIDTH, Box, Drawing, element, fitted, number, text_width
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _STEPS = (1, 2, 2.5, 5, 10)
@@ -18,14 +18,9 @@ _FROM_ZERO = 0.4
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """A mapping from values to coordinates.
+    """A mapping from values, `low` to `high`, to the coordinates `start` to `end`.
 
-    Attributes:
-        low: smallest value.
-        high: largest value.
-        start: coordinate of `low`.
-        end: coordinate of `high`.
-        log2: whether equal ratios, not equal differences, are equally long.
+    With `log2`, equal ratios are equally long, not equal differences.
     """
 
     low: float
@@ -36,11 +31,8 @@ class AxisScale:
 
     def __call__(self, value: float) -> float:
         """Returns the coordinate of a value. Values outside the scale are drawn at its ends."""
-        value = min(max(value, self.low), self.high)
-        if self.log2:
-            share = math.log2(value / self.low) / math.log2(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
+        low, value, high = self.low, min(max(value, self.low), self.high), self.high
+        share = math.log2(value / low) / math.log2(high / low) if self.log2 else (value - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
 
@@ -113,14 +105,13 @@ MOST_POINTS, APART = 150, 5.0
 
 _LABEL = 200
 """Number of characters after which a plan in words is cut."""
+Ticks = Sequence[tuple[float, str]]
 _SHAPES = {
     "af-rec": "M{0} {1}m0 -8l8 8l-8 8l-8 -8Z",
     "af-base": "M{0} {1}m-6 -6h12v12h-12Z",
     "af-x": "M{0} {1}m-4 -4l8 8m-8 0l8 -8",
 }
 """Diamond of the recommended plan, square of the baseline, cross of what did not fit; other points are circles."""
-
-Ticks = Sequence[tuple[float, str]]
 
 
 def point(drawing: Drawing, x: float, y: float, row: PlanRow, kind: str = "") -> None:
@@ -130,7 +121,9 @@ def point(drawing: Drawing, x: float, y: float, row: PlanRow, kind: str = "") ->
     """
     if kind != "af-x" and (row.role == "recommended" or row.is_baseline):
         kind = "af-rec" if row.role == "recommended" else "af-base"
-    title = element("title", tip(row)) if drawing.format.titles else None
+    title = None
+    if drawing.titles:
+        title = element("title", " · ".join([shortened(row.label, _LABEL), *_figures(row), row.status]))
     mark(drawing, x, y, f"af-pt {kind}".rstrip(), title, row.rank)
 
 
@@ -166,11 +159,6 @@ def thinned(placed: Sequence[tuple[PlanRow, float, float]]) -> list[tuple[PlanRo
     return sorted(kept, key=lambda found: (found[0].role == "recommended", found[0].is_baseline, found[0].on_front))
 
 
-def tip(row: PlanRow) -> str:
-    """Returns the tooltip of a plan's point, which is shown where no script can show more."""
-    return " · ".join([shortened(row.label, _LABEL), *_figures(row), row.status])
-
-
 def _figures(row: PlanRow) -> list[str]:
     """Returns the throughput and the peak of a plan, as far as they are known."""
     rate = [] if row.rate_per_s is None else [f"{short_number(row.rate_per_s)}/s"]
@@ -187,8 +175,8 @@ def axes(drawing: Drawing, area: Box, x: tuple[AxisScale, Ticks, str], y: tuple[
     for value, label in ticks:
         at = scale(value)
         drawing.line(at, area.bottom, at, area.bottom + 5, "af-axis")
-        if at + text_width(label, SMALL) / 2 > drawing.format.width:  # a label at the end of the axis would be cut
-            drawing.text(drawing.format.width, area.bottom + 19, label, "af-note", "end")
+        if at + text_width(label, SMALL) / 2 > WIDTH:  # a label at the end of the axis would be cut
+            drawing.text(WIDTH, area.bottom + 19, label, "af-note", "end")
         else:
             drawing.text(at, area.bottom + 19, label, "af-note", "middle")
     drawing.text(area.right, area.bottom + 38, name, "af-note", "end")
@@ -206,13 +194,30 @@ def margin(ticks: Ticks) -> float:
     return max((text_width(label, SMALL) for _, label in ticks), default=20.0) + 12
 
 
+def speed_area(
+    drawing: Drawing, keys: Sequence[tuple[str, str]], rates: Iterable[float], height: float, most_ticks: int = 5,
+    *, lane: float = 0.0, right: float = 14.0, room: float = 0.06,
+) -> tuple[Box, AxisScale, Ticks]:  # fmt: skip
+    """Draws the key of a chart of throughputs; returns the area below it, their vertical scale, and its ticks.
+
+    `lane` is the height of a lane below the scale, and `right` is left free beside the area.
+    """
+    slow, fast = span(rates, room)
+    ticks, top = rate_ticks(slow, fast, most_ticks), key(drawing, keys, 2) + 34
+    area = Box(margin(ticks), top, WIDTH - right, top + height + lane)
+    drawing.height = area.bottom + 46
+    if slow > 0:
+        drawing.note = f"{drawing.note} {NOT_FROM_ZERO}".lstrip()
+    return area, AxisScale(slow, fast, top + height, top), ticks
+
+
 def key(drawing: Drawing, shapes: Sequence[tuple[str, str]], top: float) -> float:
     """Draws a key of shapes, as class and text, over as many lines as needed from `top` on; returns where it ends."""
     x, y = 0.0, top + 8
     for kind, given in shapes:
-        text = fitted(given, FONT, drawing.format.width - 22)
+        text = fitted(given, FONT, WIDTH - 22)
         width = 22 + text_width(text, FONT) + 14
-        if x and x + width > drawing.format.width + 14:
+        if x and x + width > WIDTH + 14:
             x, y = 0.0, y + LINE + 2
         if kind.startswith("af-bar"):
             drawing.rect(x + 1, y - 6, x + 15, y + 6, kind, 2)

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from itertools import accumulate
 
-from autofit.reports.markup import DataTable, Markup, escaped, joined, shortened
+from autofit.reports.markup import DataTable, Markup, asset, escaped, joined, shortened
 from autofit.reports.report import Report
 
 FONT, SMALL = 13.0, 12.0
 """Size of a label, and of the text at ticks and of notes, in units of the picture. `charts.css` sets the same."""
+WIDTH = 860.0
+"""Width of a picture; its text is readable at this many pixels."""
 _NARROW, _WIDE = frozenset("iljtfrI.,:;'|!()[]/ "), frozenset("mwMW@%—=+<>×~→…")
 _LONGEST = 400
 
@@ -47,12 +47,10 @@ def number(value: float) -> str:
 
 
 def element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:
-    """Returns an element of SVG.
+    """Returns an element of SVG; children and attributes that are None are left out.
 
-    Args:
-        name: of the element.
-        children: what it holds, in order; text that is not `Markup` is escaped, None is left out.
-        attributes: by name, in order. "_" stands for "-", and one at the end is dropped (`class_`). None is left out.
+    Text that is not `Markup` is escaped. In the name of an attribute, "_" stands for "-", and one at the end is dropped
+    (`class_`).
     """
     given = {key.removesuffix("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     texts = {key: number(value) if isinstance(value, float) else str(value) for key, value in given.items()}
@@ -71,32 +69,23 @@ class Box:
     bottom: float
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """What a picture is drawn for.
-
-    Attributes:
-        width: width of the picture; its text is readable at this many pixels.
-        titles: whether a point carries its plan as a `<title>`, which browsers show without a script.
-    """
-
-    width: float = 860.0
-    titles: bool = False
-
-
 @dataclass(slots=True)
 class Drawing:
-    """A picture.
+    """A picture. Its elements are drawn in the order in which they are added.
 
     Attributes:
-        format: what it is drawn for.
         about: what it shows, for a screen reader.
-        height: of the picture; its width is that of the format.
-        parts: its elements, in the order in which they are drawn.
+        titles: whether a point carries its plan as a `<title>`, which browsers show without a script.
+        note: sentences on this picture that follow the aid of its chart.
+        table: the values that it shows; None if the table of all plans holds them.
+        height: of the picture.
+        parts: its elements.
     """
 
-    format: Format
     about: str
+    titles: bool = False
+    note: str = ""
+    table: DataTable | None = None
     height: float = 0.0
     parts: list[Markup] = field(default_factory=list)
 
@@ -117,7 +106,7 @@ class Drawing:
     ) -> None:
         """Draws a rectangle."""
         width, height = max(right - left, 0.0), max(bottom - top, 0.0)
-        self.add("rect", class_=kind, x=left, y=top, width=width, height=height, rx=radius or None)
+        self.add("rect", class_=kind, x=left, y=top, width=width, height=height, rx=radius)
 
     def text(self, x: float, y: float, text: str, kind: str = "af-label", anchor: str = "") -> None:
         """Draws a text with its baseline at `y`; `anchor` is "middle", "end" or "" for its start."""
@@ -125,9 +114,9 @@ class Drawing:
 
     def svg(self, alone: bool = False) -> Markup:
         """Returns the picture for a page that has the style sheet, or with it and a background to stand alone."""
-        width, height, inside = number(self.format.width), number(self.height), joined(self.parts)
+        width, height, inside = number(WIDTH), number(self.height), joined(self.parts)
         if alone:
-            style = element("style", Markup(style_sheet()))
+            style = element("style", Markup(asset("charts.css")))
             ground = element("rect", class_="af-ground", width=width, height=height)
             inside = joined([element("title", self.about), style, ground, inside])
         return element(
@@ -143,12 +132,6 @@ class Drawing:
         )
 
 
-@cache
-def style_sheet() -> str:
-    """Returns the style sheet of the pictures."""
-    return files("autofit.reports").joinpath("assets", "charts.css").read_text(encoding="utf-8")
-
-
 @dataclass(frozen=True, slots=True)
 class Chart:
     """One kind of picture.
@@ -158,17 +141,11 @@ class Chart:
         heading: what it shows.
         aid: how to read it.
         missing: why a report may not have it, for the error of `Fit.plot`.
-        available: whether a report has it.
-        draw: draws it; only for a report that has it.
-        table: its values; None if the table of all plans holds them.
-        note: sentences on this report's chart that follow the aid; "" for none. Only for a report that has the chart.
+        draw: draws it, with titles or not (`Drawing.titles`); None for a report that does not have it.
     """
 
     kind: str
     heading: str
     aid: str
     missing: str
-    available: Callable[[Report], bool]
-    draw: Callable[[Report, Format], Drawing]
-    table: Callable[[Report], DataTable | None]
-    note: Callable[[Report], str] = lambda report: ""
+    draw: Callable[[Report, bool], Drawing | None]

@@ -1,7 +1,6 @@
-"""Charts of the gain: what each change brings, when each answer came, and the race."""
+"""Charts of the gain: what each change brings, and the race."""
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,22 +9,9 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.units import format_ratio, short_number
 from autofit.reports.markup import DataTable
 from autofit.reports.report import PlanRow, Report
-from autofit.reports.sentences import answer_times, answer_worth, duration_text, interval_text, value_in_words
-from autofit.reports.svg.axes import (
-    LINE,
-    NOT_FROM_ZERO,
-    AxisScale,
-    axes,
-    key,
-    margin,
-    nice_ticks,
-    plan_keys,
-    point,
-    rate_ticks,
-    short_label,
-    span,
-)
-from autofit.reports.svg.drawing import FONT, SMALL, Box, Chart, Drawing, Format, fitted, text_width
+from autofit.reports.sentences import interval_text, value_in_words
+from autofit.reports.svg.axes import LINE, AxisScale, nice_ticks, point, short_label
+from autofit.reports.svg.drawing import FONT, SMALL, WIDTH, Chart, Drawing, fitted, text_width
 from autofit.search.choice import TIE_LOSS
 from autofit.terminal import wrapped
 
@@ -39,13 +25,13 @@ class Change:
 
     Attributes:
         name: what changes, in words. Changes that were only measured together are one step.
-        row: the plan with this change and all before it.
-        ratio: its throughput over that of the plan before.
+        rate_per_s: throughput with this change and all before it.
+        ratio: that over the throughput of the plan before.
         raced: whether both plans raced; otherwise the ratio is an estimate from separate probes.
     """
 
     name: str
-    row: PlanRow
+    rate_per_s: float
     ratio: float
     raced: bool
 
@@ -71,30 +57,23 @@ def changes(report: Report) -> list[Change]:
         if row.rate_per_s and made < wanted and all(_value(row, name) == _value(best, name) for name in made):
             between.setdefault(made, row)
     between |= {frozenset(): baseline, wanted: best}
-    way = _longest(between, wanted)
-    return [
-        Change(
-            _named(between[after], after - before, report),
-            between[after],
-            (between[after].rate_per_s or 0.0) / (between[before].rate_per_s or 1.0),
-            all(_raced(between[each]) for each in (before, after)),
-        )
-        for before, after in pairwise(way)
-    ]
-
-
-def _longest(between: dict[frozenset[str], PlanRow], wanted: frozenset[str]) -> list[frozenset[str]]:
-    """Returns the plans of the way, by their changes."""
     ways = dict[frozenset[str], list[frozenset[str]]]()
 
-    def worth(way: Iterable[frozenset[str]]) -> tuple[int, list[float]]:
-        rates = [between[each].rate_per_s or 0.0 for each in way]
-        return len(rates), rates
+    def worth(way: list[frozenset[str]]) -> tuple[int, list[float]]:
+        return len(way), [between[made].rate_per_s or 0.0 for made in way]
 
     for made in sorted(between, key=len):
         earlier = [ways[other] for other in ways if other < made]
         ways[made] = [*max(earlier, key=worth, default=[]), made]
-    return ways[wanted]
+    return [
+        Change(
+            _named(between[after], after - before, report),
+            rate := between[after].rate_per_s or 0.0,
+            rate / (between[before].rate_per_s or 1.0),
+            all(row.is_baseline or (row.gain and row.gain.pairs > 0) for row in (between[before], between[after])),
+        )
+        for before, after in pairwise(ways[wanted])
+    ]
 
 
 def _changed(row: PlanRow, baseline: PlanRow) -> frozenset[str]:
@@ -108,10 +87,6 @@ def _value(row: PlanRow, name: str) -> object:
     return (row.micro_batch_size, row.accumulation_steps) if name == _BATCH else row.values.get(name)
 
 
-def _raced(row: PlanRow) -> bool:
-    return row.is_baseline or (row.gain is not None and row.gain.pairs > 0)
-
-
 def _named(row: PlanRow, made: frozenset[str], report: Report) -> str:
     steps = f" × {row.accumulation_steps:,}" if row.accumulation_steps > 1 else ""
     batch = [f"micro batch {row.micro_batch_size:,}{steps}"] if _BATCH in made else []
@@ -120,22 +95,25 @@ def _named(row: PlanRow, made: frozenset[str], report: Report) -> str:
     return " with ".join(["+ " + ", ".join(words), *batch]) if words else f"+ {batch[0]}"
 
 
-def _why_draw(report: Report, form: Format) -> Drawing:
+def _why(report: Report, titles: bool) -> Drawing | None:
     """Returns a waterfall: a bar for each change from the throughput before it to the one after it."""
     steps, baseline = changes(report), report.baseline
+    if len(steps) < 2 or baseline is None:
+        return None
     about = "; ".join(f"{step.name.removeprefix('+ ')} {step.effect}" for step in steps)
-    drawing = Drawing(form, f"What each change brings, one after the other: {about}.")
-    assert baseline is not None, "a report without a baseline has no such chart"
+    rows = tuple((step.name, short_number(step.rate_per_s), step.effect) for step in steps)
+    table = DataTable(("change", f"{report.unit}/s with it", "over the plan before"), rows)
+    drawing = Drawing(f"What each change brings, one after the other: {about}.", titles, table=table)
     before = baseline.rate_per_s or 0.0
     bars = [("baseline", 0.0, before, "af-bar-base", f"{short_number(before)} {report.unit}/s")]
     for step in steps:
-        rate = step.row.rate_per_s or 0.0
-        bars.append((step.name, before, rate, "af-bar-rec" if rate >= before else "af-bar-base", step.effect))
-        before = rate
+        style = "af-bar-rec" if step.rate_per_s >= before else "af-bar-base"
+        bars.append((step.name, before, step.rate_per_s, style, step.effect))
+        before = step.rate_per_s
     bars.append(("recommended plan", 0.0, before, "af-bar-rec", f"{short_number(before)} {report.unit}/s"))
-    names = min(max(text_width(name, FONT) for name, *_ in bars), 0.45 * form.width) + 14
+    names = min(max(text_width(name, FONT) for name, *_ in bars), 0.45 * WIDTH) + 14
     room = max(text_width(text, SMALL) for *_, text in bars) + 12
-    x = AxisScale(0.0, max(max(bar[1:3]) for bar in bars), names, form.width - room)
+    x = AxisScale(0.0, max(max(bar[1:3]) for bar in bars), names, WIDTH - room)
     y = 2.0
     for name, start, end, style, text in bars:
         drawing.text(0, y + _BAR / 2 + 4.5, fitted(name, FONT, names - 10))
@@ -149,88 +127,14 @@ def _why_draw(report: Report, form: Format) -> Drawing:
     return drawing
 
 
-def _why_table(report: Report) -> DataTable:
-    """Returns the steps with their throughput."""
-    rows = [(step.name, short_number(step.row.rate_per_s or 0.0), step.effect) for step in changes(report)]
-    return DataTable(("change", f"{report.unit}/s with it", "over the plan before"), tuple(rows))
-
-
 WHY: Chart = Chart(
     kind="why",
     heading="Why it is faster",
     aid="Each bar adds one change to the plan above it. Changes in one line were only measured together. "
     '"about" marks an estimate from separate runs; the others were compared side by side.',
     missing="no plan was recommended that makes two changes which were measured one after the other",
-    available=lambda report: len(changes(report)) > 1,
-    draw=_why_draw,
-    table=_why_table,
+    draw=_why,
 )
-"""What each change of the recommended plan brings."""
-
-
-_TIMES = (("h", 3600), ("min", 60), ("s", 1))
-
-
-def _answers_draw(report: Report, form: Format) -> Drawing:
-    """Returns the chart of a report with at least two answers: a staircase, with what the last one is worth."""
-    drawing = Drawing(form, f"The answer of the search over time: {answer_times(report)}.")
-    slow, fast = _answers_span(report)
-    end_s = max(report.duration_s, report.answers[-1].at_s, 1.0)
-    rates = rate_ticks(slow, fast, 4)
-    top = key(drawing, plan_keys(report, {each.rank for each in report.answers}), 2) + 34
-    area = Box(margin(rates), top, form.width - 14, top + 180)
-    x, y = AxisScale(0.0, end_s, area.left, area.right), AxisScale(slow, fast, area.bottom, area.top)
-    unit, size = next((name, size) for name, size in _TIMES if end_s >= 2 * size or size == 1)
-    times = [(tick * size, f"{tick:,g} {unit}") for tick in nice_ticks(0.0, end_s / size, 8)]
-    axes(drawing, area, (x, times, "since the search began"), (y, rates, f"{report.unit} per second"))
-    corners = [(x(each.at_s), y(each.rate_per_s)) for each in report.answers]
-    steps = [corner for (_, before), (left, at) in pairwise(corners) for corner in ((left, before), (left, at))]
-    drawing.polyline([corners[0], *steps, (area.right, corners[-1][1])], "af-line-rec")
-    for each, (left, at) in zip(report.answers, corners, strict=True):
-        point(drawing, left, at, report.row(each.rank), "af-front")
-    left, at = corners[-1]
-    anchor = "end" if left > (area.left + area.right) / 2 else ""
-    drawing.text(left, at - 12, answer_worth(report, report.answers[-1]), "af-strong", anchor)
-    drawing.height = area.bottom + 46
-    return drawing
-
-
-def _answers_span(report: Report) -> tuple[float, float]:
-    return span([each.rate_per_s for each in report.answers], 0.25)
-
-
-def _answers_note(report: Report) -> str:
-    """Returns why a step goes down, if one does, and where the axis starts."""
-    falls = any(later.rate_per_s < earlier.rate_per_s for earlier, later in pairwise(report.answers))
-    fell = ["A step goes down where a later proof failed, or where the race corrected a probe."] if falls else []
-    return " ".join([*fell, *([NOT_FROM_ZERO] if _answers_span(report)[0] > 0 else [])])
-
-
-def _answers_table(report: Report) -> DataTable:
-    rows = [
-        (
-            short_label(report.row(each.rank)),
-            duration_text(each.at_s),
-            short_number(each.rate_per_s),
-            answer_worth(report, each),
-        )
-        for each in report.answers
-    ]
-    return DataTable(("answer", "after", f"{report.unit}/s", "over the baseline"), tuple(rows))
-
-
-ANSWERS: Chart = Chart(
-    kind="answers",
-    heading="When each answer came",
-    aid="At each moment, the best plan that was proven and whose gradient was checked. It is what the search would "
-    "have returned if it had ended then.",
-    missing="the search had fewer than two answers",
-    available=lambda report: len(report.answers) > 1,
-    draw=_answers_draw,
-    table=_answers_table,
-    note=_answers_note,
-)
-"""Throughput of the answer over time."""
 
 
 _TIE_RATIO = TIE_LOSS * TIE_RATIO
@@ -241,12 +145,13 @@ _NAME_LETTERS = 34
 """Number of letters in a line of its name."""
 
 
-def _race_draw(report: Report, form: Format) -> Drawing:
-    """Returns the chart of a report with a race."""
-    drawing = Drawing(form, _race_about(report))
+def _race(report: Report, titles: bool) -> Drawing | None:
+    if not report.race:
+        return None
+    drawing = Drawing(_race_about(report), titles, table=_race_table(report))
     ends = [1.0, *(end for racer in report.race for end in (racer.ratio.low, racer.ratio.high, *racer.ratios))]
     room = max(0.06 * (max(ends) - min(ends)), 0.01)
-    x = AxisScale(min(ends) - room, max(ends) + room, _NAME + 8, form.width - _FIGURES - 12)
+    x = AxisScale(min(ends) - room, max(ends) + room, _NAME + 8, WIDTH - _FIGURES - 12)
     bottom = _TOP + 8 + _ROW * len(report.race)
     _ground(drawing, report, x, bottom)
     for at, racer in enumerate(report.race):
@@ -263,8 +168,8 @@ def _race_draw(report: Report, form: Format) -> Drawing:
         for place, line in enumerate(lines):
             drawing.text(0, middle + 4.5 + (place - (len(lines) - 1) / 2) * (LINE - 2), line)
         figures = format_ratio(racer.ratio.value) if racer.ratio.low == racer.ratio.high else str(racer.ratio)
-        drawing.text(form.width, middle + 4.5, figures, "af-label", "end")
-    drawing.text(form.width, bottom + 38, f"throughput over the {_reference(report)}", "af-note", "end")
+        drawing.text(WIDTH, middle + 4.5, figures, "af-label", "end")
+    drawing.text(WIDTH, bottom + 38, f"throughput over the {_reference(report)}", "af-note", "end")
     drawing.height = bottom + 46
     return drawing
 
@@ -299,7 +204,7 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, bottom: float) -> No
     texts = [(x(1.0), f"{_reference(report)} 1.0x", 12.0), (sum(tie) / 2, f"tie margin {_TIE_RATIO:.1%}", 28.0)]
     for at, text, y in texts:
         half = text_width(text, SMALL) / 2
-        drawing.text(min(max(at, half), drawing.format.width - half), y, text, "af-note", "middle")
+        drawing.text(min(max(at, half), WIDTH - half), y, text, "af-note", "middle")
 
 
 def _name_of(row: PlanRow) -> str:
@@ -339,8 +244,5 @@ RACE: Chart = Chart(
     f"ahead of it by less than {TIE_RATIO:.0%}. Of the tied plans, one with the baseline's batch is recommended, else "
     "one with the smallest batch; then the one that needs less memory, then the one that changes less.",
     missing="no plans raced",
-    available=lambda report: bool(report.race),
-    draw=_race_draw,
-    table=_race_table,
+    draw=_race,
 )
-"""Paired throughput ratios of the finalists."""

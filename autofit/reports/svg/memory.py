@@ -8,11 +8,10 @@ from autofit.memory.trace import Kind
 from autofit.reports.markup import DataTable
 from autofit.reports.report import UPPER_BOUND, PlanMemory, Report
 from autofit.reports.svg.axes import LINE, AxisScale, byte_ticks, key, levels, margin, shown_budget
-from autofit.reports.svg.drawing import FONT, SMALL, Box, Chart, Drawing, Format, fitted, text_width
+from autofit.reports.svg.drawing import FONT, SMALL, WIDTH, Box, Chart, Drawing, fitted, text_width
 
 MOST_MODULES = 8
 """Number of modules shown by name; the others are one entry."""
-_OTHERS = "other modules"
 _BAR, _GAP = 13.0, 3.0
 _NAMES = {"recommended": "recommended plan", "baseline": "baseline"}
 _STYLES = {"recommended": "rec", "baseline": "base"}
@@ -34,66 +33,58 @@ def _upper_bounds(report: Report) -> str:
     return f"The memory of {named} is an {UPPER_BOUND}." if named else ""
 
 
-def _parts_draw(report: Report, form: Format) -> Drawing:
-    """Returns the chart of a report that has the memory of a plan."""
-    drawing = Drawing(form, _parts_about(report))
-    y = key(drawing, [(f"af-bar-{_STYLES[plan.role]}", _named(report, plan)) for plan in report.memory], 2) + 20
-    total, kinds, modules = ("Peak, as traced", _totals(report)), _kinds(report), _modules(report)
-    sized = [total, *kinds, *modules]
-    room = max(text_width(format_bytes(size), SMALL) for _, sizes in sized for size in sizes) + 10
-    names = min(max(text_width(name, FONT) for name, _ in sized), 280) + 14
-    high = float(max(total[1])) or 1.0
+def _breakdown(report: Report, titles: bool) -> Drawing | None:
+    if not report.memory:
+        return None
+    parts = [plan.profile.breakdown for plan in report.memory]
+    sums = tuple(sum(part.size_bytes for part in each.kinds) for each in parts)
+    total, kinds = ("Peak, as traced", sums), _matched([each.kinds for each in parts])
+    modules = _fewer(_matched([each.modules for each in parts]))
+    names = [_named(report, plan) for plan in report.memory]
+    table = _breakdown_table(names, [*kinds, *((f"module {name}", sizes) for name, sizes in modules)])
+    drawing = Drawing(_breakdown_about(report, sums), titles, _upper_bounds(report), table)
+    shapes = [f"af-bar-{_STYLES[plan.role]}" for plan in report.memory]
+    y = key(drawing, list(zip(shapes, names, strict=True)), 2) + 20
+    entries = [total, *kinds, *modules]
+    room = max(text_width(format_bytes(size), SMALL) for _, sizes in entries for size in sizes) + 10
+    left = min(max(text_width(name, FONT) for name, _ in entries), 280) + 14
+    high = float(max(sums)) or 1.0
     with_budget = shown_budget(report, high)
-    x = AxisScale(0.0, max(high, report.budget_bytes) if with_budget else high, names, form.width - room)
+    x = AxisScale(0.0, max(high, report.budget_bytes) if with_budget else high, left, WIDTH - room)
     if with_budget:  # drawn first: the sizes stay readable where they cross the line
         at = x(report.budget_bytes)
         drawing.line(at, y - 2, at, y + len(report.memory) * (_BAR + _GAP) + 3, "af-budget")
         drawing.text(at, y - 8, f"budget {format_bytes(report.budget_bytes)}", "af-bad", "end")
-    y = _entries(drawing, report, [total], x, y)
-    y = _entries(drawing, report, kinds, x, _heading(drawing, "By kind", y))
-    if modules:
-        y = _entries(drawing, report, modules, x, _heading(drawing, "Activations and temporaries by module", y))
-    drawing.height = y
+    y = _entries(drawing, shapes, [total], x, y)
+    y = _entries(drawing, shapes, kinds, x, y, "By kind")
+    drawing.height = _entries(drawing, shapes, modules, x, y, "Activations and temporaries by module") if modules else y
     return drawing
 
 
-def _heading(drawing: Drawing, text: str, y: float) -> float:
-    drawing.line(0, y + 2, drawing.format.width, y + 2, "af-grid")
-    drawing.text(0, y + 24, text, "af-strong")
-    return y + 36
+def _breakdown_table(names: Sequence[str], entries: Sequence[Entry]) -> DataTable:
+    rows = tuple((name, *(format_bytes(size) for size in sizes)) for name, sizes in entries)
+    return DataTable(("part of the peak", *names), rows)
 
 
-def _entries(drawing: Drawing, report: Report, entries: Sequence[Entry], x: AxisScale, y: float) -> float:
-    """Draws one bar for each plan and entry; returns where they end."""
+def _entries(
+    drawing: Drawing, styles: Sequence[str], entries: Sequence[Entry], x: AxisScale, y: float, title: str = ""
+) -> float:
+    """Draws one bar for each plan and entry, below a title if there is one; returns where they end."""
+    if title:
+        drawing.line(0, y + 2, WIDTH, y + 2, "af-grid")
+        drawing.text(0, y + 24, title, "af-strong")
+        y += 36
     for name, sizes in entries:
         middle = y + (len(sizes) * (_BAR + _GAP) - _GAP) / 2
         drawing.text(0, middle + 4.5, fitted(name, FONT, x.start - 10))
-        for plan, size in zip(report.memory, sizes, strict=True):
+        for style, size in zip(styles, sizes, strict=True):
             end = x(size)
             if size:
-                drawing.rect(x.start, y, max(end, x.start + 1), y + _BAR, f"af-bar-{_STYLES[plan.role]}", 2)
+                drawing.rect(x.start, y, max(end, x.start + 1), y + _BAR, style, 2)
             drawing.text(end + 6, y + 11, format_bytes(size) if size else "none", "af-note")
             y += _BAR + _GAP
         y += 9
     return y
-
-
-def _totals(report: Report) -> tuple[int, ...]:
-    return tuple(sum(part.size_bytes for part in plan.profile.breakdown.kinds) for plan in report.memory)
-
-
-def _kinds(report: Report) -> list[Entry]:
-    return _matched([plan.profile.breakdown.kinds for plan in report.memory])
-
-
-def _modules(report: Report) -> list[Entry]:
-    """Returns the largest modules, and the others together."""
-    found = _matched([plan.profile.breakdown.modules for plan in report.memory])
-    rest = found[MOST_MODULES:]
-    if len(rest) < 2:
-        return found
-    others = tuple(map(sum, zip(*(sizes for _, sizes in rest), strict=True)))
-    return [*found[:MOST_MODULES], (f"{len(rest)} {_OTHERS}", others)]
 
 
 def _matched(plans: Sequence[Sequence[Part]]) -> list[Entry]:
@@ -105,20 +96,21 @@ def _matched(plans: Sequence[Sequence[Part]]) -> list[Entry]:
     return [(f"{name} × {counts[name]}" if counts[name] > 1 else name, found) for name, found in entries]
 
 
-def _parts_about(report: Report) -> str:
+def _fewer(modules: list[Entry]) -> list[Entry]:
+    """Returns the largest modules, and the others together."""
+    if len(rest := modules[MOST_MODULES:]) < 2:
+        return modules
+    others = tuple(map(sum, zip(*(sizes for _, sizes in rest), strict=True)))
+    return [*modules[:MOST_MODULES], (f"{len(rest)} other modules", others)]
+
+
+def _breakdown_about(report: Report, sums: Sequence[int]) -> str:
     texts = ["Memory at the peak by kind of tensor and by module."]
-    for plan, total in zip(report.memory, _totals(report), strict=True):
+    for plan, total in zip(report.memory, sums, strict=True):
         largest = max(plan.profile.breakdown.kinds, key=lambda part: part.size_bytes, default=None)
         part = f", most of it {largest.name}" if largest is not None and largest.size_bytes > total / 2 else ""
         texts.append(f"{_NAMES[plan.role].capitalize()}: {format_bytes(total)}{part}.")
     return " ".join(texts)
-
-
-def _parts_table(report: Report) -> DataTable:
-    """Returns the bytes of each kind and module in each plan."""
-    head = ("part of the peak", *(_named(report, plan) for plan in report.memory))
-    entries = [*_kinds(report), *((f"module {name}", sizes) for name, sizes in _modules(report))]
-    return DataTable(head, tuple((name, *(format_bytes(size) for size in sizes)) for name, sizes in entries))
 
 
 BREAKDOWN: Chart = Chart(
@@ -126,12 +118,8 @@ BREAKDOWN: Chart = Chart(
     heading="What the memory holds",
     aid="All bars share one scale. They show the moment at which memory peaks.",
     missing="the memory of the plans was not traced",
-    available=lambda report: bool(report.memory),
-    draw=_parts_draw,
-    table=_parts_table,
-    note=_upper_bounds,
+    draw=_breakdown,
 )
-"""What makes up the peak, by kind of tensor and by module."""
 
 
 _KINDS = tuple(
@@ -146,10 +134,13 @@ _PANEL = 170.0
 """Height of the panel of a plan."""
 
 
-def _step_draw(report: Report, form: Format) -> Drawing:
+def _timeline(report: Report, titles: bool) -> Drawing | None:
     """Returns one panel for each plan, all with the same axis of memory."""
-    plans = _drawn(report)
-    drawing = Drawing(form, _step_about(report))
+    plans = [plan for plan in report.memory if plan.profile.live_bytes]
+    if not plans:
+        return None
+    note = f"{_untraced_steps(report, plans)} {_upper_bounds(report)}".strip()
+    drawing = Drawing(_timeline_about(plans), titles, note, _timeline_table(report, plans))
     peak = max(max(*plan.profile.live_bytes, plan.profile.peak_bytes) for plan in plans)
     with_budget = shown_budget(report, peak)
     high = max(1.2 * peak, 1.08 * report.budget_bytes if with_budget else 0.0)  # the peak has its label above it
@@ -158,7 +149,7 @@ def _step_draw(report: Report, form: Format) -> Drawing:
     keys = [(f"af-bar af-k{place}", kind) for place, kind in enumerate(_KINDS) if kind in held]
     y = key(drawing, keys, 2) + 6 if keys else 0.0
     for plan in plans:
-        area = Box(margin(ticks), y + 52, form.width - 8, y + 52 + _PANEL)
+        area = Box(margin(ticks), y + 52, WIDTH - 8, y + 52 + _PANEL)
         scale = AxisScale(0, high, area.bottom, area.top)
         levels(drawing, area, scale, ticks)
         _title(drawing, _named(report, plan).capitalize(), plan.label, y + 16)
@@ -166,7 +157,7 @@ def _step_draw(report: Report, form: Format) -> Drawing:
             _budget(drawing, report.budget_bytes, area, scale)
         _panel(drawing, plan, area, scale)
         y = area.bottom + 26
-    drawing.text(form.width - 8, y - 4, "allocations and releases of the step, in order →", "af-note", "end")
+    drawing.text(WIDTH - 8, y - 4, "allocations and releases of the step, in order →", "af-note", "end")
     if not with_budget:
         drawing.text(0, y + 16, f"The budget of {format_bytes(report.budget_bytes)} is beyond this axis.", "af-bad")
         y += 22
@@ -174,22 +165,17 @@ def _step_draw(report: Report, form: Format) -> Drawing:
     return drawing
 
 
-def _drawn(report: Report) -> list[PlanMemory]:
-    return [plan for plan in report.memory if plan.profile.live_bytes]
+def _budget(drawing: Drawing, budget_bytes: int, area: Box, y: AxisScale) -> None:
+    at = y(budget_bytes)
+    drawing.line(area.left, at, area.right, at, "af-budget")
+    label_at = at + 14 if at - area.top < LINE else at - 6  # phases are named above
+    drawing.text(area.right - 6, label_at, f"budget {format_bytes(budget_bytes)}", "af-bad", "end")
 
 
 def _title(drawing: Drawing, name: str, label: str, y: float) -> None:
     left = text_width(name, FONT) * 1.1 + 8
     drawing.text(0, y, name, "af-strong")
-    drawing.text(left, y, fitted(label, SMALL, drawing.format.width - left), "af-note")
-
-
-def _budget(drawing: Drawing, budget_bytes: int, area: Box, y: AxisScale) -> None:
-    at = y(budget_bytes)
-    drawing.line(area.left, at, area.right, at, "af-budget")
-    below = at - area.top < LINE  # phases are named above
-    text = f"budget {format_bytes(budget_bytes)}"
-    drawing.text(area.right - 6, at + 14 if below else at - 6, text, "af-bad", "end")
+    drawing.text(left, y, fitted(label, SMALL, WIDTH - left), "af-note")
 
 
 def _panel(drawing: Drawing, plan: PlanMemory, area: Box, y: AxisScale) -> None:
@@ -238,9 +224,9 @@ def _stack(drawing: Drawing, plan: PlanMemory, area: Box, x: AxisScale, y: AxisS
         below = above
 
 
-def _step_about(report: Report) -> str:
+def _timeline_about(plans: Sequence[PlanMemory]) -> str:
     texts = ["Live tensors over one optimizer step, phase by phase."]
-    for plan in _drawn(report):
+    for plan in plans:
         peak = max(plan.profile.live_bytes)
         place = plan.profile.live_bytes.index(peak)
         phase = next((each.name for each in plan.profile.phases if each.start <= place < each.end), "step")
@@ -248,26 +234,26 @@ def _step_about(report: Report) -> str:
     return " ".join(texts)
 
 
-def traced_steps(report: Report) -> str:
+def _untraced_steps(report: Report, plans: Sequence[PlanMemory]) -> str:
     """Returns which plans have more accumulation steps than their trace shows; "" if none has."""
     texts = list[str]()
-    for plan in _drawn(report):
-        row = report.recommended if plan.role == "recommended" else report.baseline
+    for plan in plans:
+        row = report.row_of(plan.role)
         shown = sum(phase.name == "forward" for phase in plan.profile.phases)
         if row is not None and 0 < shown < row.accumulation_steps:
             texts.append(f"{shown} of the {row.accumulation_steps:,} accumulation steps of the {_NAMES[plan.role]}")
     return f"The timeline shows {' and '.join(texts)}; the others repeat the last one." if texts else ""
 
 
-def _step_table(report: Report) -> DataTable:
+def _timeline_table(report: Report, plans: Sequence[PlanMemory]) -> DataTable:
     """Returns the highest and the last value of each phase."""
-    rows = list[tuple[str, ...]]()
-    for plan in _drawn(report):
-        for phase in plan.profile.phases:
-            if live := plan.profile.live_bytes[phase.start : phase.end]:
-                name = _named(report, plan).capitalize()
-                rows.append((name, phase.name, format_bytes(max(live)), format_bytes(live[-1])))
-    return DataTable(("plan", "phase", "highest", "at its end"), tuple(rows))
+    rows = tuple(
+        (_named(report, plan).capitalize(), phase.name, format_bytes(max(live)), format_bytes(live[-1]))
+        for plan in plans
+        for phase in plan.profile.phases
+        if (live := plan.profile.live_bytes[phase.start : phase.end])
+    )
+    return DataTable(("plan", "phase", "highest", "at its end"), rows)
 
 
 TIMELINE: Chart = Chart(
@@ -275,9 +261,5 @@ TIMELINE: Chart = Chart(
     heading="Memory during one optimizer step",
     aid="Live tensors at each allocation and release, in order; the horizontal axis is not time.",
     missing="the memory of the plans was not traced",
-    available=lambda report: bool(_drawn(report)),
-    draw=_step_draw,
-    table=_step_table,
-    note=lambda report: f"{traced_steps(report)} {_upper_bounds(report)}".strip(),
+    draw=_timeline,
 )
-"""Live tensors over one optimizer step."""

@@ -7,7 +7,7 @@ from xml.dom.minidom import Element
 from autofit.reports.markup import DataTable
 from autofit.reports.report import Report
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import Box, Chart, Format, text_width
+from autofit.reports.svg.drawing import Box, Chart, Drawing, text_width
 from tests.reports.xml_tree import tree
 
 SIZES = {"af-note": 12.0, "af-bad": 12.0, "af-label": 13.0, "af-strong": 13.0}
@@ -52,13 +52,19 @@ class Picture:
 def picture(kind: str, report: Report) -> Picture:
     """Returns a chart of a report."""
     chart = next(chart for chart in CHARTS if chart.kind == kind)
-    assert chart.available(report)
-    return Picture(tree(chart.draw(report, Format()).svg(alone=True)))
+    return Picture(tree(drawn(chart, report).svg(alone=True)))
+
+
+def drawn(chart: Chart, report: Report, *, titles: bool = False) -> Drawing:
+    """Returns a chart of a report as it is drawn."""
+    found = chart.draw(report, titles)
+    assert found is not None
+    return found
 
 
 def values(chart: Chart, report: Report) -> DataTable:
     """Returns the values of a chart that has a table of its own."""
-    found = chart.table(report)
+    found = drawn(chart, report).table
     assert found is not None
     return found
 

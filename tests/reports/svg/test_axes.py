@@ -20,9 +20,8 @@ from autofit.reports.svg.axes import (
     size_ticks,
     span,
     thinned,
-    tip,
 )
-from autofit.reports.svg.drawing import Box, Drawing, Format
+from autofit.reports.svg.drawing import WIDTH, Box, Drawing
 from tests.reports.samples import infeasible, kept, large, typical
 from tests.reports.svg.reading import Picture
 from tests.reports.xml_tree import tree
@@ -98,7 +97,7 @@ TYPICAL = typical()
 
 
 def shape(rank: int, *, titles: bool = False, kind: str = "") -> str:
-    drawing = Drawing(Format(titles=titles), "")
+    drawing = Drawing("", titles)
     point(drawing, 10, 10, TYPICAL.row(rank), kind)
     return drawing.parts[0]
 
@@ -126,7 +125,7 @@ def test_a_point_has_a_title_only_where_no_script_shows_its_plan() -> None:
 def test_short_labels_and_tips_hold_the_plan() -> None:
     row = TYPICAL.row(1)
     assert short_label(row) == "micro batch 128 × 2: precision=bf16, compile=default, checkpointing=blocks"
-    assert tip(row).endswith(f"{row.label} · 512/s · peak 15.12 GiB · measured")
+    assert f"<title>{row.label} · 512/s · peak 15.12 GiB · measured</title>" in shape(1, titles=True)
 
 
 def test_few_points_are_all_drawn_and_many_are_thinned_but_the_important_ones() -> None:
@@ -140,9 +139,9 @@ def test_few_points_are_all_drawn_and_many_are_thinned_but_the_important_ones() 
     assert len(found) <= len(important) + 1
 
 
-def test_a_key_uses_more_lines_where_it_is_narrow() -> None:
+def test_a_key_of_many_entries_uses_more_lines() -> None:
     entries = [("af-pt", "other plan")] * 5
-    assert key(Drawing(Format(344.0), ""), entries, 0) > key(Drawing(Format(), ""), entries, 0)
+    assert key(Drawing(""), 3 * entries, 0) > key(Drawing(""), entries, 0)
 
 
 def test_keys_name_the_plans_that_are_drawn() -> None:
@@ -162,12 +161,12 @@ def test_a_budget_far_beyond_the_plans_does_not_stretch_an_axis() -> None:
 
 
 def test_the_label_of_a_tick_at_the_end_of_an_axis_is_inside() -> None:
-    area = Box(40, 20, Format().width - 14, 200)
-    drawing = Drawing(Format(), "", height=240)
+    area = Box(40, 20, WIDTH - 14, 200)
+    drawing = Drawing("", height=240)
     x, y = AxisScale(0, 120, area.left, area.right), AxisScale(0, 1, area.bottom, area.top)
     axes(drawing, area, (x, [(60, "60 MiB"), (120, "120 MiB")], "peak memory"), (y, [], "speed"))
     found = Picture(tree(drawing.svg(alone=True)))
     boxes = dict(found.texts())
-    assert boxes["120 MiB"].right <= Format().width
+    assert boxes["120 MiB"].right <= WIDTH
     middle = (boxes["60 MiB"].left + boxes["60 MiB"].right) / 2
     assert abs(middle - x(60)) < 0.1

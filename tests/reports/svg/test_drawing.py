@@ -2,8 +2,8 @@
 
 import pytest
 
-from autofit.reports.markup import Markup
-from autofit.reports.svg.drawing import Drawing, Format, element, fitted, number, style_sheet, text_width
+from autofit.reports.markup import Markup, asset
+from autofit.reports.svg.drawing import Drawing, element, fitted, number, text_width
 from tests.reports.xml_tree import tree
 
 LONG = "precision=bf16, compile=default, checkpointing=blocks, optimizer_implementation=fused"
@@ -41,7 +41,7 @@ def test_a_text_that_does_not_fit_is_cut_to_the_width(width: float) -> None:
 
 
 def drawing(about: str = "speeds") -> Drawing:
-    made = Drawing(Format(), about, height=100)
+    made = Drawing(about, height=100)
     made.text(10, 20, "<b>")
     made.line(0, 0.25, 10, 10, "af-grid")
     made.rect(0, 0, -5, 10, "af-over")
@@ -73,6 +73,6 @@ def test_a_rectangle_is_never_of_negative_width() -> None:
 
 
 def test_the_style_sheet_names_no_address() -> None:
-    assert "af-grid" in style_sheet()
-    assert "url(" not in style_sheet()
-    assert "@import" not in style_sheet()
+    assert "af-grid" in asset("charts.css")
+    assert "url(" not in asset("charts.css")
+    assert "@import" not in asset("charts.css")

@@ -5,9 +5,9 @@ from itertools import combinations
 import pytest
 
 from autofit.reports.svg import CHARTS
-from autofit.reports.svg.drawing import Chart, Format
+from autofit.reports.svg.drawing import Chart
 from tests.reports import samples
-from tests.reports.svg.reading import overlap, picture
+from tests.reports.svg.reading import drawn, overlap, picture
 from tests.reports.xml_tree import tree
 
 REPORTS = {name: make() for name, make in samples.ALL.items()}
@@ -15,7 +15,7 @@ DRAWN = [
     pytest.param(name, chart.kind, id=f"{name}-{chart.kind}")
     for name, report in REPORTS.items()
     for chart in CHARTS
-    if chart.available(report)
+    if chart.draw(report, False) is not None
 ]
 
 
@@ -33,8 +33,7 @@ def test_labels_are_inside_and_do_not_overlap(name: str, kind: str) -> None:
 @pytest.mark.parametrize(("name", "kind"), DRAWN)
 def test_a_picture_has_no_script_style_attribute_or_address(name: str, kind: str) -> None:
     chart = next(chart for chart in CHARTS if chart.kind == kind)
-    drawn = chart.draw(REPORTS[name], Format(titles=True)).svg()
-    root = tree(drawn)
+    root = tree(drawn(chart, REPORTS[name], titles=True).svg())
     for node in [root, *root.getElementsByTagName("*")]:
         assert node.tagName not in {"script", "image", "use", "foreignObject", "a", "style"}
         names = [str(key).lower() for key in dict(node.attributes.items())]
@@ -44,22 +43,22 @@ def test_a_picture_has_no_script_style_attribute_or_address(name: str, kind: str
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.kind)
 def test_a_chart_describes_itself(chart: Chart) -> None:
     report = REPORTS["typical"]
-    drawn = chart.draw(report, Format())
-    assert drawn.about.endswith(".")
-    assert len(drawn.about) > 40
+    made = drawn(chart, report)
+    assert made.about.endswith(".")
+    assert len(made.about) > 40
     assert chart.aid.count(".") >= 1
-    assert drawn == chart.draw(report, Format())
+    assert made == drawn(chart, report)
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.kind)
 def test_a_report_without_the_values_has_no_such_chart(chart: Chart) -> None:
-    assert not chart.available(REPORTS["infeasible"])
+    assert chart.draw(REPORTS["infeasible"], False) is None
     assert chart.missing
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.kind)
 def test_tables_are_complete(chart: Chart) -> None:
-    table = chart.table(REPORTS["typical"])
+    table = drawn(chart, REPORTS["typical"]).table
     if table is not None:
         assert table.rows
         assert {len(row) for row in table.rows} == {len(table.head)}

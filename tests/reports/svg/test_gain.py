@@ -9,10 +9,11 @@ import pytest
 from autofit.core.answer import Ratio
 from autofit.core.objective import TIE_RATIO
 from autofit.reports.report import PlanRow, Report
-from autofit.reports.svg.gain import ANSWERS, RACE, WHY, changes
+from autofit.reports.svg.gain import RACE, WHY, changes
+from autofit.reports.svg.speed import ANSWERS
 from autofit.search.choice import TIE_LOSS
 from tests.reports.samples import typical
-from tests.reports.svg.reading import picture, values
+from tests.reports.svg.reading import drawn, picture, values
 
 BEFORE: dict[str, bool | int | str] = {"precision": "fp32", "compile": "off", "optimizer_implementation": "default"}
 BF16: dict[str, Any] = {"precision": "bf16"}
@@ -119,7 +120,7 @@ def test_where_the_baseline_is_kept_or_has_no_throughput_there_is_no_chart() -> 
     kept = of(best).rows[1].model_copy(update={"role": "recommended", "rank": 1})
     lost = of(best).rows[1].model_copy(update={"rate_per_s": None})
     for rows in ((kept,), (of(best).rows[0], lost)):
-        assert not WHY.available(typical().model_copy(update={"rows": rows}))
+        assert WHY.draw(typical().model_copy(update={"rows": rows}), False) is None
 
 
 def test_intervals_are_drawn_around_their_ratio() -> None:
@@ -196,14 +197,14 @@ def test_the_answers_are_a_staircase_that_ends_with_the_search() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_answers_are_no_curve(count: int) -> None:
-    assert not ANSWERS.available(typical(answers=typical().answers[:count]))
+    assert ANSWERS.draw(typical(answers=typical().answers[:count]), False) is None
 
 
 def test_a_step_down_is_explained() -> None:
     report = typical()
-    assert "goes down" not in ANSWERS.note(report)
+    assert "goes down" not in drawn(ANSWERS, report).note
     fallen = (*report.answers, report.answers[0].model_copy(update={"at_s": 80.0}))
-    note = ANSWERS.note(report.model_copy(update={"answers": fallen}))
+    note = drawn(ANSWERS, report.model_copy(update={"answers": fallen})).note
     assert note.startswith("A step goes down where a later proof")
 
 

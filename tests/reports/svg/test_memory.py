@@ -4,14 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from autofit.reports.svg.memory import (
-    BREAKDOWN,
-    MOST_MODULES,
-    TIMELINE,
-    traced_steps,
-)
+from autofit.reports.svg.memory import BREAKDOWN, MOST_MODULES, TIMELINE
 from tests.reports.samples import GIB, bounded, kept, typical
-from tests.reports.svg.reading import picture, values
+from tests.reports.svg.reading import drawn, picture, values
 
 
 def test_bars_are_as_long_as_their_bytes() -> None:
@@ -52,8 +47,8 @@ def test_parts_a_trace_for_all_possible_data_is_labelled_as_an_upper_bound() -> 
     report = bounded()
     assert [label in picture("breakdown", one).words() for one in (report, typical())] == [True, False]
     assert values(BREAKDOWN, report).head[-1] == label
-    assert BREAKDOWN.note(report) == "The memory of the baseline is an upper bound (sizes depend on the data)."
-    assert BREAKDOWN.note(typical()) == ""
+    assert drawn(BREAKDOWN, report).note == "The memory of the baseline is an upper bound (sizes depend on the data)."
+    assert drawn(BREAKDOWN, typical()).note == ""
 
 
 def test_phases_are_named_for_both_plans() -> None:
@@ -118,9 +113,9 @@ def test_accumulation_steps_that_are_not_shown_are_named() -> None:
     report = typical()
     assert report.baseline is not None
     expected = f"The timeline shows 2 of the {report.baseline.accumulation_steps} accumulation steps of the baseline; "
-    assert traced_steps(report).startswith(expected)
+    assert drawn(TIMELINE, report).note.startswith(expected)
     shown = tuple(row.model_copy(update={"accumulation_steps": 2}) for row in report.rows)
-    assert traced_steps(report.model_copy(update={"rows": shown})) == ""
+    assert drawn(TIMELINE, report.model_copy(update={"rows": shown})).note == ""
 
 
 def test_the_label_of_a_budget_near_the_top_is_clear_of_the_names_of_phases() -> None:
@@ -138,7 +133,9 @@ def test_step_a_trace_for_all_possible_data_is_labelled_as_an_upper_bound() -> N
     report = bounded()
     assert [label in picture("timeline", one).words() for one in (report, typical())] == [True, False]
     assert {row[0] for row in values(TIMELINE, report).rows} == {"Recommended plan", label}
-    assert TIMELINE.note(report).endswith("The memory of the baseline is an upper bound (sizes depend on the data).")
+    assert drawn(TIMELINE, report).note.endswith(
+        "The memory of the baseline is an upper bound (sizes depend on the data)."
+    )
 
 
 def test_the_label_of_a_peak_is_drawn_over_a_budget_line_beside_it() -> None:

@@ -5,7 +5,7 @@ import pytest
 from autofit.reports.report import BATCH_ONLY, Report, SpeedCurve
 from autofit.reports.svg.speed import CURVES, FRONT, MOST_CURVES
 from tests.reports.samples import GIB, large, typical
-from tests.reports.svg.reading import Picture, picture, values
+from tests.reports.svg.reading import Picture, drawn, picture, values
 
 
 def centre(found: Picture, rank: int) -> tuple[float, float]:
@@ -138,11 +138,11 @@ def test_points_that_did_not_race_are_hollow_and_explained() -> None:
     found = picture("curves", report)
     hollow = {int(node.getAttribute("data-r")) for node in found.of_class("af-hollow") if node.hasAttribute("data-r")}
     raced = {racer.rank for racer in report.race}
-    drawn = {rank for curve in report.curves for rank in curve.ranks}
-    assert hollow == {rank for rank in drawn if rank not in raced and not report.row(rank).is_baseline}
+    ranks = {rank for curve in report.curves for rank in curve.ranks}
+    assert hollow == {rank for rank in ranks if rank not in raced and not report.row(rank).is_baseline}
     assert "did not race: by its probe" in found.words()
-    assert CURVES.note(report).startswith("Hollow points did not race")
-    assert "Hollow" not in CURVES.note(typical(race=()))
+    assert drawn(CURVES, report).note.startswith("Hollow points did not race")
+    assert "Hollow" not in drawn(CURVES, typical(race=())).note
     assert not picture("curves", typical(race=())).of_class("af-hollow")
 
 
