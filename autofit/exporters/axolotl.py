@@ -57,12 +57,10 @@ class Axolotl(Exporter):
 
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
-        padding = _padding(answer.plan.values.get("padding_multiple"))
         found = {
             **super().fields(answer, version),
             **adamw_fields(answer, "optimizer"),
             **checkpointing_fields(answer, _NONE, _EVERY),
-            **({} if padding is None else {"padding_multiple": padding}),
         }
         if found.get("optimizer_states") and optimizer_name(answer) != "AdamW":
             del found["optimizer_states"]
@@ -78,10 +76,3 @@ class Axolotl(Exporter):
         batch = f"{self.comment}The batch is that of one device. Axolotl multiplies it by the number of devices.\n"
         use = f"{self.comment}Replace the keys of the same names in your Axolotl configuration; `batch_size` must not "
         return f"{batch}{use}be set.\n{dump(settings)}"
-
-
-def _padding(value: KnobValue | None) -> Settings | None:
-    """Returns the multiple. Axolotl pads to 64 by default, and to the full length unless it is switched off."""
-    if type(value) is not int or value < 1:
-        return None
-    return {"pad_to_multiple_of": value, "pad_to_sequence_len": None} if value > 1 else {}

@@ -127,7 +127,6 @@ def code_lines(answer: Answer) -> dict[str, str]:
         "precision": _TF32 if values.get("precision") == "tf32" else None,
         "attention": 'load the model with attn_implementation="sdpa"' if values.get("attention") == "sdpa" else None,
         "cudnn_benchmark": _BENCHMARK if values.get("cudnn_benchmark") is True else None,
-        "padding_multiple": _padding_line(values.get("padding_multiple")),
         "memory_format": _LAYOUTS.get(values.get("memory_format", "")),
         "optimizer_implementation": flags and f"torch.optim.{optimizer_name(answer)}(..., {flags})",
         CHECKPOINTED_BLOCKS: _blocks_line(answer),
@@ -152,11 +151,6 @@ def compile_line(answer: Answer, place: str, name: str = "model") -> str | None:
         return None
     given = "" if mode == "default" else f', mode="{mode}"'
     return f"{name} = torch.compile({name}{given}), {place}"
-
-
-def _padding_line(value: KnobValue | None) -> str | None:
-    """Returns the argument of the data collator for a padding multiple; None if there is none."""
-    return f"pass pad_to_multiple_of={value} to the data collator" if type(value) is int and value > 1 else None
 
 
 def _blocks_line(answer: Answer) -> str | None:

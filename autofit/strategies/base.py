@@ -229,7 +229,8 @@ class Strategy(ABC):
     def gate_batch(self, facts: Facts) -> Counted | None:
         """Returns the batch on which the gate compares this strategy's gradient, which may differ by rounding alone.
 
-        None, as here, if any batch will do, and the gradient may differ as much as one in reduced precision.
+        None, as here, if any batch will do, and the gradient may differ as much as one in reduced precision. A gated
+        strategy that changes batches must return one.
 
         Raises:
             WorkloadError: no batch would show what the strategy changes.

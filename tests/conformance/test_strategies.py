@@ -30,7 +30,7 @@ from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
 from tests.fakes.decoders import Classifier
-from tests.workloads.loaders import Padding, Texts
+from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import text_lengths
 
 
@@ -48,7 +48,7 @@ HOST_CAPABILITIES = _capabilities_of_the_host()
 """The capabilities that the host may offer: training steps run on it, for values that need no others."""
 
 SAMPLES = 4
-TEXTS = source_of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=Padding()))
+TEXTS = source_of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=pad))
 """Batches that vary in length. The steps of the tests below run on other batches."""
 
 
