@@ -88,8 +88,7 @@ class ActivationOffload(Strategy):
                 return compute(model, batch)
 
         with Undo() as undo:
-            undo.callback(setattr, draft, "loss", draft.loss)
-            draft.loss = replace(draft.loss, compute=offloading)
+            undo.set(draft, "loss", replace(draft.loss, compute=offloading))
             yield
 
 

@@ -89,7 +89,8 @@ class Checkpointing(Strategy):
         parts = {CHECKPOINTED_BLOCKS: target.counts[-1]}
         if not target.blocks:
             return Offer(knobs=(knob,), parts=parts)
-        spans = facts.profile(Plan(values={CHECKPOINTED_BLOCKS: 0}), target.blocks, is_kept)
+        unchanged = Plan(values={CHECKPOINTED_BLOCKS: 0})
+        spans = facts.profile(unchanged, target.blocks, is_kept) if facts.profile is not None else ()
         cheap = _lack_of_selection(spans, facts.micro_batch_size)
         cheap = cheap or selection_refusal(facts, target.blocks, spans, all_selectively)
         selection = () if cheap else (_selection(spans),)

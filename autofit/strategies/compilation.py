@@ -130,8 +130,7 @@ class Compilation(Strategy):
                 undo.replace(vars(target), "_compiled_call_impl", partial(calls.of_module(target), target))
             if value == BLOCKS:
                 compile_loss(draft, calls.of_criterion, undo)
-            undo.callback(setattr, draft, "compiled", draft.compiled)
-            draft.compiled = True
+            undo.set(draft, "compiled", True)
             yield
 
     def untraceable(self, plan: Plan) -> str | None:

@@ -101,8 +101,8 @@ def compile_loss(draft: Draft, compiled: Callable[[Call], Call], undo: Undo) -> 
     """
     if any(isinstance(vars(part).get("forward"), DeferringForward) for part in draft.model.modules()):
         return
-    undo.callback(setattr, draft, "loss", draft.loss)
-    draft.loss = draft.loss.with_criterion(lambda criterion: CompiledCriterion(criterion, compiled(criterion)))
+    compiled_loss = draft.loss.with_criterion(lambda criterion: CompiledCriterion(criterion, compiled(criterion)))
+    undo.set(draft, "loss", compiled_loss)
     for owner in _owners(draft.model):
         criterion = owner.loss_function
         undo.replace(vars(owner), _LOSS, CompiledCriterion(criterion, compiled(criterion)))

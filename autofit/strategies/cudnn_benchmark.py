@@ -63,8 +63,7 @@ class CudnnBenchmark(Strategy):
         """Sets the process's flag until the context is left. Kernels that were chosen by then stay in use."""
         with Undo() as undo:
             if is_on(plan, KNOB):
-                undo.callback(setattr, SETTINGS, "benchmark", SETTINGS.benchmark)
-                SETTINGS.benchmark = True
+                undo.set(SETTINGS, "benchmark", True)
             yield
 
 

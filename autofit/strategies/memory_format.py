@@ -68,8 +68,7 @@ class MemoryFormat(Strategy):
                 "memory; expected at least one. Tune again for this model."
             )
         with Undo() as undo:
-            undo.callback(setattr, draft, "memory_format", draft.memory_format)
-            draft.memory_format = torch.channels_last
+            undo.set(draft, "memory_format", torch.channels_last)
             undo.enter_context(_channels_last(draft))
             yield
 

@@ -145,11 +145,9 @@ def _autocast(draft: Draft, value: str) -> Iterator[None]:
             f"{KNOB}={value} cannot be applied: {error} Expected a device with {value} autocast. Tune on this device."
         ) from error
     with Undo() as undo:
-        undo.callback(setattr, draft, "autocast", draft.autocast)
-        undo.callback(setattr, draft, "scaler", draft.scaler)
-        draft.autocast = make
+        undo.set(draft, "autocast", make)
         if value == "fp16" and draft.optimizer is not None and draft.scaler is None:
-            draft.scaler = torch.amp.GradScaler(draft.device.type)
+            undo.set(draft, "scaler", torch.amp.GradScaler(draft.device.type))
         yield
 
 
