@@ -90,12 +90,9 @@ class Compilation(Strategy):
         if refusal := _refusal(facts.model) or missing_tool():
             return self.refuse(refusal)
         lacks = {value: why for value in VALUES if (why := _lack(value, facts)) is not None}
+        of_device = {value for value, needed in NEEDED.items() if needed not in facts.capabilities}
         refused = tuple(
-            Refusal(
-                name=f"{KNOB}={value}",
-                reason=why,
-                origin="device" if value in NEEDED and NEEDED[value] not in facts.capabilities else "",
-            )
+            Refusal(name=f"{KNOB}={value}", reason=why, origin="device" if value in of_device else "")
             for value, why in lacks.items()
         )
         values = tuple(value for value in VALUES if value not in lacks)
@@ -188,15 +185,16 @@ class _CompiledCalls:
     """
 
     def __init__(self, value: KnobValue, varies: bool) -> None:
-        self.how: dict[str, Any] = {
-            "mode": str(value) if value in MODES else None,
-            "dynamic": None if varies else False,
-        }
+        self.how: dict[str, Any] = {"mode": value if value in MODES else None, "dynamic": None if varies else False}
         self._made: dict[object, Callable[..., Any]] = {}
 
     def of_module(self, module: nn.Module) -> Callable[..., Any]:
-        """Returns the compiled call of a module, of which the module is the first argument."""
-        return self._compiled(_call, _kind(module))
+        """Returns the compiled call of a module, of which the module is the first argument.
+
+        Modules of one class share it if their parameters have the same names, shapes and types.
+        """
+        parameters = tuple((name, p.shape, p.dtype) for name, p in module.named_parameters())
+        return self._compiled(_call, (type(module), parameters))
 
     def of_criterion(self, criterion: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the compiled call of a loss function, of which the function is the first argument."""
@@ -210,11 +208,6 @@ class _CompiledCalls:
                 warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.13 warns of its own imports
                 self._made[key] = torch.compile(copied, **self.how)
         return self._made[key]
-
-
-def _kind(module: nn.Module) -> object:
-    """Returns a key that modules share if the same code can serve them."""
-    return type(module), tuple((name, p.shape, p.dtype) for name, p in module.named_parameters())
 
 
 _NO_BLOCKS = "the model has no repeated blocks"
@@ -249,11 +242,8 @@ def _refusal(model: nn.Module) -> str | None:
 
 def _compiled_method(module: nn.Module) -> str | None:
     """Returns the name of a method that was decorated with torch.compile, or None."""
-    owners = [
-        vars(module),
-        *(vars(base) for base in type(module).__mro__ if base.__module__.partition(".")[0] != "torch"),
-    ]
-    for attributes in owners:
+    bases = [base for base in type(module).__mro__ if base.__module__.partition(".")[0] != "torch"]
+    for attributes in map(vars, [module, *bases]):
         for name, value in attributes.items():
             if isinstance(value, FunctionType) and hasattr(value, _ORIGINAL) and not hasattr(value, _DISABLED):
                 return name

@@ -45,13 +45,11 @@ class CudnnBenchmark(Strategy):
         reason = _refusal(facts)
         if reason is not None:
             return self.refuse(reason)
-        about = "whether cuDNN times its kernels for each convolution"
-        values = (False, True)
         knob = Knob(
             name=KNOB,
-            values=values,
+            values=(False, True),
             default=False,
-            about=about,
+            about="whether cuDNN times its kernels for each convolution",
             same_memory=(True,),
             of_process=True,
             warm_up_s=(0.0, 3.0),

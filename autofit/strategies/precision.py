@@ -68,20 +68,18 @@ class Precision(Strategy):
         values = tuple(value for value in VALUES if value not in missing)
         if len(values) == 1:
             return Offer(refused=refused)
-        # Products keep half as many bytes for the backward pass. Norms and losses keep float32.
-        growth = tuple(0.65 if value in ("bf16", "fp16") else 1.0 for value in values)
-        about = "number format of products and convolutions"
-        # TF32 changes how products are computed, not what is stored.
+        accelerated = not facts.on_host
         knob = Knob(
             name=KNOB,
             values=values,
             default="fp32",
-            about=about,
-            growth=growth,
-            same_memory=("tf32",),
-            expected=tuple(map(EXPECTED.__getitem__, values)) if not facts.on_host else (),
-            ceiling=tuple(map(CEILING.__getitem__, values)) if not facts.on_host else (),
-            usual=next((value for value in ("bf16", "fp16") if value in values and not facts.on_host), None),
+            about="number format of products and convolutions",
+            # Products keep half as many bytes for the backward pass. Norms and losses keep float32.
+            growth=tuple(0.65 if value in AUTOCAST else 1.0 for value in values),
+            same_memory=("tf32",),  # it changes how products are computed, not what is stored
+            expected=tuple(map(EXPECTED.__getitem__, values)) if accelerated else (),
+            ceiling=tuple(map(CEILING.__getitem__, values)) if accelerated else (),
+            usual=next((value for value in AUTOCAST if value in values and accelerated), None),
         )
         return Offer((knob,), refused)
 

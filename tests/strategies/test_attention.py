@@ -130,7 +130,7 @@ def draft_of(model: nn.Module, rule: LossRule | None = None) -> Draft:
 
 def test_plan_for_a_model_that_is_not_eager_is_an_error() -> None:
     with (
-        pytest.raises(SpaceError, match="no transformers model here has"),
+        pytest.raises(SpaceError, match="no transformers model here computes"),
         STRATEGY.apply(SDPA, draft_of(gpt2("sdpa"))),
     ):
         pass
