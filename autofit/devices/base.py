@@ -64,8 +64,7 @@ class Reading:
 
     Attributes:
         memory: the peak; None until the context is left.
-        drain: processes the record made so far. Call it regularly while metering, because some devices meter by a
-            record that grows with each operator.
+        drain: processes the record made so far, which grows with each operator on some devices. Call it regularly.
         live_bytes: returns the live bytes now, less what was live at the start on some devices; None if unknown.
     """
 
