@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -65,20 +64,11 @@ def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit
         found = work()
     finally:
         for each, entries in zip(containers, before, strict=True):
-            _restore(each, entries)
+            if each != entries:
+                each.clear()
+                (each.extend if isinstance(each, list) else each.update)(entries)
     check_nothing_left(existing)
     return found
-
-
-def _restore(container: Any, entries: Any) -> None:
-    """Restores the entries of a container if they have changed."""
-    if container == entries:
-        return
-    container.clear()
-    if isinstance(container, list):
-        container.extend(entries)
-    else:
-        container.update(entries)
 
 
 def trace_in_fork(work: Callable[[], Trace], limit_s: float) -> Trace:
