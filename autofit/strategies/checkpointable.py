@@ -206,7 +206,7 @@ def _switches(module: nn.Module) -> Iterator[Switch]:
 
 
 @cache
-def _flags(kind: type) -> frozenset[str]:
+def _flags(kind: Any) -> frozenset[str]:
     """Returns the attributes of a class that have the name of a flag."""
     return frozenset(name for base in kind.__mro__ for name in vars(base) if _FLAG.fullmatch(name))
 

@@ -42,8 +42,7 @@ class CudnnBenchmark(Strategy):
         """Returns the knob for a model with convolutions of one shape, if the user has not decided otherwise."""
         if CUDNN not in facts.capabilities:
             return self.refuse(f"this {facts.device_type} device has no cuDNN", "device")
-        reason = _refusal(facts)
-        if reason is not None:
+        if (reason := _refusal(facts)) is not None:
             return self.refuse(reason)
         knob = Knob(
             name=KNOB,

@@ -278,12 +278,16 @@ _METHODS = (
     "__hash__",
 )  # fmt: skip
 METADATA = frozenset[Any](
-    [getattr(torch.Tensor, name).__get__ for name in _PROPERTIES]
-    + [getattr(torch.Tensor, name) for name in _METHODS]
-    + [torch.numel, torch.is_floating_point, torch.is_complex, torch.is_tensor]
+    [
+        *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES),
+        *(getattr(torch.Tensor, name) for name in _METHODS),
+        *(getattr(torch, name) for name in ("numel", "is_floating_point", "is_complex", "is_tensor")),
+    ]
 )
 """Functions that need only the shape, type and device of logits."""
 
+
+Compute = Callable[[], torch.Tensor]
 
 PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 """Types of tensors that a deferred product may have as operands."""
@@ -353,7 +357,7 @@ class DeferredLogits(torch.Tensor):
     product: Product
     transposed: bool
     family: "_Family"
-    _compute: Callable[[], torch.Tensor]
+    _compute: Compute
     _value: torch.Tensor | None
 
     @staticmethod
@@ -371,15 +375,12 @@ class DeferredLogits(torch.Tensor):
         return cls._made(product, product.dtype, False, family, family.value)
 
     @classmethod
-    def _made(cls, product: Product, dtype: torch.dtype, transposed: bool, family: "_Family", compute: Any) -> Any:
-        made: Any = _Edge.apply(product.hidden, product.weight, product.bias, product, dtype, transposed)  # type: ignore[no-untyped-call]  # torch has no types here
-        made.product, made.transposed, made.family, made._compute, made._value = (
-            product,
-            transposed,
-            family,
-            compute,
-            None,
-        )
+    def _made(
+        cls, product: Product, dtype: torch.dtype, transposed: bool, family: "_Family", compute: Compute
+    ) -> "DeferredLogits":
+        made: DeferredLogits = _Edge.apply(product.hidden, product.weight, product.bias, product, dtype, transposed)  # type: ignore[no-untyped-call]  # torch has no types here
+        made.product, made.transposed, made.family = product, transposed, family
+        made._compute, made._value = compute, None
         family.members.append(weakref.ref(made))
         return made
 
@@ -397,8 +398,7 @@ class DeferredLogits(torch.Tensor):
         """
         product = self.product if hidden is None else replace(self.product, hidden=hidden)
         form = (dtype or self.dtype, transposed or self.transposed)
-        made: DeferredLogits = self._made(product, *form, self.family, lambda: replay(self.computed("")))
-        return made
+        return self._made(product, *form, self.family, lambda: replay(self.computed("")))
 
     @property
     def is_deferred(self) -> bool:

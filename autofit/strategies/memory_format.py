@@ -44,8 +44,7 @@ class MemoryFormat(Strategy):
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the layouts for a model with 2-d convolutions over images."""
-        reason = _refusal(facts)
-        if reason is not None:
+        if (reason := _refusal(facts)) is not None:
             return self.refuse(reason)
         values = ("default", "channels_last")
         knob = Knob(

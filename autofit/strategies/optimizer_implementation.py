@@ -188,8 +188,12 @@ def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
         undo.callback(_set_groups, optimizer, previous)
         _set_groups(optimizer, flags)
         if bool(previous["fused"]) != bool(flags["fused"]):
-            undo.callback(_place_counters, optimizer, bool(previous["fused"]), counters)
-            counters.update(_place_counters(optimizer, bool(flags["fused"]), {}))
+            undo.callback(_put_back, optimizer, counters, bool(previous["fused"]))
+            for group, parameter in grouped_parameters(optimizer):
+                state = optimizer.state.get(parameter, {})
+                if isinstance(counter := state.get("step"), torch.Tensor):
+                    counters[parameter] = counter
+                    state["step"] = placed_counter(counter, group, parameter, fused=bool(flags["fused"]))
         yield
 
 
@@ -199,18 +203,11 @@ def _set_groups(optimizer: Optimizer, flags: Flags) -> None:
         group.update({flag: value for flag, value in flags.items() if flag in group})
 
 
-def _place_counters(
-    optimizer: Optimizer, fused: bool, earlier: Mapping[torch.Tensor, torch.Tensor]
-) -> dict[torch.Tensor, torch.Tensor]:
-    """Moves the step counters to where a fused or other optimizer expects them, and returns the previous ones.
-
-    Where there is an `earlier` tensor of a parameter, that becomes its counter, with the new value.
-    """
-    previous = {}
+def _put_back(optimizer: Optimizer, previous: dict[torch.Tensor, torch.Tensor], fused: bool) -> None:
+    """Moves the step counters to where a `fused` or other optimizer expects them: into the previous tensors, if any."""
     for group, parameter in grouped_parameters(optimizer):
         state = optimizer.state.get(parameter, {})
-        if isinstance(counter := state.get("step"), torch.Tensor):
-            previous[parameter] = counter
-            placed = placed_counter(counter, group, parameter, fused=fused)
-            state["step"] = earlier[parameter].copy_(counter) if parameter in earlier else placed
-    return previous
+        if parameter in previous and "step" in state:
+            state["step"] = previous[parameter].copy_(state["step"])
+        elif isinstance(state.get("step"), torch.Tensor):
+            state["step"] = placed_counter(state["step"], group, parameter, fused=fused)

@@ -110,8 +110,7 @@ class OptimizerStates(Strategy):
             return
         if value != EIGHT_BITS:
             raise unknown_value(KNOB, value, f"default or {EIGHT_BITS}")
-        optimizer = draft.optimizer
-        reason = "inference has no updates"
+        optimizer, reason = draft.optimizer, "inference has no updates"
         if optimizer is not None:
             reason = _unusual(optimizer, draft.model) or _unusable(optimizer, draft.device.type, None) or ""
         if optimizer is None or reason:
@@ -133,8 +132,7 @@ class OptimizerStates(Strategy):
                 return autocast()
 
             undo.set(draft, "autocast", packing)
-            step = _step(is_scheduled(optimizer))
-            undo.replace(vars(optimizer), "step", MethodType(step, optimizer))
+            undo.replace(vars(optimizer), "step", MethodType(_step(is_scheduled(optimizer)), optimizer))
             yield
 
     def conflict(self, plan: Plan) -> str | None:
@@ -167,11 +165,11 @@ def _unusual(optimizer: Optimizer, model: nn.Module) -> str | None:
 
 
 def _unusual_parameters(optimizer: Optimizer) -> str | None:
-    for _, parameter in grouped_parameters(optimizer):
-        if parameter.dtype not in (torch.float32, torch.bfloat16):
-            return f"it holds a parameter of {parameter.dtype}; torchao expects float32 or bfloat16"
-        if not parameter.is_contiguous():
-            return "it holds a parameter that is not contiguous, such as one in channels_last"
+    parameters = [parameter for _, parameter in grouped_parameters(optimizer)]
+    if odd := {parameter.dtype for parameter in parameters} - {torch.float32, torch.bfloat16}:
+        return f"it holds a parameter of {odd.pop()}; torchao expects float32 or bfloat16"
+    if not all(parameter.is_contiguous() for parameter in parameters):
+        return "it holds a parameter that is not contiguous, such as one in channels_last"
     return None
 
 
@@ -289,7 +287,8 @@ def _unpack(optimizer: Optimizer, before: Mapping[torch.Tensor, State]) -> None:
         if not state or not _is_packed(state, parameter):
             continue
         for name, kept in state.items():
-            value = kept.dequantize() if is_traceable_wrapper_subclass(kept) else kept
+            packed: Any = kept if is_traceable_wrapper_subclass(kept) else None
+            value = kept if packed is None else packed.dequantize()
             if name == "step":
                 value = placed_counter(value, group, parameter, fused=bool(group.get("fused")))
             earlier = before.get(parameter, {}).get(name)

@@ -127,7 +127,8 @@ def pack_encoder(stack: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str
     all tokens of a sample: true where a token is seen, or 0 where it is and a large negative number where it is not.
     """
     given = named_arguments(users, args, kwargs)
-    hidden, mask = given.get(HIDDEN), given.get(MASK)
+    hidden: Any = given.get(HIDDEN)
+    mask: Any = given.get(MASK)
     if not _can_pack_layers(hidden, mask) or depends_on_rows(stack, given, (HIDDEN, MASK)):
         return None
     seen = mask[:, 0, -1]

@@ -57,8 +57,7 @@ class Precision(Strategy):
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the precisions that the device supports, if the user allows them and has not already chosen one."""
-        reason = _refusal(facts)
-        if reason is not None:
+        if (reason := _refusal(facts)) is not None:
             return self.refuse(reason)
         missing = {value: why for value in VALUES[1:] if (why := _lack(value, facts)) is not None}
         refused = tuple(
@@ -153,13 +152,12 @@ def _autocast(draft: Draft, value: str) -> Iterator[None]:
 def _tf32() -> Iterator[None]:
     """Runs float32 products, convolutions and recurrent layers on CUDA in TF32, in the whole process.
 
-    Operations that inherit CUDA's common setting are changed through that setting. Convolutions that were never set
-    have a special state (TF32, unless the common setting differs), which a write ends irreversibly (torch 2.11 and
-    2.13).
+    Operations that inherit CUDA's common setting are changed through that setting: convolutions that were never set
+    have a special state, which a write ends irreversibly (torch 2.11 and 2.13).
 
-    The older `allow_tf32` and `set_float32_matmul_precision` are a second interface to the same arithmetic. Where it
-    disagrees with the newer one, reading it raises an error (reference/reliability.md 4.3), also in a compiler or in
-    the user's code. So an older flag that says no is switched on too; one that could not be read before is left alone.
+    Where the older `allow_tf32` disagrees with the newer settings, reading it raises an error (reference/reliability.md
+    4.3), also in a compiler or in the user's code. So an older flag that says no is switched on too; one that could not
+    be read before is left alone.
     """
     older = [(flag, settings) for flag, settings in OLDER_FLAGS if _says_no(flag)]
     with Undo() as undo:
@@ -167,12 +165,11 @@ def _tf32() -> Iterator[None]:
         _set(CUDA_SETTING, "tf32")
         for setting in TF32_SETTINGS:
             if setting.fp32_precision != "tf32":
-                undo.callback(_set, setting, setting.fp32_precision)
-                _set(setting, "tf32")
+                undo.set(setting, "fp32_precision", "tf32")
         for flag, settings in older:
             for setting in settings:
                 undo.callback(_set, setting, "none" if _follows_cuda(setting) else "tf32")
-            undo.callback(setattr, flag, "allow_tf32", False)
+            undo.callback(setattr, flag, "allow_tf32", False)  # it cannot be read now
             flag.allow_tf32 = True
         yield
 
@@ -201,8 +198,8 @@ def _set(setting: Any, value: str) -> None:
 def _own_cuda_precision() -> str:
     """Returns the value that was set for CUDA itself, "none" if CUDA inherits torch's setting for all devices.
 
-    Reading returns the effective value. Writing it back would pin it, and a later change for all devices would not
-    apply to CUDA. To find out whether CUDA inherits, the setting for all devices is changed briefly.
+    Writing back the effective value would pin it. To find out whether CUDA inherits, the setting for all devices is
+    changed briefly.
     """
     value, general = str(CUDA_SETTING.fp32_precision), str(GENERAL_SETTING.fp32_precision)
     try:
