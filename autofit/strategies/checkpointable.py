@@ -190,7 +190,8 @@ def _has_own_flag(module: nn.Module) -> bool:
 
 def _switches(module: nn.Module) -> Iterator[Switch]:
     """Yields the switches of one module: its flags, those of its configuration, and the function of a wrapper."""
-    for name in sorted({*filter(_FLAG.fullmatch, vars(module)), *_flags(type(module))}):
+    kind: type = type(module)
+    for name in sorted({*filter(_FLAG.fullmatch, vars(module)), *_flags(kind)}):
         if safe_getattr(module, name) is True:
             yield Switch(module, vars(module), name)
     for held in (vars(module).get(name) for name in _CONFIGS):
@@ -206,7 +207,7 @@ def _switches(module: nn.Module) -> Iterator[Switch]:
 
 
 @cache
-def _flags(kind: Any) -> frozenset[str]:
+def _flags(kind: type) -> frozenset[str]:
     """Returns the attributes of a class that have the name of a flag."""
     return frozenset(name for base in kind.__mro__ for name in vars(base) if _FLAG.fullmatch(name))
 

@@ -189,17 +189,11 @@ def select(logits: "DeferredLogits", index: Any) -> Any:
 
 def _keeps_classes(items: tuple[Any, ...], dims: int) -> bool:
     """Returns whether an index leaves the last of `dims` dimensions whole."""
-    taken = sum(map(_indexed, items))
+    masks = [item for item in items if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)]
+    taken = sum(mask.dim() - 1 for mask in masks) + sum(item is not ... for item in items)
     if taken < dims and all(item is not ... for item in items[:-1]):
         return bool(items)
     return isinstance(items[-1], slice) and items[-1] == slice(None)
-
-
-def _indexed(item: Any) -> int:
-    """Returns the number of dimensions that an index takes."""
-    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
-        return item.dim()
-    return int(item is not ...)
 
 
 def cast(logits: "DeferredLogits", *args: Any, **kwargs: Any) -> Any:

@@ -123,8 +123,8 @@ def stacks(module: nn.Module) -> Iterator[nn.Module]:
 def pack_encoder(stack: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedCall | None:
     """Returns a call for packed rows, as `pack_decoder`; None if the call is not packed.
 
-    The mask is [samples, 1, 1 or width, width], the same for
-    all tokens of a sample: true where a token is seen, or 0 where it is and a large negative number where it is not.
+    The mask is [samples, 1, 1 or width, width], the same for all tokens of a sample: true where a token is seen, or 0
+    where it is and a large negative number where it is not.
     """
     given = named_arguments(users, args, kwargs)
     hidden: Any = given.get(HIDDEN)
@@ -164,9 +164,6 @@ MOST_CHANGE = 1e-5
 """Maximum change of a hidden state by tokens of another sample, relative to its norm. Attention that keeps samples
 apart changes nothing, in any precision. Of eight decoders that do not, the smallest change was 3e-4. The experts of a
 routed model are given other groups of tokens, which may round in another way."""
-
-Pack = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], PackedCall | None]
-"""The type of `pack_decoder` and `pack_encoder`."""
 
 
 def packable_models(module: nn.Module) -> Iterator[Any]:
@@ -283,7 +280,7 @@ def _packed_forwards(found: Iterable[Any], packed: set[Any]) -> Iterator[tuple[A
             yield target, forward
 
 
-_uncompiled: dict[bool, Pack] = {}
+_uncompiled: dict[bool, Callable[..., PackedCall | None]] = {}
 """`pack_decoder` and `pack_encoder`, by whether a model is causal, as torch.compile calls them without compiling them:
 what they do depends on the lengths. They are not in the module's `forward`, so that a model can be pickled."""
 
@@ -300,9 +297,10 @@ def _forward(target: Any, users: Any, packed: set[Any], causal: bool, *args: Any
         return users(*args, **kwargs)
     packed.add(target)
     output = users(**found.arguments)
-    if isinstance(output, torch.Tensor):
-        return moved(output, found.places, found.sources)
-    whole = moved(output[0], found.places, found.sources)
+    hidden = output if isinstance(output, torch.Tensor) else output[0]
+    whole = moved(hidden, found.places, found.sources)
+    if output is hidden:
+        return whole
     if isinstance(output, tuple):
         return (whole, *output[1:])
     output.last_hidden_state = whole
