@@ -99,7 +99,7 @@ def _seen(facts: Facts) -> str | None:
     """Returns why one step of the user would not run another attention, or None."""
     if facts.rehearse is None:
         return "the user's step could not be inspected"
-    watching = _Watching()
+    watching = _AttentionCalls()
 
     @contextmanager
     def watch(model: nn.Module) -> Iterator[None]:
@@ -118,7 +118,7 @@ def _seen(facts: Facts) -> str | None:
     return None if watching.called else "the user's step does not call scaled_dot_product_attention"
 
 
-class _Watching(TorchFunctionMode):
+class _AttentionCalls(TorchFunctionMode):
     """Notes whether `scaled_dot_product_attention` is called, and whether the weights of attention are asked for."""
 
     called = wants_weights = False
