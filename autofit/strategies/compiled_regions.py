@@ -41,19 +41,18 @@ def find_regions(model: nn.Module, blocks: Sequence[nn.Module]) -> tuple[nn.Modu
     Modules that another strategy has changed stay as they are. None is returned where there are more than
     `MOST_REGIONS`.
     """
-    found: dict[nn.Module, None] = {}
-    _add_regions(found, model, set(blocks))
-    return tuple(found) if len(found) <= MOST_REGIONS else ()
+    found = tuple(dict.fromkeys(_regions(model, set(blocks))))
+    return found if len(found) <= MOST_REGIONS else ()
 
 
-def _add_regions(found: dict[nn.Module, None], module: nn.Module, blocks: set[nn.Module]) -> None:
+def _regions(module: nn.Module, blocks: set[nn.Module]) -> Iterator[nn.Module]:
     for child in module.children():
         if child in blocks or isinstance(child, torch.jit.ScriptModule):
             continue
         if _is_region(child) and blocks.isdisjoint(child.modules()):
-            found[child] = None
+            yield child
         else:
-            _add_regions(found, child, blocks)
+            yield from _regions(child, blocks)
 
 
 def _is_region(module: nn.Module) -> bool:
@@ -110,16 +109,13 @@ def compile_loss(draft: Draft, compiled: Callable[[Call], Call], undo: Undo) -> 
 def _owners(module: nn.Module) -> Iterator[Any]:
     """Yields the outermost models of transformers whose forward calls the loss function that a property gives."""
     if isinstance(getattr(type(module), "loss_function", None), property):
-        if any(map(_calls_it, type(module).__mro__)):
+        forwards = (vars(kind).get("forward", _itself) for kind in type(module).__mro__)
+        codes = (getattr(inspect.unwrap(forward), "__code__", _itself.__code__) for forward in forwards)
+        if any("loss_function" in code.co_names for code in codes):
             yield module
         return
     for child in module.children():
         yield from _owners(child)
-
-
-def _calls_it(kind: type) -> bool:
-    code = getattr(inspect.unwrap(vars(kind).get("forward", _itself)), "__code__", _itself.__code__)
-    return "loss_function" in code.co_names
 
 
 def _itself(criterion: Call) -> Call:
