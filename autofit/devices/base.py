@@ -140,9 +140,8 @@ class Device(ABC):
     def meter(self, static: Callable[[], int]) -> AbstractContextManager[Reading]:
         """Meters the peak of the steps run inside; the reading is complete when the context is left.
 
-        Args:
-            static: returns the bytes of the live tensors that the step keeps: parameters, buffers, gradients,
-                optimizer state.
+        `static` returns the bytes of the live tensors that the step keeps: parameters, buffers, gradients, optimizer
+        state.
         """
 
     def versions(self) -> dict[str, str]:

@@ -96,11 +96,8 @@ class HostStore:
     """Moves saved tensors to main memory and counts their bytes.
 
     A tensor that several operators save is moved once. Parameters, buffers, the batch, views of these, small tensors
-    and tensors that are not plain memory stay where they are.
-
-    Args:
-        device: device of the training.
-        limit_bytes: main memory that is available; None does not limit what is moved.
+    and tensors that are not plain memory stay where they are. `limit_bytes` is the main memory that is available; None
+    does not limit what is moved.
     """
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:

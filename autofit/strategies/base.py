@@ -229,11 +229,7 @@ class Strategy(ABC):
     def objection(self, facts: Facts, batch: Counted) -> str:
         """Returns what a run of the model shows against this strategy; "" if nothing.
 
-        The gate asks before it compares gradients, and restores what the run changes.
-
-        Args:
-            facts: facts about the workload.
-            batch: the batch of `gate_batch`.
+        The gate asks before it compares gradients on the batch of `gate_batch`, and restores what the run changes.
         """
         return ""
 

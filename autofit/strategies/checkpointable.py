@@ -76,9 +76,8 @@ class Checkpointable:
     def checkpointed(self, chosen: Collection[int], selective: bool = False) -> Iterator[None]:
         """Checkpoints the blocks with these numbers, and switches the user's checkpointing off, in a context.
 
-        Args:
-            chosen: numbers of blocks. If the blocks cannot be switched individually, all are checkpointed.
-            selective: whether results of expensive operators are kept. See `recompute`.
+        If blocks cannot be switched individually, all are checkpointed. `selective` keeps the results of expensive
+        operators; see `recompute`.
         """
         with Undo() as undo:
             for switch in self.switches:

@@ -67,9 +67,7 @@ def _is_region(module: nn.Module) -> bool:
 class CompiledCriterion:
     """A loss function that runs compiled if it is given a tensor in 16 bits. A copied or pickled one is the original.
 
-    Args:
-        original: the loss function.
-        compiled: calls its first argument with the others.
+    `compiled` calls its first argument, the original, with the others.
     """
 
     def __init__(self, original: Call, compiled: Call) -> None:
@@ -90,12 +88,7 @@ def compile_loss(draft: Draft, compiled: Callable[[Call], Call], undo: Undo) -> 
     """Has the loss of a step run compiled: the user's function of outputs and targets, or that of a transformers model.
 
     A loss that a step function or a model computes in lines of its own stays as it is, and so does one that takes the
-    logits in chunks (`DeferredLogits`).
-
-    Args:
-        draft: the step. Its loss is replaced, or an attribute of its model.
-        compiled: returns the compiled function that calls a loss function.
-        undo: puts everything back.
+    logits in chunks (`DeferredLogits`). `compiled` returns the compiled function that calls a loss function.
     """
     if any(isinstance(vars(part).get("forward"), DeferringForward) for part in draft.model.modules()):
         return

@@ -63,11 +63,8 @@ class Recompute:
 
     For torch's batch and instance norms it suffices to set their momentum to 0. For other modules, the buffers that
     forward changes are found by observation: their values on entry are kept for the second run, which works on copies.
-    The first call copies all buffers, later calls only those that have changed before.
-
-    Args:
-        block: the block.
-        selective: whether results of expensive operators are kept.
+    The first call copies all buffers, later calls only those that have changed before. `selective` keeps the results of
+    expensive operators.
     """
 
     def __init__(self, block: nn.Module, selective: bool = False) -> None:
@@ -198,11 +195,8 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
 def selection_refusal(facts: Facts, blocks: Sequence[nn.Module], spans: Sequence[Span], checkpointed: Watch) -> str:
     """Returns why torch could not train this model with cheap operators recomputed only; "" if it can.
 
-    Args:
-        facts: facts about the workload. Its step is run once on a copy without data, if it can be.
-        blocks: the blocks that would be checkpointed.
-        spans: the parts of one forward pass.
-        checkpointed: returns the context in which the blocks of a model are checkpointed so.
+    The step is run once inside `checkpointed`, on a copy without data, if it can be. `spans` are the parts of one
+    forward pass.
     """
     if reason := _shared(facts.model, blocks, spans):
         return f"{reason}, and under autocast the casts of its weights could then differ between the two runs"

@@ -53,11 +53,8 @@ class FakeWorkload:
 def fake_workload(workload: Workload, loss: LossRule, batch: Batch, device: torch.device) -> FakeWorkload:
     """Returns a copy of a workload with fake tensors on `device`; call it under `FakeTensorMode`.
 
-    Args:
-        workload: the user's objects, which are not changed.
-        loss: how the loss is computed.
-        batch: one fake batch, for resolving the loss of a copied loss module.
-        device: where the copy is. Tensors on the host beside a model on an accelerator stay on the host.
+    Tensors on the host beside a model on an accelerator stay on the host. The batch is a fake one, for resolving the
+    loss of a copied loss module.
 
     Raises:
         WorkloadError: a parameter is not a plain strided tensor, or the objects cannot be copied.

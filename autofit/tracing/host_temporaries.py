@@ -52,11 +52,9 @@ MIXED = frozenset(
 
 
 class HostTemporaries:
-    """Finds the temporary memory of operators. Each kind of call is run once.
+    """Finds the temporary memory of operators on a host, which meters it. Each kind of call is run once.
 
-    Args:
-        device: the host, which meters the memory.
-        threads: number of threads that training uses. A forked process that traces has only one.
+    `threads` is the number of threads that training uses. A forked process that traces has only one.
     """
 
     def __init__(self, device: Device, threads: int) -> None:

@@ -43,13 +43,9 @@ _POLL_S = 0.1
 
 
 def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit_s: float = LIMIT_S) -> Trace:
-    """Runs `work`, a trace of `workload`, and returns its result.
+    """Runs `work`, a trace of `workload`, and returns its result. It ends by itself after `limit_s`, unless it hangs.
 
-    Args:
-        work: makes the trace. It ends by itself after `limit_s`, unless it hangs.
-        workload: the user's objects.
-        on_host: whether only the host is involved, so that a process may be forked.
-        limit_s: seconds that the trace may take.
+    With `on_host`, only the host is involved, so that a process may be forked.
 
     Raises:
         Untraceable: `work` raised it; or the workload holds objects that a trace could change, or a fake tensor was

@@ -21,10 +21,7 @@ from autofit.workloads.tree import Batch, tensors
 def as_plain(recorder: Recorder, padded: bool = True) -> Iterator[None]:
     """Makes torch and `recorder` treat fake tensors as plain tensors.
 
-    Args:
-        recorder: the recorder of the trace.
-        padded: whether attention masks hide any position. If so, transformers makes the same masks for fake tensors as
-            for plain ones.
+    Where attention masks hide any position (`padded`), transformers makes the same masks for both.
     """
     original = functional.linear
 

@@ -69,7 +69,7 @@ def trace(
 
     Args:
         workload: the user's objects, which are only read.
-        loss: how the loss of a micro batch is computed.
+        loss: the rule for the loss of a micro batch.
         plan: the plan to apply, including the micro batch size to trace.
         batch: a real worst micro batch on the host. It is resized if its size differs from the plan's.
         device: where the step runs. Its type is that of the model, or of the stand-in.
