@@ -39,7 +39,7 @@ class Switch(NamedTuple):
     """
 
     module: nn.Module
-    attributes: dict[str, Any]
+    attributes: Any
     name: str
     off: Any = False
 
@@ -62,9 +62,13 @@ class Checkpointable:
         modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
         found = [switch for module in modules for switch in _switches(module)]
         self.switches = tuple({(id(each.attributes), each.name): each for each in found}.values())
-        fixed = [one for one in found if isinstance(getattr(type(one.module), one.name, None), property)]
-        shown = next((f"{name} of {type(module).__name__}" for module, _, name, _ in fixed), "")
-        self.fixed = shown and f"{shown} is a property, which cannot be set"
+        # The attributes of a class that holds settings are no dictionary.
+        fixed = (
+            f"{one.name} of {type(one.module).__name__} cannot be set"
+            for one in found
+            if isinstance(getattr(type(one.module), one.name, None), property) or not isinstance(one.attributes, dict)
+        )
+        self.fixed = next(fixed, "")
         self.owners = tuple(_owners(model))
         owned = (module for owner in self.owners for module in owner.modules() if _has_own_flag(module))
         self.blocks = tuple(owned) if self.owners else find_blocks(model)

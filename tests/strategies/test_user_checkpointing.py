@@ -187,6 +187,13 @@ def test_a_flag_is_known_by_its_name_wherever_it_is_read(flag: str) -> None:
     assert (switch.module, switch.name) == (model[1], flag)
 
 
+def test_a_flag_of_a_class_that_holds_the_settings_is_refused() -> None:
+    model = flagged()
+    vars(model)["config"] = type("Settings", (), {"use_checkpoint": True})
+    (refusal,) = STRATEGY.offer(facts_of(model)).refused
+    assert "which is not changed: use_checkpoint of Sequential cannot be set" in refusal.reason
+
+
 def test_saving_by_lightnings_trainer_is_no_checkpointing_of_activations() -> None:
     model = nn.Linear(2, 2)
     vars(model)["args"] = {"enable_checkpointing": True}
