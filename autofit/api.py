@@ -94,14 +94,14 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             margin.
         time_budget: limit for the whole search: seconds, or a text such as "5min". None searches as long as it pays.
             The best plan that is proven by then is the answer.
-        numerics: "exact" keeps the arithmetic. "mixed" also tries tf32, bf16 and fp16 autocast, packing, and padding to
-            a multiple of 8, each checked against the float32 gradient on your batch; this is a smoke test and says
-            nothing about convergence. "any" also keeps techniques that change the result, such as another order of the
-            samples; the plan and the caveats name them.
+        numerics: "exact" keeps the arithmetic. "mixed" also tries tf32, bf16 and fp16 autocast, and packing, each
+            checked against the float32 gradient on your batch; this is a smoke test and says nothing about convergence.
+            "any" also keeps techniques that change the result, such as another order of the samples; the plan and the
+            caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
             "optimizer_implementation", "optimizer_in_backward", "optimizer_states",
             "activation_offload", "linear_cross_entropy", "attention", "compilation", "packing", "length_grouping",
-            "padding_multiple", "cudnn_benchmark". None searches all that apply.
+            "cudnn_benchmark". None searches all that apply.
         without: names of techniques not to search.
         pinned: values that the plan must have, such as `{"precision": "bf16", "micro_batch_size": 16}`. The baseline
             is measured as it is, for comparison.

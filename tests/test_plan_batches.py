@@ -13,14 +13,13 @@ from autofit.core.errors import SpaceError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches
 from autofit.workloads.dataloaders import source_of
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.probing.benches import bench_of
-from tests.workloads.loaders import Padding, Texts, pad
+from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import Buckets, Sentences, text_lengths
 
 GROUPED = Plan(values={"length_grouping": True})
@@ -67,7 +66,7 @@ def step_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def workload() -> Workload:
-    loader = DataLoader(Texts(LENGTHS), 16, shuffle=True, collate_fn=Padding())
+    loader = DataLoader(Texts(LENGTHS), 16, shuffle=True, collate_fn=pad)
     return Workload(Classifier(), loader, step_fn=step_fn, global_batch_size=16)
 
 
@@ -104,26 +103,6 @@ def test_a_plan_is_timed_on_its_own_batches_and_proven_on_the_longest(seen: list
     proof, proven = ran(seen, Purpose.PROOF, length_grouping=True)
     assert proof.measured
     assert proven[:3] == [LONGEST] * 3
-
-
-def test_a_padded_plan_is_timed_and_proven_on_padded_batches(seen: list[int]) -> None:
-    proof, widths = ran(seen, Purpose.PROOF, padding_multiple=8, length_grouping=True)
-    assert proof.measured
-    assert LONGEST % 8
-    assert widths[:3] == [-(-LONGEST // 8) * 8] * 3
-    assert len(set(widths)) > 3
-    assert all(width % 8 == 0 for width in widths)
-
-
-def test_a_trace_is_of_the_longest_batch_of_the_plan() -> None:
-    with bench_of(workload(), numerics="any") as bench:
-        plain = bench.briefing.space.baseline
-        padded = plain.replace(padding_multiple=64)
-        assert _requested_bytes(bench.trace(padded)) > _requested_bytes(bench.trace(plain))
-
-
-def _requested_bytes(trace: Trace) -> int:
-    return sum(trace.tensors.sizes)
 
 
 def test_a_plan_that_the_loader_does_not_support_is_rejected_with_the_reason() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 TECHNIQUES = (
     "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "optimizer_in_backward",
     "optimizer_states", "activation_offload", "linear_cross_entropy", "attention",
-    "compilation", "packing", "length_grouping", "padding_multiple", "cudnn_benchmark",
+    "compilation", "packing", "length_grouping", "cudnn_benchmark",
 )  # fmt: skip
 KNOBS = (
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks",
     "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward", "optimizer_states",
     "activation_offload", "linear_cross_entropy", "attention", "compile",
-    "packing", "length_grouping", "padding_multiple", "cudnn_benchmark",
+    "packing", "length_grouping", "cudnn_benchmark",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 

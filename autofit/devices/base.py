@@ -64,8 +64,7 @@ class Reading:
 
     Attributes:
         memory: the peak; None until the context is left.
-        drain: processes the record made so far. Call it regularly while metering, because some devices meter by a
-            record that grows with each operator.
+        drain: processes the record made so far, which grows with each operator on some devices. Call it regularly.
         live_bytes: returns the live bytes now, less what was live at the start on some devices; None if unknown.
     """
 
@@ -141,9 +140,8 @@ class Device(ABC):
     def meter(self, static: Callable[[], int]) -> AbstractContextManager[Reading]:
         """Meters the peak of the steps run inside; the reading is complete when the context is left.
 
-        Args:
-            static: returns the bytes of the live tensors that the step keeps: parameters, buffers, gradients,
-                optimizer state.
+        `static` returns the bytes of the live tensors that the step keeps: parameters, buffers, gradients, optimizer
+        state.
         """
 
     def versions(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The CPU: memory from torch's allocation record, and a hard limit by `RLIMIT_DATA`.
 
-The record (host_meter.py) lists every allocation and release of the CPU allocator. It is exact and repeatable to the
-byte. The resident memory of the process is reported beside it. The record comes from the legacy profiler, because
-starting the Kineto profiler costs 400 ms per reading; both give the same peak.
+The record lists every allocation and release of the CPU allocator. It is exact and repeatable to the byte. The resident
+memory of the process is reported beside it. The record comes from the legacy profiler, because starting the Kineto
+profiler costs 400 ms per reading; both give the same peak.
 
 The record does not contain allocations by threads that the user's code starts, nor the release of tensors that existed
 before it began. A model that replaces its buffers or optimizer state is therefore metered too high.
@@ -11,8 +11,10 @@ before it began. A model that replaces its buffers or optimizer state is therefo
 import ctypes
 import platform
 import resource
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -24,7 +26,7 @@ from autofit.core.measurement import Memory
 from autofit.core.work import Ceilings
 from autofit.devices import host_memory
 from autofit.devices.base import Capability, Device, Reading, nothing
-from autofit.devices.host_meter import HostMeter
+from autofit.torch_internals import start_memory_record, stop_memory_record
 
 BOOKKEEPING_BYTES = 32 * 2**20
 """Allowance under a limit for what is not tensors: the interpreter, the nodes of the graph, and the primitives and code
@@ -95,7 +97,11 @@ class Cpu(Device):
         """Meters the steps inside by the allocation record. The footprint is the peak of resident memory."""
         before, meter = static(), HostMeter()
         reading = Reading(drain=meter.drain, live_bytes=meter.live_bytes)
-        footprint_known = _reset_resident_peak()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
+            footprint_known = True
+        except OSError:
+            footprint_known = False
         meter.start()
         try:
             yield reading
@@ -143,7 +149,8 @@ class Cpu(Device):
         applies to the whole process, so nothing else should allocate meanwhile.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        _trim()
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # with glibc
+            trim(0)  # returns freed heap memory to the system
         held = host_memory.status_bytes("VmData")
         if held is None:  # not Linux: only the record is used
             yield
@@ -158,19 +165,67 @@ class Cpu(Device):
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _trim() -> None:
-    """Returns freed heap memory to the system (with glibc only)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+_usage_bytes = methodcaller("cpu_memory_usage")  # of an event; 0 if it is not a memory event
 
 
-def _reset_resident_peak() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
+class HostMeter:
+    """Adds up the allocations and releases of torch's CPU allocator between `start` and `stop`.
+
+    The record has no operators, and each call of `drain` processes and clears it, so that it stays small however long a
+    step is: 0.6 kB for each allocation and release since the last call.
+
+    Releases of memory that was allocated before the start do not count. Torch leaves them out of its record, except at
+    addresses where a block from an earlier record was released while nothing was recorded: there it reports a release
+    with the size of that block. So a release counts only if a recorded allocation of its size is live.
+
+    Attributes:
+        peak_bytes: highest sum of allocations less releases so far. It is an upper bound: each thread counts with its
+            highest sum since the last `drain`.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._live_bytes = 0
+        self._live_sizes: Counter[int] = Counter()
+
+    def start(self) -> None:
+        """Starts the record. A thread can make only one record at a time."""
+        start_memory_record()
+
+    def drain(self) -> None:
+        """Processes the record made so far and starts an empty one. Restarting takes some microseconds."""
+        self.stop()
+        self.start()
+
+    def live_bytes(self) -> int:
+        """Returns the sum of allocations less releases since the start."""
+        self.drain()
+        return self._live_bytes
+
+    def stop(self) -> None:
+        """Ends the record and processes it."""
+        threads = stop_memory_record()
+        peak = live = self._live_bytes
+        for thread in threads:
+            thread_peak, thread_live = self._add_up(map(_usage_bytes, thread))
+            peak += thread_peak
+            live += thread_live
+        self._live_bytes = live
+        self.peak_bytes = max(self.peak_bytes, peak)
+
+    def _add_up(self, changes: Iterable[int]) -> tuple[int, int]:
+        """Returns the highest and the last sum of one thread's allocations less its releases."""
+        sizes, peak, live = self._live_sizes, 0, 0
+        for change in changes:
+            if change > 0:
+                sizes[change] += 1
+            elif not sizes[-change]:
+                continue
+            else:
+                sizes[-change] -= 1
+            live += change
+            peak = max(peak, live)
+        return peak, live
 
 
 def _rate(dtype: torch.dtype) -> float:

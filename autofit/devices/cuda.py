@@ -3,11 +3,6 @@
 The budget applies to the footprint: the memory that the device loses to this process. Torch's caching allocator
 accounts for the reserved part, for all streams and the pools of captured graphs; the context, and libraries that
 allocate memory themselves, are added (`Cuda.outside_bytes`).
-
-Which memory figure is used depends on three things. On an integrated chip "free" leaves out the page cache, so the
-system's available memory is used. If NVML lists this process, its figure is exact; otherwise the memory outside the
-allocator is bounded. The allocator's fraction refers to the memory that the device was built with, which may differ
-from what the driver reports.
 """
 
 import importlib.util
@@ -49,9 +44,7 @@ VOLTA = (7, 0)
 def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[str]:
     """Returns the capabilities that a CUDA chip has in hardware, whether or not it is present.
 
-    Args:
-        compute_capability: the chip's compute capability; None for a chip of ROCm, which computes in bf16 but has no
-            TF32.
+    `compute_capability` is None for a chip of ROCm, which computes in bf16 but has no TF32.
     """
     found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.OWN_MEMORY}
     if compute_capability is None or compute_capability >= AMPERE:
@@ -165,13 +158,12 @@ class Cuda(Device):
         """Returns the bytes that this process holds on the device outside the caching allocator.
 
         A figure of NVML is used only if it is plausible: it may belong to another process with the same number, to the
-        whole card under MIG, or to all processes of a container, or it may stand for "not available". After the first
-        plausible figure the latest one is kept, so that budgets and peaks use the same source.
+        whole card under MIG, or to all processes of a container. After the first plausible figure the latest one is
+        kept, so that budgets and peaks use the same source.
 
-        The device's figures do not separate this process from others. Without NVML, memory used beyond this process's
-        segments is attributed to its context, up to `CONTEXT_BYTES`, and the rest to other processes. The error affects
-        the available memory and the need of a plan alike. On an integrated chip the figures change with each file that
-        is read, so `CONTEXT_BYTES` is assumed.
+        Without NVML, memory used beyond this process's segments is attributed to its context, up to `CONTEXT_BYTES`,
+        and the rest to other processes. The error affects the available memory and the need of a plan alike. On an
+        integrated chip the figures change with each file that is read, so `CONTEXT_BYTES` is assumed.
         """
         reported = self._nvml.used_bytes() if self._nvml is not None else None
         if reported is not None:

@@ -19,7 +19,9 @@ def available() -> int | None:
     limit = _cgroup("memory.max")
     if found is None or limit is None:
         return found
-    used = (_cgroup("memory.current") or 0) - _inactive_file_bytes()
+    stat = dict(line.split(maxsplit=1) for line in (_cgroup_text("memory.stat") or "").splitlines() if " " in line)
+    reclaimable = stat.get("inactive_file", "")  # file memory that is reclaimed first
+    used = (_cgroup("memory.current") or 0) - (int(reclaimable) if reclaimable.isdigit() else 0)
     return max(min(found, limit - used), 0)
 
 
@@ -37,15 +39,6 @@ def kib_line(path: Path, key: str) -> int | None:
     except OSError:
         pass  # not Linux
     return None
-
-
-def _inactive_file_bytes() -> int:
-    """Returns the control group's inactive file memory, which is reclaimed first; 0 if unknown."""
-    for line in (_cgroup_text("memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "inactive_file" and value.isdigit():
-            return int(value)
-    return 0
 
 
 def _cgroup(name: str) -> int | None:

@@ -57,15 +57,11 @@ class Axolotl(Exporter):
 
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
-        padding = answer.plan.values.get("padding_multiple")
         found = {
             **super().fields(answer, version),
             **adamw_fields(answer, "optimizer"),
             **checkpointing_fields(answer, _NONE, _EVERY),
         }
-        if type(padding) is int and padding > 0:  # it pads to 64 otherwise, and to the full length
-            settings = {"pad_to_multiple_of": padding, "pad_to_sequence_len": None}
-            found["padding_multiple"] = settings if padding > 1 else {}
         if found.get("optimizer_states") and optimizer_name(answer) != "AdamW":
             del found["optimizer_states"]
         return {knob: settings for knob, settings in found.items() if knob in answer.plan.values}

@@ -18,7 +18,7 @@ from autofit.exporters.plan_facts import (
 )
 from autofit.strict_yaml import dump
 
-_SHARED_LINES = ("attention", "padding_multiple", "cudnn_benchmark")
+_SHARED_LINES = ("attention", "cudnn_benchmark")
 """Knobs whose line is that of a plain loop."""
 COMPILE, UPDATE, STATES, GROUPED = "compile", "optimizer_implementation", "optimizer_states", "length_grouping"
 

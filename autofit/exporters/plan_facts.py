@@ -122,13 +122,11 @@ def code_lines(answer: Answer) -> dict[str, str]:
     """
     values = answer.plan.values
     flags = FLAGS.get(values.get("optimizer_implementation", ""))
-    pads = type(padding := values.get("padding_multiple")) is int and padding > 1
     lines = {
         MICRO_BATCH_SIZE: loader_line(answer),
         "precision": _TF32 if values.get("precision") == "tf32" else None,
         "attention": 'load the model with attn_implementation="sdpa"' if values.get("attention") == "sdpa" else None,
         "cudnn_benchmark": _BENCHMARK if values.get("cudnn_benchmark") is True else None,
-        "padding_multiple": f"pass pad_to_multiple_of={padding} to the data collator" if pads else None,
         "memory_format": _LAYOUTS.get(values.get("memory_format", "")),
         "optimizer_implementation": flags and f"torch.optim.{optimizer_name(answer)}(..., {flags})",
         CHECKPOINTED_BLOCKS: _blocks_line(answer),

@@ -1,4 +1,4 @@
-"""Batches for gates: those whose samples differ in what a loss may be a mean over, and those with more padding."""
+"""Batches for gates, whose samples differ in what a loss may be a mean over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from autofit.gates.gradients import BASELINE, Steps, generators_restored
-from autofit.gates.verdict import GateVerdict, unchecked
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
-from autofit.workloads.tree import Batch, map_tensors, same, tensors
+from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import marked, may_differ, unevenness
 
 _INSPECTED = 8
@@ -157,17 +156,3 @@ def _many(source: BatchSource, size: int) -> list[Cuttable]:
     source.cuttable(size, 1)
     took_s = max(perf_counter() - began, 1e-6)
     return source.cuttable(size, min(_MOST_INSPECTED, 1 + int(_READING_S / took_s)))
-
-
-def padded(users: BatchSource, padding: BatchSource, size: int) -> tuple[Batch, Batch] | GateVerdict:
-    """Returns a batch, and the same samples with more padding, which a model may read; or why there is none.
-
-    Of a few batches, the one is taken that gets the most padding. `padding` makes the batches of `users` with more.
-    """
-    made = zip(*(source.typical(size, _INSPECTED) for source in (users, users, padding)), strict=True)
-    plain, again, more = max(made, key=lambda batches: elements(batches[2]) - elements(batches[0]))
-    if elements(more) <= elements(plain):
-        return unchecked("no batch was padded further")
-    if not all(same(one, other) for one, other in zip(tensors(plain), tensors(again), strict=True)):
-        return unchecked("the same samples give other batches each time")
-    return plain, more

@@ -15,7 +15,7 @@ from autofit.core.space import Refusal
 from autofit.core.units import format_names
 from autofit.failures.evidence import named_error
 from autofit.gates.accumulation import NAMED, accumulation, carried
-from autofit.gates.batches import padded, uneven, unevenly_weighted, weighted_mean, with_rare_marks
+from autofit.gates.batches import uneven, unevenly_weighted, weighted_mean, with_rare_marks
 from autofit.gates.compare import ZERO
 from autofit.gates.gradients import BASELINE, Steps
 from autofit.gates.technique import output, technique, update
@@ -140,10 +140,7 @@ class GradientCheck:
             return failed(objection) if objection else technique(self.steps, plan, special, strict=True)
         if changed is self.source:
             return technique(self.steps, plan, Counted(batch.batch, batch.samples), rounded=self._rounds(plan))
-        if isinstance(found := padded(self.source, changed, batch.samples), GateVerdict):
-            return found
-        plain, more = (Counted(each, batch.samples) for each in found)
-        return technique(self.steps, BASELINE, more, strict=True, before=plain)
+        return unchecked("it changes the batches, and names none on which its gradient can be compared")
 
     def _all_together(self) -> None:
         """Compares the whole plan with the baseline; looks for the value at fault if it does not hold."""

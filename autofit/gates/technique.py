@@ -47,7 +47,6 @@ def technique(
     reference: Plan = BASELINE,
     rounded: bool = False,
     strict: bool = False,
-    before: Counted | None = None,
 ) -> GateVerdict:
     """Compares the gradient of a batch under a plan with that under a reference.
 
@@ -59,9 +58,8 @@ def technique(
         rounded: whether the plan computes in reduced precision, so that its gradient may change by `REDUCED_L2`, and as
             much as rounding the weights changes it. Otherwise it may change as another order of operations does.
         strict: whether the first comparison decides: chance, and rounding in normalisation, do not excuse a difference.
-        before: the reference's batch, if it is another one of the same samples: with less padding.
     """
-    sides = _Sides(plan, reference, batch, before or batch, rounded, strict)
+    sides = _Sides(plan, reference, batch, rounded, strict)
     try:
         return sides.compared(Gradients(steps))
     except Exception as error:  # noqa: BLE001  # raised by the user's code: a step that runs in training mode only
@@ -78,15 +76,14 @@ class _Sides:
     plan: Plan
     reference: Plan
     batch: Counted
-    before: Counted
     rounded: bool
     strict: bool
 
     def compared(self, gradients: Gradients) -> GateVerdict:
         with gradients:
-            expected = gradients.rehearse(self.before)
+            expected = gradients.rehearse(self.batch)
             if self.reference != BASELINE:
-                expected = gradients.of(self.before, self.reference)
+                expected = gradients.of(self.batch, self.reference)
             if not float(expected.vector.norm()):
                 return ZERO
             found = gradients.of(self.batch, self.plan)
@@ -105,7 +102,7 @@ class _Sides:
             return verdict
 
     def _drawn(self, gradients: Gradients, draw: int) -> list[torch.Tensor]:
-        expected = gradients.of(self.before, self.reference, draw=draw, record=True)
+        expected = gradients.of(self.batch, self.reference, draw=draw, record=True)
         return [gradients.of(self.batch, self.plan, draw=draw).vector, expected.vector]
 
     def _by_fixed_statistics(self, gradients: Gradients, error: float, most: float) -> GateVerdict | None:

@@ -26,7 +26,7 @@ from autofit.gates.technique import updates_noted
 from autofit.probing.block_profile import profiled
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import baseline_notes
-from autofit.strategies.base import Facts, Offer, Span, Strategy, no_profile
+from autofit.strategies.base import Facts, Offer, Span, Strategy
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
@@ -103,7 +103,7 @@ class Survey:
 
     def _knobs(self) -> dict[str, Knob]:
         # Not kept: a survey that holds its own method is freed late, and with it the user's objects.
-        facts = replace(self.facts, profile=self._profile) if self.facts.profile is no_profile else self.facts
+        facts = replace(self.facts, profile=self._profile) if self.facts.profile is None else self.facts
         self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
         every = {knob.name: knob for _, offer in offered for knob in offer.knobs}

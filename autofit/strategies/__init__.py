@@ -17,7 +17,6 @@ from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
 from autofit.strategies.optimizer_states import OptimizerStates
 from autofit.strategies.packing import Packing
-from autofit.strategies.padding_multiple import PaddingMultiple
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
@@ -30,7 +29,6 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     Attention,
     LinearCrossEntropy,
     Packing,
-    PaddingMultiple,
     LengthGrouping,
     Compilation,
     Checkpointing,

@@ -1,11 +1,11 @@
 """Activation offload: keeps what the backward pass needs in main memory instead of on the device."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,35 +17,87 @@ from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass, storage_id
-from autofit.workloads.loss import Compute
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch, tensors
 
+KNOB = "activation_offload"
+OWN_MEMORY = "own_memory"
+"""Capability of a device whose memory is not the machine's main memory."""
 SMALLEST_BYTES = 1024
 """Smaller tensors stay on the device: a copy would cost more than it frees."""
 MOST_IN_FLIGHT = 5
 """Number of tensors whose copy to main memory may be unfinished. Their memory on the device is not free yet."""
 HOST_SHARE = 0.8
 """Share of the available main memory that activations may take."""
+SMALLEST_SHARE = 0.05
+"""Minimum size of main memory for activations, as a share of the device's memory budget. Less cannot free much."""
 
 
-class _Saved(Protocol):
-    """What the graph holds in place of a saved tensor."""
+class ActivationOffload(Strategy):
+    """Copies the tensors that autograd saves in forward to main memory, and back when backward needs them.
 
-    def tensor(self) -> torch.Tensor:
-        """Returns the tensor, on the device on which it was saved."""
+    The values do not change. The copies to pinned main memory run on a second stream, beside the forward pass. The
+    copies back run on the stream of the backward pass, which waits for them.
+    """
+
+    name = "activation_offload"
+    about = "keeps activations in main memory until the backward pass needs them"
+    cost = "copies between the device and main memory"
+    effect = "exact"
+    phase = Phase.ARITHMETIC
+    owns = (KNOB,)
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the knob for a device with its own memory, if the machine has main memory to spare."""
+        if not facts.training:
+            return self.refuse("inference has no backward pass and keeps no activations")
+        if OWN_MEMORY not in facts.capabilities:
+            return self.refuse(
+                f"this {facts.device_type} device computes in main memory, where activations are already", "device"
+            )
+        free, budget = facts.host_memory_bytes, facts.memory_budget_bytes
+        if free is not None and budget is not None and HOST_SHARE * free < SMALLEST_SHARE * budget:
+            return self.refuse(
+                f"{format_bytes(int(HOST_SHARE * free))} of main memory can be used for activations, less than "
+                f"{SMALLEST_SHARE:.0%} of the memory budget of {format_bytes(budget)}"
+            )
+        knob = Knob(
+            name=KNOB,
+            values=(False, True),
+            default=False,
+            about="whether activations wait in main memory for the backward pass",
+            # A step that moves what it computes is often bound by the bus (reference/strategy_tuners.md 5: 10 to 50 %).
+            expected=(1.0, 0.7),
+            # What one layer computes with stays on the device, and so do its temporary tensors.
+            growth=(1.0, 0.25),
+        )
+        return Offer((knob,))
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        """Makes each forward pass of the draft offload what it saves, until the context is left."""
+        if not is_on(plan, KNOB):
+            yield
+            return
+        if draft.optimizer is None:
+            raise unknown_value(KNOB, True, "False, since inference keeps no activations")
+        compute, store = draft.loss.compute, HostStore(draft.device, draft.host_memory_bytes)
+
+        def offloading(model: nn.Module, batch: Batch) -> torch.Tensor:
+            with store.saving(model, batch):
+                return compute(model, batch)
+
+        with Undo() as undo:
+            undo.set(draft, "loss", replace(draft.loss, compute=offloading))
+            yield
 
 
 class HostStore:
     """Moves saved tensors to main memory and counts their bytes.
 
     A tensor that several operators save is moved once. Parameters, buffers, the batch, views of these, small tensors
-    and tensors that are not plain memory stay where they are. As autograd itself does, the backward pass reports an
-    error if one that stayed was changed in place.
-
-    Args:
-        device: device of the training.
-        limit_bytes: main memory that is available; None does not limit what is moved.
+    and tensors that are not plain memory stay where they are. `limit_bytes` is the main memory that is available; None
+    does not limit what is moved.
     """
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
@@ -63,24 +115,24 @@ class HostStore:
         staying = chain(model.parameters(), model.buffers(), tensors(batch))
         self._staying = {_storage_key(tensor) for tensor in staying if tensor.layout is torch.strided}
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._save, lambda saved: saved.tensor()):
+            with torch.autograd.graph.saved_tensors_hooks(self._save, lambda saved: saved()):
                 yield
         finally:
             self._land(0)
             self._moved.clear()
 
-    def _save(self, tensor: torch.Tensor) -> _Saved:
+    def _save(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Returns what the graph holds in place of a saved tensor: a function that returns it, on its device."""
         if not self._moves(tensor):
-            return _Held(tensor)
+            return _on_device(tensor)
         layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         key = (_storage_key(tensor), tensor._version, *layout)
         known = self._moved.get(key)
         if known is not None and not known[0].expired():  # type: ignore[no-untyped-call]  # torch has no types here
             return known[1]
         self._land(MOST_IN_FLIGHT - 1)
-        saved = self._move(tensor)
-        weak: Any = StorageWeakRef
-        self._moved[key] = (weak(tensor.untyped_storage()), saved)
+        saved, weak = self._move(tensor), StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._moved[key] = (weak, saved)
         return saved
 
     def _moves(self, tensor: torch.Tensor) -> bool:
@@ -140,31 +192,8 @@ class HostStore:
                 torch.accelerator.current_stream(tensor.device).wait_event(event)
 
 
-class _Held:
-    """A saved tensor that stays on the device."""
-
-    __slots__ = ("_kept", "_version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        # An operator's own result refers to the operator, which would hold itself. Without the history it does not.
-        self._kept, self._version = tensor.detach(), tensor._version
-
-    def tensor(self) -> torch.Tensor:
-        """Returns the tensor.
-
-        Raises:
-            RuntimeError: it was changed in place. With hooks on saved tensors, autograd does not check this itself.
-        """
-        if self._kept._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{list(self._kept.shape)} is at version {self._kept._version}; expected version {self._version}"
-            )
-        return self._kept
-
-
 class _OnHost:
-    """A saved tensor in main memory."""
+    """A saved tensor in main memory. A call returns a copy on its device."""
 
     __slots__ = ("_device", "_host", "_size", "_store")
 
@@ -175,91 +204,29 @@ class _OnHost:
     def __del__(self) -> None:
         self._store.held_bytes -= self._size
 
-    def tensor(self) -> torch.Tensor:
-        """Returns a copy of the tensor on its device."""
+    def __call__(self) -> torch.Tensor:
         return self._host.to(self._device, non_blocking=True)
+
+
+def _on_device(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Returns a function that returns a tensor that stays, and raises RuntimeError if it was changed in place.
+
+    With hooks on saved tensors, autograd does not check this itself.
+    """
+    # An operator's own result refers to the operator, which would hold itself. Without the history it does not.
+    kept, version = tensor.detach(), tensor._version
+
+    def unchanged() -> torch.Tensor:
+        if kept._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{list(kept.shape)} is at version {kept._version}; expected version {version}"
+            )
+        return kept
+
+    return unchanged
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
     """Returns a number that tensors with the same memory share."""
     return storage_id(tensor.untyped_storage())
-
-
-KNOB = "activation_offload"
-OWN_MEMORY = "own_memory"
-"""Capability of a device whose memory is not the machine's main memory."""
-SMALLEST_SHARE = 0.05
-"""Minimum size of main memory for activations, as a share of the device's memory budget. Less cannot free much."""
-
-
-class ActivationOffload(Strategy):
-    """Copies the tensors that autograd saves in forward to main memory, and back when backward needs them.
-
-    The values do not change. Parameters, buffers, the batch and tensors under 1 KiB stay on the device. The
-    copies to pinned main memory run on a second stream, beside the forward pass. The copies back run on the stream of
-    the backward pass, which waits for them. None of this has been run on a physical accelerator yet.
-    """
-
-    name = "activation_offload"
-    about = "keeps activations in main memory until the backward pass needs them"
-    cost = "copies between the device and main memory"
-    effect = "exact"
-    phase = Phase.ARITHMETIC
-    owns = (KNOB,)
-
-    def offer(self, facts: Facts) -> Offer:
-        """Returns the knob for a device with its own memory, if the machine has main memory to spare."""
-        if not facts.training:
-            return self.refuse("inference has no backward pass and keeps no activations")
-        if OWN_MEMORY not in facts.capabilities:
-            return self.refuse(
-                f"this {facts.device_type} device computes in main memory, where activations are already", "device"
-            )
-        if (reason := _too_little_memory(facts)) is not None:
-            return self.refuse(reason)
-        knob = Knob(
-            name=KNOB,
-            values=(False, True),
-            default=False,
-            about="whether activations wait in main memory for the backward pass",
-            # A step that moves what it computes is often bound by the bus (reference/strategy_tuners.md 5: 10 to 50 %).
-            expected=(1.0, 0.7),
-            # What one layer computes with stays on the device, and so do its temporary tensors.
-            growth=(1.0, 0.25),
-        )
-        return Offer((knob,))
-
-    @contextmanager
-    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Makes each forward pass of the draft offload what it saves, until the context is left."""
-        if not is_on(plan, KNOB):
-            yield
-            return
-        if draft.optimizer is None:
-            raise unknown_value(KNOB, True, "False, since inference keeps no activations")
-        with Undo() as undo:
-            undo.callback(setattr, draft, "loss", draft.loss)
-            draft.loss = replace(draft.loss, compute=_offloading(draft.loss.compute, draft))
-            yield
-
-
-def _too_little_memory(facts: Facts) -> str | None:
-    """Returns why main memory is too small to be of use, or None."""
-    free, budget = facts.host_memory_bytes, facts.memory_budget_bytes
-    if free is None or budget is None or HOST_SHARE * free >= SMALLEST_SHARE * budget:
-        return None
-    return (
-        f"{format_bytes(int(HOST_SHARE * free))} of main memory can be used for activations, less than "
-        f"{SMALLEST_SHARE:.0%} of the memory budget of {format_bytes(budget)}"
-    )
-
-
-def _offloading(compute: Compute, draft: Draft) -> Compute:
-    """Returns `compute` with its saved tensors in main memory."""
-    store = HostStore(draft.device, draft.host_memory_bytes)
-
-    def offloading(model: nn.Module, batch: Batch) -> torch.Tensor:
-        with store.saving(model, batch):
-            return compute(model, batch)
-
-    return offloading

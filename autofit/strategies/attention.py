@@ -39,15 +39,9 @@ class Attention(Strategy):
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob `attention` if a model computes attention by plain products and can be switched."""
-        eager = [owner for owner in _owners(facts.model) if _implementation(owner) == "eager"]
-        if not eager:
-            return self.refuse("no transformers model here computes attention by plain products")
-        reason = next((why for owner in eager if (why := _lack(owner, facts.batch)) is not None), None)
-        reason = reason or _seen(facts)
-        if reason is not None:
+        if reason := _lack(facts.model, facts.batch) or _seen(facts):
             return self.refuse(reason)
-        about = "implementation of attention"
-        return Offer((Knob(name=KNOB, values=VALUES, default="default", about=about),))
+        return Offer((Knob(name=KNOB, values=VALUES, default="default", about="implementation of attention"),))
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Switches the models' implementation.
@@ -60,11 +54,8 @@ class Attention(Strategy):
             return nullcontext()
         if value not in VALUES:
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)}")
-        eager = [owner for owner in _owners(draft.model) if _implementation(owner) == "eager"]
-        reason = next((why for owner in eager if (why := _lack(owner, None)) is not None), None)
-        if not eager or reason is not None:
-            found = reason or "no transformers model here has attn_implementation='eager'"
-            raise unknown_value(KNOB, value, f"default, since {found}")
+        if reason := _lack(draft.model, None):
+            raise unknown_value(KNOB, value, f"default, since {reason}")
         return _switched(draft.model)
 
 
@@ -77,13 +68,19 @@ def _owners(module: nn.Module) -> Iterator[nn.Module]:
         yield from _owners(child)
 
 
-def _implementation(owner: Any) -> str | None:
-    found: str | None = getattr(owner.config, "_attn_implementation", None)
-    return found
+def _is_eager(owner: Any) -> bool:
+    return getattr(owner.config, "_attn_implementation", None) == "eager"
 
 
-def _lack(owner: Any, batch: Any) -> str | None:
-    """Returns why a transformers model cannot be switched to `scaled_dot_product_attention`, or None."""
+def _lack(model: nn.Module, batch: Any) -> str | None:
+    """Returns why no transformers model in `model` can be switched to `scaled_dot_product_attention`, or None."""
+    eager = list(filter(_is_eager, _owners(model)))
+    if not eager:
+        return "no transformers model here computes attention by plain products (attn_implementation='eager')"
+    return next(filter(None, (_lack_of(owner, batch) for owner in eager)), None)
+
+
+def _lack_of(owner: Any, batch: Any) -> str | None:
     name = type(owner).__name__
     asked = isinstance(batch, Mapping) and batch.get("output_attentions") is True
     if getattr(owner.config, "output_attentions", False) or asked:
@@ -102,16 +99,13 @@ def _seen(facts: Facts) -> str | None:
     """Returns why one step of the user would not run another attention, or None."""
     if facts.rehearse is None:
         return "the user's step could not be inspected"
-    calls, wants_weights = list[str](), list[bool]()
-
-    def asked(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        wants_weights.append(kwargs.get("output_attentions") is True)
+    watching = _AttentionCalls()
 
     @contextmanager
     def watch(model: nn.Module) -> Iterator[None]:
         for owner in _owners(model):  # of a copied model, which is discarded
-            owner.register_forward_pre_hook(asked, with_kwargs=True)
-        with _switched(model), _Calls(calls):
+            owner.register_forward_pre_hook(watching.asked, with_kwargs=True)
+        with _switched(model), watching:
             yield
 
     failed = ""
@@ -119,22 +113,22 @@ def _seen(facts: Facts) -> str | None:
         facts.rehearse(watch)
     except Untraceable as error:
         failed = f"the user's step cannot be run without data: {error.reason} ({error.where})"
-    if any(wants_weights) or failed:
-        return NEEDS_WEIGHTS if any(wants_weights) else failed
-    return None if calls else "the user's step does not call scaled_dot_product_attention"
+    if watching.wants_weights or failed:
+        return NEEDS_WEIGHTS if watching.wants_weights else failed
+    return None if watching.called else "the user's step does not call scaled_dot_product_attention"
 
 
-class _Calls(TorchFunctionMode):
-    """Notes the calls of `scaled_dot_product_attention`."""
+class _AttentionCalls(TorchFunctionMode):
+    """Notes whether `scaled_dot_product_attention` is called, and whether the weights of attention are asked for."""
 
-    def __init__(self, calls: list[str]) -> None:
-        super().__init__()
-        self._calls = calls
+    called = wants_weights = False
+
+    def asked(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.wants_weights |= kwargs.get("output_attentions") is True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes a call and runs it."""
-        if func is functional.scaled_dot_product_attention:
-            self._calls.append(func.__name__)
+        self.called |= func is functional.scaled_dot_product_attention
         return func(*args, **(kwargs or {}))
 
 
@@ -145,7 +139,7 @@ def _switched(model: nn.Module) -> Iterator[None]:
         for owner in _owners(model):
             for config in _configurations(owner):
                 undo.callback(vars(config).update, {IMPLEMENTATION: vars(config)[IMPLEMENTATION]})
-            if _implementation(owner) == "eager":
+            if _is_eager(owner):
                 switch: Any = owner
                 switch.set_attn_implementation("sdpa")
         yield

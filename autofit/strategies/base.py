@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -64,22 +64,11 @@ class Span:
     marked_flops: int = 0
 
 
-class SpanProfile(Protocol):
-    """Runs one small step and tells what its parts keep and compute. Everything that it changes is restored."""
+SpanProfile = Callable[[Plan, Sequence[nn.Module], Callable[..., bool]], Sequence[Span]]
+"""Runs one small step of a plan, and returns the parts of its forward pass, in order; () if it could not be run.
 
-    def __call__(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
-        """Returns the parts of the forward pass, in order; () if the step could not be run.
-
-        Args:
-            plan: the plan to run.
-            blocks: modules of the user's model, none inside another.
-            marked: tells of an operator, given with its arguments, whether it is asked for.
-        """
-
-
-def no_profile(plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
-    """Returns (): no step can be run."""
-    return ()
+Its arguments are the plan, blocks of the user's model, none inside another, and what tells of an operator, given with
+its arguments, whether it is asked for. Everything that it changes is restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +96,7 @@ class Facts:
         max_grad_norm: L2 norm to which the training clips gradients; None if it does not clip.
         memory_budget_bytes: memory that a plan may use on the device; None if unknown.
         host_memory_bytes: available main memory of the device's machine; None if unknown.
-        profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
+        profile: runs one small step to see what its parts keep and compute; None if no step can be run.
         source: makes the user's batches. None if there are no more than `batch`.
         own_process: whether plans run in a process that the search can replace with a fresh one.
         on_host: whether the device is the host itself, and no accelerator.
@@ -134,7 +123,7 @@ class Facts:
     max_grad_norm: float | None = None
     memory_budget_bytes: int | None = None
     host_memory_bytes: int | None = None
-    profile: SpanProfile = no_profile
+    profile: SpanProfile | None = None
     source: BatchSource | None = None
     rehearse: Callable[[Watch], None] | None = None
     update_fn: bool = False
@@ -228,7 +217,8 @@ class Strategy(ABC):
     def gate_batch(self, facts: Facts) -> Counted | None:
         """Returns the batch on which the gate compares this strategy's gradient, which may differ by rounding alone.
 
-        None, as here, if any batch will do, and the gradient may differ as much as one in reduced precision.
+        None, as here, if any batch will do, and the gradient may differ as much as one in reduced precision. A gated
+        strategy that changes batches must return one.
 
         Raises:
             WorkloadError: no batch would show what the strategy changes.
@@ -238,11 +228,7 @@ class Strategy(ABC):
     def objection(self, facts: Facts, batch: Counted) -> str:
         """Returns what a run of the model shows against this strategy; "" if nothing.
 
-        The gate asks before it compares gradients, and restores what the run changes.
-
-        Args:
-            facts: facts about the workload.
-            batch: the batch of `gate_batch`.
+        The gate asks before it compares gradients on the batch of `gate_batch`, and restores what the run changes.
         """
         return ""
 

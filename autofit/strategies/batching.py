@@ -57,7 +57,12 @@ class Batching(Strategy):
             Knob(name=MICRO_BATCH_SIZE, values=sizes, default=baseline[0], about=ABOUT[MICRO_BATCH_SIZE]),
             Knob(name=ACCUMULATION_STEPS, values=steps, default=baseline[1], about=ABOUT[ACCUMULATION_STEPS]),
         )
-        refused = (*(() if facts.resizable else (_fixed(facts),)), *((_UNCUT,) if facts.update_fn else ()))
+        fixed = Refusal(
+            name=MICRO_BATCH_SIZE,
+            reason=f"only the loader's batches of {facts.micro_batch_size} are run: batches of other sizes cannot be "
+            "made from it. Pass a DataLoader over a data set with a length.",
+        )
+        refused = (*(() if facts.resizable else (fixed,)), *((_UNCUT,) if facts.update_fn else ()))
         return Offer(knobs, refused, _limit(facts) if facts.training and facts.global_batch_size is None else "")
 
     @contextmanager
@@ -144,14 +149,6 @@ def _limit(facts: Facts) -> str:
     if most > facts.dataset_size * FREE_SHARE:
         share = f"the baseline's batch, which is more than {share}"
     return f"limited by {share}; max_global_batch_size raises it"
-
-
-def _fixed(facts: Facts) -> Refusal:
-    return Refusal(
-        name=MICRO_BATCH_SIZE,
-        reason=f"only the loader's batches of {facts.micro_batch_size} are run: batches of other sizes cannot be made "
-        "from it. Pass a DataLoader over a data set with a length.",
-    )
 
 
 def ladder(most: int) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ is recomputed while everything before it is still kept. So the last block frees 
 first are the best.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
@@ -15,9 +15,8 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Span, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
-from autofit.strategies.checkpointable import Checkpointable, is_checkpointed, owners_of
-from autofit.strategies.selective_recompute import is_kept, refusal
-from autofit.strategies.user_checkpointing import UserCheckpointing
+from autofit.strategies.checkpointable import Checkpointable, is_checkpointed
+from autofit.strategies.recompute import is_kept, selection_refusal
 from autofit.workloads.step import Draft
 
 FLOPS_PER_BYTE = 20.0
@@ -51,7 +50,7 @@ class Checkpointing(Strategy):
     """Checkpoints k of the model's n repeated blocks, which trades time for memory.
 
     Which k: the first ones in the order of the modules. Of a checkpointed block, either all operators are recomputed,
-    or only the cheap ones (`selective_recompute`).
+    or only the cheap ones (`recompute`).
 
     Gradients are the same as without checkpointing, up to rounding: torch's random state is replayed, and buffers
     (BatchNorm statistics, spectral norm vectors) are updated once. Other state of a block is not replayed: attributes,
@@ -77,26 +76,23 @@ class Checkpointing(Strategy):
         """
         if not facts.training:
             return self.refuse("inference has no backward pass and keeps no activations that could be freed")
-        users = _users(facts.model)
-        reason = _refusal(facts.model, users)
+        target = Checkpointable(facts.model)
+        reason = _refusal(facts.model, target)
         if reason is not None:
             return self.refuse(reason)
-        target = Checkpointable(facts.model)
-        if users.switches:
-            knob = _knob_beside(users, target)
-        elif len(target.counts) == 1:
+        if len(target.counts) == 1 and not target.switches:
             return self.refuse(
                 "found no repeated blocks; expected two or more modules of one class under one parent that have "
                 "children and parameters"
             )
-        else:
-            knob = _knob(target)
+        knob = _knob_beside(target) if target.switches else _knob(target)
         parts = {CHECKPOINTED_BLOCKS: target.counts[-1]}
         if not target.blocks:
             return Offer(knobs=(knob,), parts=parts)
-        spans = facts.profile(Plan(values={CHECKPOINTED_BLOCKS: 0}), target.blocks, is_kept)
+        unchanged = Plan(values={CHECKPOINTED_BLOCKS: 0})
+        spans = facts.profile(unchanged, target.blocks, is_kept) if facts.profile is not None else ()
         cheap = _lack_of_selection(spans, facts.micro_batch_size)
-        cheap = cheap or refusal(facts, target.blocks, spans, _all_selectively)
+        cheap = cheap or selection_refusal(facts, target.blocks, spans, all_selectively)
         selection = () if cheap else (_selection(spans),)
         refused = (Refusal(name=f"{OPERATORS}={CHEAP}", reason=cheap),) if cheap else ()
         return Offer(knobs=(knob, *selection), refused=refused, parts=parts)
@@ -121,33 +117,30 @@ class Checkpointing(Strategy):
             raise unknown_value(OPERATORS, operators, f"{ALL} or {CHEAP}")
         if count == AS_THE_USER:
             return nullcontext()
-        users = _users(draft.model)
-        if type(count) is int and count == 0 and not users.switches:
-            return nullcontext()
-        reason = _refusal(draft.model, users)
-        if reason is not None:
-            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"{AS_THE_USER if users.switches else 0}, since {reason}")
         target = Checkpointable(draft.model)
+        if type(count) is int and count == 0 and not target.switches:
+            return nullcontext()
+        reason = _refusal(draft.model, target)
+        if reason is not None:
+            expected = AS_THE_USER if target.switches else 0
+            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"{expected}, since {reason}")
         if type(count) is not int or count not in target.counts:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
-        return _replaced(users, target, range(count), operators == CHEAP)
+        return target.checkpointed(range(count), operators == CHEAP)
 
 
 def _lack_of_selection(spans: Sequence[Span], micro_batch_size: int) -> str:
     """Returns why recomputing only cheap operators cannot pay; "" if it can."""
     blocks = [span for span in spans if span.block is not None]
-    whole = sum(span.saved_bytes - span.input_bytes for span in blocks)
+    whole, freed = _freed(blocks)
     if not blocks or whole <= 0:
         return "no step of this model could be profiled"
-    freed = sum(max(span.saved_bytes - span.input_bytes - span.marked_bytes, 0) for span in blocks) / whole
-    if freed < LEAST_FREED:
+    if freed / whole < LEAST_FREED:
         return (
-            f"matrix products, convolutions and attention make {1 - freed:.0%} of what the blocks keep; "
+            f"matrix products, convolutions and attention make {1 - freed / whole:.0%} of what the blocks keep; "
             f"at most {1 - LEAST_FREED:.0%} would be worth it"
         )
-    work = sum(map(cost_of, blocks))
-    repeated = 1 - sum(span.marked_flops for span in blocks) / work
-    if repeated > MOST_REPEATED:
+    if (repeated := _repeated(blocks)) > MOST_REPEATED:
         return (
             f"the other operators are {repeated:.0%} of a block's work; at most {MOST_REPEATED:.0%} would be worth it"
         )
@@ -163,19 +156,27 @@ def _lack_of_selection(spans: Sequence[Span], micro_batch_size: int) -> str:
 def _selection(spans: Sequence[Span]) -> Knob:
     """Returns the knob that chooses between all operators and the cheap ones."""
     blocks = [span for span in spans if span.block is not None]
-    work = sum(map(cost_of, blocks))
-    repeated = 1 - sum(span.marked_flops for span in blocks) / work
     kept = sum(span.saved_bytes for span in spans)
-    whole = kept - sum(span.saved_bytes - span.input_bytes for span in blocks)
-    cheap = kept - sum(max(span.saved_bytes - span.input_bytes - span.marked_bytes, 0) for span in blocks)
+    whole, freed = _freed(blocks)
     return Knob(
         name=OPERATORS,
         values=(ALL, CHEAP),
         default=ALL,
         about="operators of a checkpointed block that are recomputed: all, or not products, convolutions and attention",
-        expected=(1.0, _time(LEAST_SHARE) / _time(LEAST_SHARE * repeated)),
-        growth=(1.0, (kept + cheap) / (kept + whole)),
+        expected=(1.0, _time(LEAST_SHARE) / _time(LEAST_SHARE * _repeated(blocks))),
+        growth=(1.0, (2 * kept - freed) / (2 * kept - whole)),
     )
+
+
+def _freed(blocks: Sequence[Span]) -> tuple[int, int]:
+    """Returns the bytes freed by recomputing whole blocks, and by recomputing only their cheap operators."""
+    whole = sum(span.saved_bytes - span.input_bytes for span in blocks)
+    return whole, sum(max(span.saved_bytes - span.input_bytes - span.marked_bytes, 0) for span in blocks)
+
+
+def _repeated(blocks: Sequence[Span]) -> float:
+    """Returns the share of the blocks' work that is in their cheap operators."""
+    return 1 - sum(span.marked_flops for span in blocks) / sum(map(cost_of, blocks))
 
 
 def _knob(target: Checkpointable) -> Knob:
@@ -193,10 +194,11 @@ def _knob(target: Checkpointable) -> Knob:
     )
 
 
-def _knob_beside(users: UserCheckpointing, target: Checkpointable) -> Knob:
+def _knob_beside(target: Checkpointable) -> Knob:
     """Returns the knob of a model that checkpoints: as the user has it, or numbers of blocks, except the user's."""
     most = max(target.counts[-1], 1)
-    switched_on = sum(map(users.within, target.blocks)) or most
+    switched = {switch.module for switch in target.switches}
+    switched_on = sum(not switched.isdisjoint(block.modules()) for block in target.blocks) or most
     counts = tuple(count for count in _quarters(target) if count != switched_on)
     return Knob(
         name=CHECKPOINTED_BLOCKS,
@@ -229,31 +231,18 @@ def _memory(share: float) -> float:
     return 1 - 0.75 * share
 
 
-@contextmanager
-def _replaced(
-    users: UserCheckpointing, target: Checkpointable, chosen: Sequence[int], selective: bool
-) -> Iterator[None]:
-    """Switches the user's checkpointing off and checkpoints the chosen blocks."""
-    with users.off(), target.checkpointed(chosen, selective) if chosen else nullcontext():
-        yield
-
-
-def _all_selectively(model: nn.Module) -> AbstractContextManager[None]:
+def all_selectively(model: nn.Module) -> AbstractContextManager[None]:
     """Returns a context in which all blocks of a model are checkpointed, with cheap operators recomputed only."""
     target = Checkpointable(model)
-    return _replaced(_users(model), target, range(len(target.blocks)), selective=True)
+    return target.checkpointed(range(len(target.blocks)), selective=True)
 
 
-def _users(model: nn.Module) -> UserCheckpointing:
-    return UserCheckpointing.of(model, owners_of(model))
-
-
-def _refusal(model: nn.Module, users: UserCheckpointing) -> str | None:
+def _refusal(model: nn.Module, target: Checkpointable) -> str | None:
     """Returns why the model's blocks must not be changed, or None."""
     if any(map(is_checkpointed, model.modules())):
         return "the model already uses checkpointing of a train step that is still open; close that step first"
-    if users.reason:
-        return f"the model already uses checkpointing, which is not changed: {users.reason}"
+    if target.fixed:
+        return f"the model already uses checkpointing, which is not changed: {target.fixed}"
     if has_compiled_part(model):
         return "the model is compiled, and torch.compile cannot trace this strategy; pass the model uncompiled"
     return None

@@ -33,10 +33,9 @@ LEAST_BLOCKS = 4
 """Minimum number of blocks that are compiled on their own. With fewer, little less is compiled than the whole model."""
 
 LEAST_WARM_UP_S = {OFF: 0.0, MODEL: 3.0, BLOCKS: 0.8, TUNED: 15.0, GRAPHS: 3.0}
-"""Least plausible seconds that a training spends on compiling. On 2 cores, torch 2.13 took 3.0 s to import its compiler
-and 4.0 s for the forward and backward pass of four layers; half of this is assumed for a faster machine. Blocks alone
-took a quarter of the time of the whole model, here and on an H100 (10 and 43 s, 5 and 21 s); tuned kernels for the
-products of those four layers were not ready there after 90 s."""
+"""Least plausible seconds that a training spends on compiling. On 2 cores, torch 2.13 took 7 s for four layers; half of
+this is assumed for a faster machine. Blocks alone took a quarter of the time of the whole model, here and on an H100;
+tuned kernels for the products of those four layers were not ready there after 90 s."""
 ACCELERATED_WARM_UP_S = {OFF: 0.0, MODEL: 7.0, BLOCKS: 2.0, TUNED: 30.0, GRAPHS: 8.0}
 """The same on an accelerator, a fifth of what was measured: on an H100, 9.7 to 14 s for blocks and 35 s for the whole
 model, in a Llama of 12 layers and ConvNeXt-T; graphs were not ready after 36 s."""
@@ -90,12 +89,9 @@ class Compilation(Strategy):
         if refusal := _refusal(facts.model) or missing_tool():
             return self.refuse(refusal)
         lacks = {value: why for value in VALUES if (why := _lack(value, facts)) is not None}
+        of_device = {value for value, needed in NEEDED.items() if needed not in facts.capabilities}
         refused = tuple(
-            Refusal(
-                name=f"{KNOB}={value}",
-                reason=why,
-                origin="device" if value in NEEDED and NEEDED[value] not in facts.capabilities else "",
-            )
+            Refusal(name=f"{KNOB}={value}", reason=why, origin="device" if value in of_device else "")
             for value, why in lacks.items()
         )
         values = tuple(value for value in VALUES if value not in lacks)
@@ -130,8 +126,7 @@ class Compilation(Strategy):
                 undo.replace(vars(target), "_compiled_call_impl", partial(calls.of_module(target), target))
             if value == BLOCKS:
                 compile_loss(draft, calls.of_criterion, undo)
-            undo.callback(setattr, draft, "compiled", draft.compiled)
-            draft.compiled = True
+            undo.set(draft, "compiled", True)
             yield
 
     def untraceable(self, plan: Plan) -> str | None:
@@ -142,20 +137,14 @@ class Compilation(Strategy):
 
 
 def _targets(value: KnobValue, model: nn.Module) -> tuple[nn.Module, ...]:
-    """Returns the modules to compile.
-
-    Raises:
-        SpaceError: see `Compilation.apply`.
-    """
+    """Returns the modules to compile. Raises what `Compilation.apply` says."""
     if value not in VALUES:
         raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)}")
-    reason = _refusal(model)
-    if reason is not None:
+    if (reason := _refusal(model)) is not None:
         raise unknown_value(KNOB, value, f"{OFF}, since {reason}")
     if value != BLOCKS:
         return (model,)
-    blocks = find_blocks(model)
-    if not blocks:
+    if not (blocks := find_blocks(model)):
         raise unknown_value(KNOB, value, f"another value, since {_NO_BLOCKS}")
     return (*blocks, *find_regions(model, blocks))
 
@@ -181,26 +170,22 @@ again, as in a race, finds its code."""
 
 
 class _CompiledCalls:
-    """Compiles the calls of one plan.
+    """Compiles the calls of one plan, by a value of the knob, for batches that differ in shape or do not.
 
-    Args:
-        value: value of the knob.
-        varies: whether batches differ in shape.
+    The module or the loss function is the first argument of its compiled call.
     """
 
     def __init__(self, value: KnobValue, varies: bool) -> None:
-        self.how: dict[str, Any] = {
-            "mode": str(value) if value in MODES else None,
-            "dynamic": None if varies else False,
-        }
+        self.how: dict[str, Any] = {"mode": value if value in MODES else None, "dynamic": None if varies else False}
         self._made: dict[object, Callable[..., Any]] = {}
 
     def of_module(self, module: nn.Module) -> Callable[..., Any]:
-        """Returns the compiled call of a module, of which the module is the first argument."""
-        return self._compiled(_call, _kind(module))
+        """Returns the call of a module, shared by those of its class with parameters of the same shapes and types."""
+        parameters = tuple((name, p.shape, p.dtype) for name, p in module.named_parameters())
+        return self._compiled(_call, (type(module), parameters))
 
     def of_criterion(self, criterion: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the compiled call of a loss function, of which the function is the first argument."""
+        """Returns the call of a loss function."""
         return self._compiled(_criterion_call, getattr(criterion, "__qualname__", type(criterion)))
 
     def _compiled(self, call: Callable[..., Any], kind: object) -> Callable[..., Any]:
@@ -211,11 +196,6 @@ class _CompiledCalls:
                 warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.13 warns of its own imports
                 self._made[key] = torch.compile(copied, **self.how)
         return self._made[key]
-
-
-def _kind(module: nn.Module) -> object:
-    """Returns a key that modules share if the same code can serve them."""
-    return type(module), tuple((name, p.shape, p.dtype) for name, p in module.named_parameters())
 
 
 _NO_BLOCKS = "the model has no repeated blocks"
@@ -243,22 +223,16 @@ def _refusal(model: nn.Module) -> str | None:
             return f"{where} is TorchScript, which torch.compile does not compile"
         if is_compiled(module):
             return f"{where} is already compiled by its author, and stays as it is"
-        if (method := _compiled_method(module)) is not None:
+        bases = [base for base in type(module).__mro__ if base.__module__.partition(".")[0] != "torch"]
+        held = (entry for attributes in map(vars, [module, *bases]) for entry in attributes.items())
+        if (method := next((name for name, each in held if _is_decorated(each)), None)) is not None:
             return f"{method} of {where} is already compiled by its author, and stays as it is"
     return None
 
 
-def _compiled_method(module: nn.Module) -> str | None:
-    """Returns the name of a method that was decorated with torch.compile, or None."""
-    owners = [
-        vars(module),
-        *(vars(base) for base in type(module).__mro__ if base.__module__.partition(".")[0] != "torch"),
-    ]
-    for attributes in owners:
-        for name, value in attributes.items():
-            if isinstance(value, FunctionType) and hasattr(value, _ORIGINAL) and not hasattr(value, _DISABLED):
-                return name
-    return None
+def _is_decorated(value: object) -> bool:
+    """Returns whether a value is a function that was decorated with torch.compile."""
+    return isinstance(value, FunctionType) and hasattr(value, _ORIGINAL) and not hasattr(value, _DISABLED)
 
 
 def missing_tool() -> str | None:

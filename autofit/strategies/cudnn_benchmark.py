@@ -42,16 +42,13 @@ class CudnnBenchmark(Strategy):
         """Returns the knob for a model with convolutions of one shape, if the user has not decided otherwise."""
         if CUDNN not in facts.capabilities:
             return self.refuse(f"this {facts.device_type} device has no cuDNN", "device")
-        reason = _refusal(facts)
-        if reason is not None:
+        if (reason := _refusal(facts)) is not None:
             return self.refuse(reason)
-        about = "whether cuDNN times its kernels for each convolution"
-        values = (False, True)
         knob = Knob(
             name=KNOB,
-            values=values,
+            values=(False, True),
             default=False,
-            about=about,
+            about="whether cuDNN times its kernels for each convolution",
             same_memory=(True,),
             of_process=True,
             warm_up_s=(0.0, 3.0),
@@ -63,8 +60,7 @@ class CudnnBenchmark(Strategy):
         """Sets the process's flag until the context is left. Kernels that were chosen by then stay in use."""
         with Undo() as undo:
             if is_on(plan, KNOB):
-                undo.callback(setattr, SETTINGS, "benchmark", SETTINGS.benchmark)
-                SETTINGS.benchmark = True
+                undo.set(SETTINGS, "benchmark", True)
             yield
 
 

@@ -4,11 +4,9 @@ The layer returns a tensor without memory. Reshaping, slicing and shifting its l
 layer's input. `F.cross_entropy` then works on chunks of rows, so that the logits never exist as a whole. Any other
 operation computes the logits, so that it sees what it would have seen, and saves nothing.
 
-`torch.nn.functional.linear_cross_entropy` (torch 2.13) works on chunks too. With 4,096 rows, 512 features and 32,768
-classes in float32 on a CPU, its peak was 144 MiB, that of this module 137 MiB, and that of the ordinary loss 1,536 MiB;
-both took the same time. Under bf16 autocast, with 1,024 rows and 16,384 classes, it was 165 MiB, in less time, and 102
-MiB. That function has no label smoothing, its graph can be used only once, it does not exist in torch 2.11,
-and it is one operator in a trace, so that the memory of its chunks would not be estimated.
+`torch.nn.functional.linear_cross_entropy` works on chunks too, with about the same peak and time. It does not exist in
+torch 2.11, has no label smoothing, its graph can be used only once, and it is one operator in a trace, so that the
+memory of its chunks would not be estimated.
 """
 
 import math
@@ -53,40 +51,37 @@ class Product:
         with torch.autocast(self.hidden.device.type, enabled=False):
             return F.linear(self.hidden.to(self.dtype), self.weight.to(self.dtype), bias)
 
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """How `torch.nn.functional.cross_entropy` ignores, smooths and reduces."""
-
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    kind: str = "mean"
+    def versions(self) -> tuple[int, ...]:
+        """Returns how often each operand was changed in place."""
+        return tuple(each._version for each in (self.hidden, self.weight, self.bias) if each is not None)
 
 
 def chunked_cross_entropy(
-    product: Product, target: torch.Tensor, class_weight: torch.Tensor | None, reduction: Reduction
+    product: Product,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
 ) -> torch.Tensor:
     """Returns `F.cross_entropy` of the product, in float32 or wider.
 
-    Args:
-        product: with `hidden` as [rows, features].
-        target: class indices, [rows].
-        class_weight: weight of each class, or None. It cannot be combined with label smoothing.
-        reduction: how rows are ignored, smoothed and reduced.
+    `hidden` is [rows, features], and `target` holds class indices, [rows]. The other arguments are those of
+    `F.cross_entropy`. Class weights cannot be combined with label smoothing.
     """
-    ignored = target == reduction.ignore_index
+    ignored = target == ignore_index
     target = target.masked_fill(ignored, 0)
     wide = torch.promote_types(product.dtype, torch.float32)
-    share = torch.ones_like(target, dtype=wide) if class_weight is None else class_weight.to(wide)[target]
+    share = torch.ones_like(target, dtype=wide) if weight is None else weight.to(wide)[target]
     share = share.masked_fill(ignored, 0)
     rows = product.samples * math.ceil(max(len(target), 1) / (product.samples * CHUNKS))
     losses: torch.Tensor = _Losses.apply(  # type: ignore[no-untyped-call]  # torch has no types here
-        product.hidden, product.weight, product.bias, target, reduction.label_smoothing, product.dtype, rows
+        product.hidden, product.weight, product.bias, target, label_smoothing, product.dtype, rows
     )
     losses = torch.where(ignored, 0, losses * share)
-    if reduction.kind == "none":
+    if reduction == "none":
         return losses
-    return losses.sum() / share.sum() if reduction.kind == "mean" else losses.sum()
+    return losses.sum() / share.sum() if reduction == "mean" else losses.sum()
 
 
 class _Losses(torch.autograd.Function):
@@ -94,14 +89,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        target: torch.Tensor,
-        smoothing: float,
-        dtype: torch.dtype,
-        rows: int,
+        ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, smoothing: float, dtype: torch.dtype, rows: int
     ) -> torch.Tensor:
         """Returns the losses, [rows], in float32 or wider."""
         losses, scales = [], []
@@ -135,17 +123,24 @@ class _Losses(torch.autograd.Function):
             inputs = hidden[part]
             slopes = _logits(inputs, weights, addend)
             slopes.sub_(scales[part].unsqueeze(1)).exp_()
-            _subtract_targets(slopes, target[part], ctx.smoothing)
+            column = target[part].unsqueeze(1)
+            slopes.scatter_(1, column, slopes.gather(1, column) - (1 - ctx.smoothing))
+            if ctx.smoothing:
+                slopes.sub_(ctx.smoothing / slopes.shape[1])
             slopes.mul_(upstream[part].unsqueeze(1))
             if grad_bias is not None:
                 grad_bias += slopes.sum(0)
             slopes = slopes.to(ctx.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = slopes @ weights
-            if grad_weight is not None:
-                _add_product(grad_weight, slopes.T, inputs.to(ctx.dtype))
+            if grad_weight is not None and grad_weight.dtype == slopes.dtype:
+                grad_weight.addmm_(slopes.T, inputs.to(ctx.dtype))
+            elif grad_weight is not None:
+                grad_weight.add_(slopes.T @ inputs.to(ctx.dtype))
             del slopes
-        return grad_hidden, _as(grad_weight, weight), _as(grad_bias, bias), None, None, None, None
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:
@@ -157,26 +152,6 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     with torch.autocast(hidden.device.type, enabled=False):
         logits = F.linear(hidden.to(weight.dtype), weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _subtract_targets(probabilities: torch.Tensor, target: torch.Tensor, smoothing: float) -> None:
-    """Subtracts the target distribution from the probabilities: what is left is the gradient of the loss."""
-    column = target.unsqueeze(1)
-    chosen = probabilities.gather(1, column) - (1 - smoothing)
-    probabilities.scatter_(1, column, chosen)
-    if smoothing:
-        probabilities.sub_(smoothing / probabilities.shape[1])
-
-
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)
-
-
-def _as(gradient: torch.Tensor | None, operand: torch.Tensor | None) -> torch.Tensor | None:
-    return None if gradient is None or operand is None else gradient.to(operand.dtype)
 
 
 def reshape(logits: "DeferredLogits", *shape: Any) -> Any:
@@ -214,17 +189,11 @@ def select(logits: "DeferredLogits", index: Any) -> Any:
 
 def _keeps_classes(items: tuple[Any, ...], dims: int) -> bool:
     """Returns whether an index leaves the last of `dims` dimensions whole."""
-    taken = sum(map(_indexed, items))
+    masks = [item for item in items if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)]
+    taken = sum(mask.dim() - 1 for mask in masks) + sum(item is not ... for item in items)
     if taken < dims and all(item is not ... for item in items[:-1]):
         return bool(items)
     return isinstance(items[-1], slice) and items[-1] == slice(None)
-
-
-def _indexed(item: Any) -> int:
-    """Returns the number of dimensions that an index takes."""
-    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
-        return item.dim()
-    return int(item is not ...)
 
 
 def cast(logits: "DeferredLogits", *args: Any, **kwargs: Any) -> Any:
@@ -236,16 +205,6 @@ def cast(logits: "DeferredLogits", *args: Any, **kwargs: Any) -> Any:
     if target in (torch.float32, logits.dtype):
         return logits.derived(lambda value: value.to(target), dtype=target)
     return logits.derived(lambda value: value.to(target)) if target == logits.device else None
-
-
-def widen(logits: "DeferredLogits") -> Any:
-    """Casts to float32."""
-    return cast(logits, torch.float32) if logits.dtype != torch.float64 else None
-
-
-def contiguous(logits: "DeferredLogits") -> Any:
-    """Makes contiguous."""
-    return logits.derived(lambda value: value.contiguous())
 
 
 def transpose(logits: "DeferredLogits", *dims: Any) -> Any:
@@ -279,7 +238,14 @@ def cross_entropy(
     unusual = size_average is not None or reduce is not None or (weight is not None and label_smoothing > 0)
     if unusual or reduction not in ("mean", "sum", "none"):
         return None
-    return logits.fused(target, weight, Reduction(ignore_index, label_smoothing, reduction))
+    logits.family.check_unchanged()
+    product = logits.product
+    logits.family.usage.fused_bytes += target.numel() * product.weight.shape[0] * torch.float32.itemsize
+    samples = 1 if target.numel() % product.samples else product.samples
+    flat = replace(product, hidden=product.hidden.flatten(0, -2), samples=samples)
+    loss = chunked_cross_entropy(flat, target.flatten(), weight, ignore_index, label_smoothing, reduction)
+    loss = loss.to(torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype)
+    return loss.view_as(target) if reduction == "none" else loss
 
 
 DEFERRED: dict[Any, Callable[..., Any]] = {
@@ -290,8 +256,8 @@ DEFERRED: dict[Any, Callable[..., Any]] = {
     torch.flatten: flatten,
     torch.Tensor.__getitem__: select,
     torch.Tensor.to: cast,
-    torch.Tensor.float: widen,
-    torch.Tensor.contiguous: contiguous,
+    torch.Tensor.float: lambda logits: cast(logits, torch.float32),
+    torch.Tensor.contiguous: lambda logits: logits.derived(lambda value: value.contiguous()),
     torch.Tensor.transpose: transpose,
     torch.transpose: transpose,
     torch.Tensor.permute: transpose,
@@ -300,22 +266,22 @@ DEFERRED: dict[Any, Callable[..., Any]] = {
 }
 """The operation by the function that the user's code calls."""
 
-METADATA: frozenset[Any] = frozenset(
+_PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda")
+_METHODS = (
+    "size", "dim", "numel", "nelement", "element_size", "ndimension", "is_floating_point", "is_complex", "__len__",
+    "__hash__",
+)  # fmt: skip
+METADATA = frozenset[Any](
     [
-        *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")),
-        *(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_cuda")),
-        *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "nelement", "element_size", "ndimension")),
-        *(getattr(torch.Tensor, name) for name in ("is_floating_point", "is_complex", "__len__", "__hash__")),
-        torch.numel,
-        torch.is_floating_point,
-        torch.is_complex,
-        torch.is_tensor,
+        *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES),
+        *(getattr(torch.Tensor, name) for name in _METHODS),
+        *(getattr(torch, name) for name in ("numel", "is_floating_point", "is_complex", "is_tensor")),
     ]
 )
 """Functions that need only the shape, type and device of logits."""
 
 
-Replay = Callable[[torch.Tensor], torch.Tensor]
+Compute = Callable[[], torch.Tensor]
 
 PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 """Types of tensors that a deferred product may have as operands."""
@@ -348,17 +314,13 @@ class DeferringForward:
     def __call__(self, input: torch.Tensor) -> torch.Tensor:  # the name that nn.Linear has
         """Returns the layer's output, deferred if that is possible here."""
         layer = self.layer
-        dtype = None if _is_transformed() else _product_type(input, layer)
+        transformed = torch.compiler.is_compiling() or is_transforming()  # by a transform of torch.func (grad, vmap)
+        dtype = None if transformed else _product_type(input, layer)
         if dtype is None:
             return nn.Linear.forward(layer, input)
         samples = input.shape[0] if input.dim() > 2 else 1  # [samples, tokens, features]
         product = Product(input, layer.weight, layer.bias, dtype, samples)
         return DeferredLogits.of(product, self.usage or Usage())
-
-
-def _is_transformed() -> bool:
-    """Returns whether torch.compile or a transform of torch.func (grad, vmap) runs this code."""
-    return torch.compiler.is_compiling() or is_transforming()
 
 
 def _product_type(hidden: torch.Tensor, layer: nn.Linear) -> torch.dtype | None:
@@ -383,13 +345,13 @@ class DeferredLogits(torch.Tensor):
     Attributes:
         product: the operands; the leading dimensions of `hidden` are those of this tensor.
         transposed: whether the classes are dimension 1 of 3, not the last one.
+        family: the output of the layer and all that was derived from it.
     """
 
     product: Product
     transposed: bool
-    _family: "_Family"
-    _parent: "DeferredLogits | None"
-    _replay: Replay
+    family: "_Family"
+    _compute: Compute
     _value: torch.Tensor | None
 
     @staticmethod
@@ -403,36 +365,34 @@ class DeferredLogits(torch.Tensor):
     @classmethod
     def of(cls, product: Product, usage: Usage) -> "DeferredLogits":
         """Returns the output of a layer."""
-        return cls._made(product, product.dtype, _Family(usage, product, _versions(product)))
+        family = _Family(usage, product, product.versions())
+        return cls._made(product, product.dtype, False, family, family.value)
 
     @classmethod
     def _made(
-        cls,
-        product: Product,
-        dtype: torch.dtype,
-        family: "_Family",
-        parent: "DeferredLogits | None" = None,
-        replay: Replay = lambda value: value,
-        *,
-        transposed: bool = False,
+        cls, product: Product, dtype: torch.dtype, transposed: bool, family: "_Family", compute: Compute
     ) -> "DeferredLogits":
         made: DeferredLogits = _Edge.apply(product.hidden, product.weight, product.bias, product, dtype, transposed)  # type: ignore[no-untyped-call]  # torch has no types here
-        made.product, made.transposed = product, transposed
-        made._family, made._parent, made._replay, made._value = family, parent, replay, None
+        made.product, made.transposed, made.family = product, transposed, family
+        made._compute, made._value = compute, None
         family.members.append(weakref.ref(made))
         return made
 
-    def derived(self, replay: Replay, hidden: torch.Tensor | None = None, **changed: Any) -> "DeferredLogits":
-        """Returns the deferred result of an operation.
+    def derived(
+        self,
+        replay: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        transposed: bool = False,
+    ) -> "DeferredLogits":
+        """Returns the deferred result of an operation, `replay`.
 
-        Args:
-            replay: the operation.
-            hidden: the layer's input after the operation; None if that does not change.
-            changed: a new dtype, or a new value of `transposed`.
+        `hidden` is the layer's input after it, and `dtype` its type, if these change. With `transposed`, it moves the
+        classes to dimension 1.
         """
         product = self.product if hidden is None else replace(self.product, hidden=hidden)
-        kept = {"dtype": self.dtype, "transposed": self.transposed, **changed}
-        return self._made(product, family=self._family, parent=self, replay=replay, **kept)
+        form = (dtype or self.dtype, transposed or self.transposed)
+        return self._made(product, *form, self.family, lambda: replay(self.computed("")))
 
     @property
     def is_deferred(self) -> bool:
@@ -446,22 +406,10 @@ class DeferredLogits(torch.Tensor):
             RuntimeError: the layer's weights or input have changed, so that it can no longer be computed.
         """
         if self._value is None:
-            self._family.usage.computed_for.append(operation)
-            self._family.compute()
+            self.family.usage.computed_for.append(operation)
+            self.family.compute()
         assert self._value is not None, "a family computes all its members"
         return self._value
-
-    def fused(self, target: torch.Tensor, weight: torch.Tensor | None, reduction: Reduction) -> torch.Tensor:
-        """Returns the cross-entropy of these logits with class indices, without computing them."""
-        self._family.check_unchanged()
-        usage, rows = self._family.usage, target.numel()
-        usage.fused_bytes += rows * self.product.weight.shape[0] * torch.float32.itemsize
-        flat = replace(self.product, hidden=self.product.hidden.flatten(0, -2))
-        if rows % flat.samples:
-            flat = replace(flat, samples=1)
-        dtype = torch.float32 if torch.is_autocast_enabled(self.device.type) else self.dtype
-        loss = chunked_cross_entropy(flat, target.flatten(), weight, reduction).to(dtype)
-        return loss.view_as(target) if reduction.kind == "none" else loss
 
     @classmethod
     def __torch_function__(
@@ -502,29 +450,23 @@ class _Family:
     def compute(self) -> None:
         """Computes all members. Gradients flow to the layer also if they are off at the moment."""
         with torch.inference_mode(False), torch.enable_grad():
-            for reference in self.members:
-                member = reference()
-                if member is None:
-                    continue
-                if member._parent is None:
-                    self.check_unchanged()
-                    member._value = member.product.value()
-                else:
-                    member._value = member._replay(member._parent.computed(""))
+            for member in (reference() for reference in self.members):
+                if member is not None:
+                    member._value = member._compute()
+
+    def value(self) -> torch.Tensor:
+        """Returns the output as the layer itself computes it."""
+        self.check_unchanged()
+        return self.root.value()
 
     def check_unchanged(self) -> None:
         """Checks that the layer's operands are as they were in the forward pass."""
-        if _versions(self.root) != self.versions:
+        if self.root.versions() != self.versions:
             raise RuntimeError(
                 "found logits that are used after the input or the weights of their layer have changed; with a chunked "
                 "loss they were not computed in the forward pass. Use them before the optimizer's step, or leave the "
                 "loss as it is."
             )
-
-
-def _versions(product: Product) -> tuple[int, ...]:
-    operands = (product.hidden, product.weight, *([] if product.bias is None else [product.bias]))
-    return tuple(each._version for each in operands)
 
 
 class _Edge(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """Linear cross-entropy: computes the loss of a large vocabulary over chunks, without the logits as a whole."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from autofit.core.errors import Untraceable
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, Watch, unknown_value
 from autofit.strategies.blocks import find_blocks, has_compiled_part
 from autofit.strategies.deferred_logits import DeferringForward, Usage
 from autofit.strategies.undo import Undo
@@ -60,13 +60,11 @@ class LinearCrossEntropy(Strategy):
             )
         if facts.rehearse is None:
             return self.refuse("the user's step could not be inspected")
-        seen = _Observation()
         try:
-            facts.rehearse(seen.watch)
+            usage, kept_bytes = _observed(facts.rehearse)
         except Untraceable as error:
             return self.refuse(f"the user's step cannot be run without data: {error.reason} ({error.where})")
-        reason = seen.refusal()
-        if reason is not None:
+        if (reason := _lack_of_gain(usage, kept_bytes)) is not None:
             return self.refuse(reason)
         knob = Knob(
             name=KNOB,
@@ -74,7 +72,7 @@ class LinearCrossEntropy(Strategy):
             default="default",
             about="how the cross-entropy of the head is computed",
             expected=(1.0, EXPECTED),
-            growth=(1.0, seen.kept_bytes / (seen.kept_bytes + COPIES * seen.usage.fused_bytes)),
+            growth=(1.0, kept_bytes / (kept_bytes + COPIES * usage.fused_bytes)),
         )
         return Offer(knobs=(knob,))
 
@@ -96,60 +94,51 @@ class LinearCrossEntropy(Strategy):
         return _deferring(heads, None)
 
 
-class _Observation:
-    """What one step of the user shows with deferred logits.
+def _observed(rehearse: Callable[[Watch], None]) -> tuple[Usage, int]:
+    """Runs the user's step with deferred logits. Returns their use, and the bytes kept for backward, less parameters.
 
-    Attributes:
-        usage: what became of the logits.
-        kept_bytes: bytes kept for the backward pass, without parameters.
+    Raises:
+        Untraceable: the step cannot be run without data.
     """
-
-    def __init__(self) -> None:
-        self.usage, self.kept_bytes = Usage(), 0
-        self._storages: dict[int, torch.UntypedStorage] = {}
+    usage, kept = Usage(), dict[int, torch.UntypedStorage]()
 
     @contextmanager
-    def watch(self, model: nn.Module) -> Iterator[None]:
-        """Observes a step of `model`."""
+    def watch(model: nn.Module) -> Iterator[None]:
         known = {storage_id(parameter.untyped_storage()) for parameter in model.parameters()}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                if (key := storage_id(storage)) not in known and key not in self._storages:
-                    self._storages[key] = storage
-                    self.kept_bytes += storage.nbytes()
+            if tensor.layout is torch.strided and (key := storage_id(tensor.untyped_storage())) not in known:
+                kept[key] = tensor.untyped_storage()  # held, so that no other storage gets its number
             return tensor
 
-        try:
-            hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-            with _deferring(_heads(model), self.usage), hooks:
-                yield
-        finally:
-            self._storages.clear()
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with _deferring(_heads(model), usage), hooks:
+            yield
 
-    def refusal(self) -> str | None:
-        """Returns why chunks would save nothing or little, or None."""
-        usage = self.usage
-        if not usage.fused_bytes:
-            if usage.computed_for:
-                return (
-                    f"the logits are used by {usage.computed_for[0]} before the loss, so they are needed as a whole; "
-                    "expected F.cross_entropy of the output of a linear layer"
-                )
-            return "no cross-entropy with class indices was found on the output of a linear layer"
-        share = usage.fused_bytes / (usage.fused_bytes + self.kept_bytes)
-        if share < LEAST_SHARE:
-            return f"the logits are {share:.1%} of the activations; chunks pay from {LEAST_SHARE:.0%} on"
-        return None
+    rehearse(watch)
+    return usage, sum(storage.nbytes() for storage in kept.values())
+
+
+def _lack_of_gain(usage: Usage, kept_bytes: int) -> str | None:
+    """Returns why chunks would save nothing or little, or None."""
+    if not usage.fused_bytes:
+        if usage.computed_for:
+            return (
+                f"the logits are used by {usage.computed_for[0]} before the loss, so they are needed as a whole; "
+                "expected F.cross_entropy of the output of a linear layer"
+            )
+        return "no cross-entropy with class indices was found on the output of a linear layer"
+    share = usage.fused_bytes / (usage.fused_bytes + kept_bytes)
+    if share < LEAST_SHARE:
+        return f"the logits are {share:.1%} of the activations; chunks pay from {LEAST_SHARE:.0%} on"
+    return None
 
 
 @contextmanager
 def _deferring(heads: tuple[nn.Linear, ...], usage: Usage | None) -> Iterator[None]:
     with Undo() as undo:
         for head in heads:
-            undo.callback(vars(head).pop, "forward", None)
-            vars(head)["forward"] = DeferringForward(head, usage)
+            undo.replace(vars(head), "forward", DeferringForward(head, usage))
         yield
 
 
@@ -157,8 +146,5 @@ def _heads(model: nn.Module) -> tuple[nn.Linear, ...]:
     """Returns the linear layers outside repeated blocks that have many outputs and torch's own forward."""
     inside = {part for block in find_blocks(model) for part in block.modules()}
     linear = (module for module in model.modules() if isinstance(module, nn.Linear) and module not in inside)
-    return tuple(module for module in linear if module.out_features >= FEWEST_CLASSES and _is_ordinary(module))
-
-
-def _is_ordinary(module: nn.Linear) -> bool:
-    return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
+    ordinary = (each for each in linear if type(each).forward is nn.Linear.forward and "forward" not in vars(each))
+    return tuple(each for each in ordinary if each.out_features >= FEWEST_CLASSES)

@@ -44,13 +44,17 @@ class MemoryFormat(Strategy):
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the layouts for a model with 2-d convolutions over images."""
-        reason = _refusal(facts)
-        if reason is not None:
+        if (reason := _refusal(facts)) is not None:
             return self.refuse(reason)
-        about = "memory layout of 4-d tensors"
         values = ("default", "channels_last")
-        usual = None if facts.on_host else "channels_last"
-        knob = Knob(name=KNOB, values=values, default="default", about=about, same_memory=values, usual=usual)
+        knob = Knob(
+            name=KNOB,
+            values=values,
+            default="default",
+            about="memory layout of 4-d tensors",
+            same_memory=values,
+            usual=None if facts.on_host else "channels_last",
+        )
         return Offer((knob,))
 
     @contextmanager
@@ -68,9 +72,15 @@ class MemoryFormat(Strategy):
                 "memory; expected at least one. Tune again for this model."
             )
         with Undo() as undo:
-            undo.callback(setattr, draft, "memory_format", draft.memory_format)
-            draft.memory_format = torch.channels_last
-            undo.enter_context(_channels_last(draft))
+            undo.set(draft, "memory_format", torch.channels_last)
+            # Gradients and optimizer state change along: the fused optimizers on CPU read them by address, and silently
+            # compute wrong updates if their strides differ from the parameter's (torch 2.13).
+            for owner in _movable(draft.model):
+                followers = _followers(owner, draft)
+                undo.callback(_put_back, owner, draft, {name: tensor.stride() for name, tensor in followers.items()})
+                strides = torch.empty(owner.shape, memory_format=torch.channels_last, device="meta").stride()
+                for tensor in followers.values():
+                    _lay_out(tensor, strides)
             yield
 
 
@@ -81,7 +91,8 @@ def _refusal(facts: Facts) -> str | None:
         return "the model has no 2-d convolution"
     if not _has_images(facts.batch, 4) and not _lists_images(facts.batch):
         return "the batch has no 4-d floating-point tensor, and no list of 3-d ones"
-    if any(_is_channels_last(weight) for weight in weights):
+    # The layout of a 1x1 kernel is both.
+    if any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights):
         return "the model is already in channels_last, which is not changed"
     if "channels_last" not in facts.capabilities:
         return f"this {facts.device_type} device has no channels_last convolutions"
@@ -112,11 +123,6 @@ def _weights(model: nn.Module) -> list[torch.Tensor]:
     return [parameter for parameter in parameters if not is_lazy(parameter) and parameter.dim() == 4]
 
 
-def _is_channels_last(weight: torch.Tensor) -> bool:
-    """Returns whether the layout is channels last only. That of a 1x1 kernel is both."""
-    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-
-
 def _can_move(model: nn.Module) -> bool:
     movable = {id(tensor) for tensor in _movable(model)}
     return any(id(weight) in movable for weight in _weights(model))
@@ -125,10 +131,8 @@ def _can_move(model: nn.Module) -> bool:
 def _movable(model: nn.Module) -> list[torch.Tensor]:
     """Returns the 4-d parameters and buffers that do not share memory with other tensors."""
     plain = [tensor for tensor in chain(model.parameters(), model.buffers()) if _is_plain(tensor)]
-    storages = [tensor.untyped_storage() for tensor in plain]
-    users = Counter(storages)
-    pairs = zip(plain, storages, strict=True)
-    return [tensor for tensor, storage in pairs if users[storage] == 1 and tensor.dim() == 4 and _fills(tensor)]
+    users = Counter(tensor.untyped_storage() for tensor in plain)
+    return [each for each in plain if each.dim() == 4 and users[each.untyped_storage()] == 1 and _fills(each)]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -145,24 +149,6 @@ def _fills(tensor: torch.Tensor) -> bool:
         return False
     whole = storage.nbytes() == tensor.numel() * tensor.element_size()
     return whole and torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-
-
-@contextmanager
-def _channels_last(draft: Draft) -> Iterator[None]:
-    """Keeps the movable 4-d tensors in channels last until the context is left, then restores their strides.
-
-    Gradients and optimizer state change along with them: the fused optimizers on CPU read them by address, and silently
-    compute wrong updates if their strides differ from the parameter's (torch 2.13). The tensor objects stay the same.
-    """
-    owners = _movable(draft.model)
-    with Undo() as undo:
-        for owner in owners:
-            followers = _followers(owner, draft)
-            undo.callback(_put_back, owner, draft, {name: tensor.stride() for name, tensor in followers.items()})
-            strides = torch.empty(owner.shape, memory_format=torch.channels_last, device="meta").stride()
-            for tensor in followers.values():
-                _lay_out(tensor, strides)
-        yield
 
 
 def _put_back(owner: torch.Tensor, draft: Draft, strides_of: dict[str, tuple[int, ...]]) -> None:

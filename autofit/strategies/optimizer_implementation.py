@@ -13,9 +13,15 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
-from autofit.strategies.torch_optimizers import MARKS, grouped_parameters, has_own_step, placed_counter
+from autofit.strategies.torch_optimizers import (
+    MARKS,
+    grouped_parameters,
+    has_own_step,
+    has_sparse_gradients,
+    placed_counter,
+    wrapped_parameters,
+)
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.step import Draft
 from autofit.workloads.workload import each_of
 
@@ -51,12 +57,12 @@ class OptimizerImplementation(Strategy):
         if facts.optimizer is None:
             return self.refuse("inference has no updates")
         optimizers = each_of(facts.optimizer)
-        reason = next((why for each in optimizers if (why := _unswitchable(each)) is not None), None)
-        if reason is not None:
+        if reason := next(filter(None, map(_unswitchable, optimizers)), None):
             return self.refuse(reason)
         missing = {value: why for value in FLAGS if (why := _lack(value, facts, optimizers)) is not None}
+        lacking = SWITCHES - facts.capabilities
         refused = tuple(
-            Refusal(name=f"{KNOB}={value}", reason=why, origin="device" if _is_lacking(value, facts) else "")
+            Refusal(name=f"{KNOB}={value}", reason=why, origin="device" if value in lacking else "")
             for value, why in missing.items()
         )
         if len(missing) == len(FLAGS):
@@ -84,7 +90,7 @@ class OptimizerImplementation(Strategy):
             raise unknown_value(KNOB, value, f"default, {', '.join(FLAGS)}")
         optimizers = () if draft.optimizer is None else each_of(draft.optimizer)
         reasons = (_unswitchable(each) or _unsupported(str(value), each, draft.model) for each in optimizers)
-        reason = next((why for why in reasons if why is not None), None if optimizers else "inference has no updates")
+        reason = next(filter(None, reasons), None if optimizers else "inference has no updates")
         if reason is not None:
             raise SpaceError(
                 f"{KNOB}={value} cannot be applied: {reason}; expected an optimizer of torch.optim that supports it. "
@@ -112,19 +118,16 @@ def _unswitchable(optimizer: Optimizer) -> str | None:
         return "its parameter groups differ in foreach or fused, so the user has already chosen"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True allows only the loop"
-    if any(is_traceable_wrapper_subclass(parameter) for _, parameter in grouped_parameters(optimizer)):
-        return "it holds sharded or quantized parameters"
-    return None
+    return wrapped_parameters(optimizer)
 
 
 def _lack(value: str, facts: Facts, optimizers: Sequence[Optimizer]) -> str | None:
     """Returns why `value` is not offered, or None if it is."""
     if all(value == _in_use(optimizer, facts) for optimizer in optimizers):
         return "the default already runs this implementation here"
-    if _is_lacking(value, facts):
+    if value in SWITCHES - facts.capabilities:
         return f"this {facts.device_type} device has no {value} kernels"
-    reasons = (_unsupported(value, optimizer, facts.model) for optimizer in optimizers)
-    return next((why for why in reasons if why is not None), None)
+    return next(filter(None, (_unsupported(value, optimizer, facts.model) for optimizer in optimizers)), None)
 
 
 def _in_use(optimizer: Optimizer, facts: Facts) -> str:
@@ -134,11 +137,6 @@ def _in_use(optimizer: Optimizer, facts: Facts) -> str:
         return "fused" if flags["fused"] else "foreach"
     undecided = flags["fused"] is None and flags["foreach"] is None
     return "foreach" if undecided and not facts.on_host and "foreach" in facts.capabilities else "for-loop"
-
-
-def _is_lacking(value: str, facts: Facts) -> bool:
-    """Returns whether the device has no kernels for `value`."""
-    return value in SWITCHES and value not in facts.capabilities
 
 
 def _unsupported(value: str, optimizer: Optimizer, model: nn.Module) -> str | None:
@@ -154,7 +152,7 @@ def _unsupported(value: str, optimizer: Optimizer, model: nn.Module) -> str | No
         return "Adagrad has fused kernels on the CPU only"
     if not all(parameter.is_floating_point() for parameter in parameters):
         return "fused kernels need real parameters"
-    if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in model.modules()):
+    if has_sparse_gradients(model):
         return "fused kernels do not support the sparse gradients of this model's embeddings"
     if not all(_is_even(parameter, optimizer) for parameter in parameters):
         return "fused kernels need dense parameters, gradients and optimizer state with equal strides"
@@ -181,6 +179,7 @@ def _flags_of(group: dict[str, Any]) -> Flags:
 def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
     """Makes `optimizer` run as `value` until the context is left, as if it had been constructed that way."""
     previous, flags = _flags_of(optimizer.param_groups[0]), FLAGS[value]
+    counters: dict[torch.Tensor, torch.Tensor] = {}
     with Undo() as undo:
         for name in MARKS:
             undo.replace(vars(optimizer), name, value == "fused")
@@ -189,7 +188,12 @@ def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
         undo.callback(_set_groups, optimizer, previous)
         _set_groups(optimizer, flags)
         if bool(previous["fused"]) != bool(flags["fused"]):
-            undo.enter_context(_step_counters(optimizer, now=bool(flags["fused"]), later=bool(previous["fused"])))
+            undo.callback(_put_back, optimizer, counters, bool(previous["fused"]))
+            for group, parameter in grouped_parameters(optimizer):
+                state = optimizer.state.get(parameter, {})
+                if isinstance(counter := state.get("step"), torch.Tensor):
+                    counters[parameter] = counter
+                    state["step"] = placed_counter(counter, group, parameter, fused=bool(flags["fused"]))
         yield
 
 
@@ -199,25 +203,8 @@ def _set_groups(optimizer: Optimizer, flags: Flags) -> None:
         group.update({flag: value for flag, value in flags.items() if flag in group})
 
 
-@contextmanager
-def _step_counters(optimizer: Optimizer, *, now: bool, later: bool) -> Iterator[None]:
-    """Keeps the step counters where a fused (`now`) or other optimizer expects them, until the context is left.
-
-    Afterwards the previous tensor objects are restored, with the new values.
-    """
-    previous: dict[torch.Tensor, torch.Tensor] = {}
-    with Undo() as undo:
-        undo.callback(_put_back, optimizer, previous, later)
-        for group, parameter in grouped_parameters(optimizer):
-            state = optimizer.state.get(parameter, {})
-            if isinstance(state.get("step"), torch.Tensor):
-                previous[parameter] = state["step"]
-                state["step"] = placed_counter(state["step"], group, parameter, fused=now)
-        yield
-
-
 def _put_back(optimizer: Optimizer, previous: dict[torch.Tensor, torch.Tensor], fused: bool) -> None:
-    """Moves the step counters to where a `fused` or other optimizer expects them."""
+    """Moves the step counters to where a `fused` or other optimizer expects them: into the previous tensors, if any."""
     for group, parameter in grouped_parameters(optimizer):
         state = optimizer.state.get(parameter, {})
         if parameter in previous and "step" in state:

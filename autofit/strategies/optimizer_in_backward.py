@@ -1,6 +1,6 @@
 """Optimizer in backward: updates each parameter as soon as its gradient is complete, and frees the gradient."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,8 @@ from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
 from autofit.strategies.precision import scales_gradients
-from autofit.strategies.torch_optimizers import has_own_step, watched_step
+from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, watched_step, wrapped_parameters
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_in_backward"
@@ -80,12 +79,12 @@ class OptimizerInBackward(Strategy):
                 "an optimizer of torch.optim. Tune again with this optimizer."
             )
         with Undo() as undo:
-            undo.callback(setattr, draft, "one_pass", draft.one_pass)
-            draft.one_pass = True
+            undo.set(draft, "one_pass", True)
             for number, group in enumerate(optimizer.param_groups):
+                update = _update(draft, optimizer, number)
                 for parameter in group["params"]:
                     if parameter.requires_grad:  # one that is unfrozen later is updated after the backward pass
-                        undo.enter_context(_hooked(parameter, _Update(draft, optimizer, number)))
+                        undo.callback(_unhook, parameter, parameter.register_post_accumulate_grad_hook(update))
             yield
 
     def conflict(self, plan: Plan) -> str | None:
@@ -100,38 +99,24 @@ def updates_in_backward(plan: Plan) -> bool:
     return plan.values.get(KNOB) is True
 
 
-class _Update:
-    """A hook that updates one parameter and frees its gradient, in a step. Other backward passes only add gradients.
+def _update(draft: Draft, optimizer: Optimizer, group_number: int) -> Callable[[torch.Tensor], None]:
+    """Returns a hook that updates one parameter and frees its gradient in a step. Other backward passes only add to it.
 
     It steps a view of the optimizer: an object of its class that shares its state, and whose only group holds the
     parameter with the present hyperparameters. The optimizer itself stays complete at all times, for other threads of
     the backward pass, for schedulers and for `state_dict`.
     """
+    kind: Any = type(optimizer)
 
-    __slots__ = ("draft", "group_number", "optimizer")
+    def update(parameter: torch.Tensor) -> None:
+        if draft.stepping:
+            view = object.__new__(kind)
+            group = {**optimizer.param_groups[group_number], "params": [parameter]}
+            vars(view).update(vars(optimizer), param_groups=[group])
+            kind.step(view)  # a scheduler replaces `step` on the instance by that of the whole optimizer
+            parameter.grad = None
 
-    def __init__(self, draft: Draft, optimizer: Optimizer, group_number: int) -> None:
-        self.draft, self.optimizer, self.group_number = draft, optimizer, group_number
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        if not self.draft.stepping:
-            return
-        optimizer = self.optimizer
-        kind: Any = type(optimizer)
-        view = object.__new__(kind)
-        group = {**optimizer.param_groups[self.group_number], "params": [parameter]}
-        vars(view).update(vars(optimizer), param_groups=[group])
-        kind.step(view)  # a scheduler replaces `step` on the instance by that of the whole optimizer
-        parameter.grad = None
-
-
-@contextmanager
-def _hooked(parameter: torch.Tensor, hook: _Update) -> Iterator[None]:
-    """Keeps `hook` registered on a parameter until the context is left."""
-    handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch has no types
-    with Undo() as undo:
-        undo.callback(_unhook, parameter, handle)
-        yield
+    return update
 
 
 def _unhook(parameter: Any, handle: Any) -> None:
@@ -153,33 +138,20 @@ def _refusal_of_draft(plan: Plan, draft: Draft) -> str | None:
 
 def _refusal(optimizer: Optimizer, model: nn.Module, max_grad_norm: float | None) -> str | None:
     """Returns why this training cannot update inside the backward pass, or None."""
+    name, parameters = type(optimizer).__name__, [parameter for _, parameter in grouped_parameters(optimizer)]
     if max_grad_norm is not None:
         return "clipping needs the norm of all gradients before the first update"
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         return "DistributedDataParallel averages gradients after they are accumulated"
-    return _unusual_optimizer(optimizer) or _unusual_parameters(optimizer)
-
-
-def _unusual_optimizer(optimizer: Optimizer) -> str | None:
-    """Returns what keeps `optimizer` from updating one parameter at a time, or None."""
-    name = type(optimizer).__name__
     if has_own_step(optimizer):
         return f"{name} has its own step, not one of torch.optim, and may need all gradients at once"
     if isinstance(optimizer, WHOLE):
         return f"{name} does not update one parameter at a time"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True keeps the graph of the update"
-    return watched_step(optimizer)
-
-
-def _unusual_parameters(optimizer: Optimizer) -> str | None:
-    """Returns what keeps the optimizer's parameters from being updated one at a time, or None."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if any(is_traceable_wrapper_subclass(parameter) for parameter in parameters):
-        return "it holds sharded or quantized parameters"
     if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):
         return "a parameter already has a hook that runs when its gradient is complete"
-    return None
+    return watched_step(optimizer) or wrapped_parameters(optimizer)
 
 
 def _lack_of_effect(facts: Facts) -> str | None:
@@ -187,7 +159,7 @@ def _lack_of_effect(facts: Facts) -> str | None:
     assert facts.optimizer is not None, "inference is refused before"
     if facts.global_batch_size not in (None, facts.micro_batch_size) and not facts.resizable:
         return f"each step accumulates the gradients of {facts.accumulation_steps} micro batches"
-    sizes = [p.nbytes for group in facts.optimizer.param_groups for p in group["params"] if p.requires_grad]
+    sizes = [parameter.nbytes for _, parameter in grouped_parameters(facts.optimizer) if parameter.requires_grad]
     freed, budget = sum(sizes) - max(sizes, default=0), facts.memory_budget_bytes  # one gradient exists at a time
     if budget is not None and freed < SMALLEST_SHARE * budget:
         return (

@@ -28,9 +28,11 @@ from autofit.strategies.torch_optimizers import (
     MARKS,
     grouped_parameters,
     has_own_step,
+    has_sparse_gradients,
     is_scheduled,
     placed_counter,
     watched_step,
+    wrapped_parameters,
 )
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass
@@ -108,8 +110,7 @@ class OptimizerStates(Strategy):
             return
         if value != EIGHT_BITS:
             raise unknown_value(KNOB, value, f"default or {EIGHT_BITS}")
-        optimizer = draft.optimizer
-        reason = "inference has no updates"
+        optimizer, reason = draft.optimizer, "inference has no updates"
         if optimizer is not None:
             reason = _unusual(optimizer, draft.model) or _unusable(optimizer, draft.device.type, None) or ""
         if optimizer is None or reason:
@@ -118,23 +119,20 @@ class OptimizerStates(Strategy):
                 "torchao. Tune again with this optimizer."
             )
         with Undo() as undo:
-            undo.callback(setattr, draft, "compiled", draft.compiled)
-            draft.compiled = True
+            undo.set(draft, "compiled", True)
             for name in MARKS:  # a fused step would divide by the scale of a gradient scaler itself
                 undo.replace(vars(optimizer), name, False)
             before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
             undo.callback(_unpack, optimizer, before)
             autocast = draft.autocast
-            undo.callback(setattr, draft, "autocast", autocast)
 
             def packing() -> AbstractContextManager[Any]:
                 if draft.stepping:  # without a step, the moments keep all digits
                     _pack(optimizer, before)
                 return autocast()
 
-            draft.autocast = packing
-            step = _step(is_scheduled(optimizer))
-            undo.replace(vars(optimizer), "step", MethodType(step, optimizer))
+            undo.set(draft, "autocast", packing)
+            undo.replace(vars(optimizer), "step", MethodType(_step(is_scheduled(optimizer)), optimizer))
             yield
 
     def conflict(self, plan: Plan) -> str | None:
@@ -161,19 +159,17 @@ def _unusual(optimizer: Optimizer, model: nn.Module) -> str | None:
             return f"torchao has no {option}"
     if any(isinstance(beta, torch.Tensor) for group in optimizer.param_groups for beta in group["betas"]):
         return "torchao expects betas that are numbers"
-    if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in model.modules()):
+    if has_sparse_gradients(model):
         return "torchao does not support the sparse gradients of this model's embeddings"
-    return watched_step(optimizer) or _unusual_parameters(optimizer)
+    return watched_step(optimizer) or wrapped_parameters(optimizer) or _unusual_parameters(optimizer)
 
 
 def _unusual_parameters(optimizer: Optimizer) -> str | None:
-    for _, parameter in grouped_parameters(optimizer):
-        if is_traceable_wrapper_subclass(parameter):
-            return "it holds sharded or quantized parameters"
-        if parameter.dtype not in (torch.float32, torch.bfloat16):
-            return f"it holds a parameter of {parameter.dtype}; torchao expects float32 or bfloat16"
-        if not parameter.is_contiguous():
-            return "it holds a parameter that is not contiguous, such as one in channels_last"
+    parameters = [parameter for _, parameter in grouped_parameters(optimizer)]
+    if odd := {parameter.dtype for parameter in parameters} - {torch.float32, torch.bfloat16}:
+        return f"it holds a parameter of {odd.pop()}; torchao expects float32 or bfloat16"
+    if not all(parameter.is_contiguous() for parameter in parameters):
+        return "it holds a parameter that is not contiguous, such as one in channels_last"
     return None
 
 
@@ -218,24 +214,17 @@ def _freed_bytes(optimizer: Optimizer) -> int:
     return FREED_BYTES * sum(p.numel() for _, p in grouped_parameters(optimizer) if p.requires_grad and quantizes(p))
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Hides the warnings and notes that an import makes, such as those on kernels for other devices."""
+@cache
+def _torchao() -> Any:
+    """Returns the module of torchao's optimizers, imported without its notes on kernels for other devices."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            return import_module(f"{PACKAGE}.optim")
     finally:
         logging.disable(before)
-
-
-@cache
-def _torchao() -> Any:
-    """Returns the module of torchao's optimizers, imported without its notes on kernels for other devices."""
-    with _quietly():
-        return import_module(f"{PACKAGE}.optim")
 
 
 def _step(scheduled: bool) -> Callable[..., Any]:
@@ -272,10 +261,16 @@ def _pack(optimizer: Optimizer, before: Mapping[torch.Tensor, State]) -> None:
         state = optimizer.state.get(parameter)
         if not state or _is_packed(state, parameter):
             continue
-        packed = {**state, **{name: _quantized(name, state[name], parameter) for name in ("exp_avg", "exp_avg_sq")}}
-        state.clear()
+        from torchao.optim.subclass_8bit import OptimState8bit  # noqa: PLC0415  # only if it is used
+
+        packed = {
+            name: OptimState8bit.zeros(parameter.shape, name == "exp_avg", BLOCK, parameter.device).copy_(
+                state[name].float()
+            )
+            for name in ("exp_avg", "exp_avg_sq")
+        }
         state.update(packed)
-        kept = {id(value) for value in packed.values()}
+        kept = {id(value) for value in state.values()}
         for value in before.get(parameter, {}).values():
             if isinstance(value, torch.Tensor) and id(value) not in kept:
                 value.data = torch.empty(0, dtype=value.dtype, device=value.device)
@@ -285,32 +280,19 @@ def _is_packed(state: State, parameter: torch.Tensor) -> bool:
     return not quantizes(parameter) or is_traceable_wrapper_subclass(state["exp_avg"])
 
 
-def _quantized(name: str, moment: torch.Tensor, parameter: torch.Tensor) -> Any:
-    """Returns a moment of a parameter as torchao keeps it."""
-    from torchao.optim.subclass_8bit import OptimState8bit  # noqa: PLC0415  # only if it is used
-
-    made = OptimState8bit.zeros(parameter.shape, name == "exp_avg", BLOCK, parameter.device)
-    return made.copy_(moment.float())
-
-
-def _full(value: Any) -> Any:
-    """Returns what torch's Adam keeps for an entry of a state of torchao."""
-    dequantize = getattr(value, "dequantize", None) if is_traceable_wrapper_subclass(value) else None
-    return value if dequantize is None else dequantize()
-
-
 def _unpack(optimizer: Optimizer, before: Mapping[torch.Tensor, State]) -> None:
     """Gives each state torch's form, parameter by parameter, in the tensors of `before` where there are such."""
     for group, parameter in grouped_parameters(optimizer):
         state = optimizer.state.get(parameter)
         if not state or not _is_packed(state, parameter):
             continue
-        unpacked = {name: _full(value) for name, value in state.items()}
-        unpacked["step"] = placed_counter(unpacked["step"], group, parameter, fused=bool(group.get("fused")))
-        for name, value in unpacked.items():
+        for name, kept in state.items():
+            packed: Any = kept if is_traceable_wrapper_subclass(kept) else None
+            value = kept if packed is None else packed.dequantize()
+            if name == "step":
+                value = placed_counter(value, group, parameter, fused=bool(group.get("fused")))
             earlier = before.get(parameter, {}).get(name)
             if isinstance(earlier, torch.Tensor) and earlier is not value:
                 earlier.data = value.data
-                unpacked[name] = earlier
-        state.clear()
-        state.update(unpacked)
+                value = earlier
+            state[name] = value

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.strategies.packed_rows import PackedRows, moved, packed_rows
+from autofit.strategies.packed_rows import moved, packed_rows
 from autofit.strategies.undo import Undo
 from autofit.workloads.lengths import IDS, MASK
 from autofit.workloads.tree import safe_getattr, tensors
@@ -48,34 +48,21 @@ class PackedCall:
     sources: torch.Tensor
     places: torch.Tensor
 
-    @classmethod
-    def of(cls, rows: PackedRows, arguments: dict[str, Any], device: torch.device) -> "PackedCall":
-        """Returns the call with its indices on a device."""
-        return cls(arguments, rows.sources.to(device), rows.places.to(device))
-
 
 def pack_decoder(decoder: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedCall | None:
-    """Returns a call for packed rows.
+    """Returns a call of `users`, the forward of a model, for packed rows.
 
     None if the call is not packed: nothing would be saved, or something else in it depends on the rows.
-
-    Args:
-        decoder: the model.
-        users: its `forward`.
-        args: positional arguments of the call.
-        kwargs: its other arguments.
     """
     given = named_arguments(users, args, kwargs)
     rows = packed_rows(given[MASK].cpu()) if _can_pack(decoder, given) else None
     if rows is None:
         return None
-    found = PackedCall.of(rows, given, given["input_ids"].device)
+    rows = rows.to(given["input_ids"].device)
     present = (name for name in TOKENS if given.get(name) is not None)
-    packed = {name: given[name].flatten()[found.sources.clamp(min=0)] for name in present}
-    positions = rows.positions.to(found.sources.device)
+    packed = {name: given[name].flatten()[rows.sources.clamp(min=0)] for name in present}
     without = {MASK: None, "past_key_values": None, "use_cache": False}  # with a cache, rows are not kept apart
-    found.arguments.update(packed | without | {"position_ids": positions})
-    return found
+    return PackedCall(given | packed | without | {"position_ids": rows.positions}, rows.sources, rows.places)
 
 
 def decoder_lack(decoder: Any) -> str | None:
@@ -134,10 +121,10 @@ def stacks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def pack_encoder(stack: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedCall | None:
-    """Returns a call for packed rows; None if the call is not packed.
+    """Returns a call for packed rows, as `pack_decoder`; None if the call is not packed.
 
-    The arguments are those of `packed_decoder.pack_decoder`. The mask is [samples, 1, 1 or width, width], the same for
-    all tokens of a sample: true where a token is seen, or 0 where it is and a large negative number where it is not.
+    The mask is [samples, 1, 1 or width, width], the same for all tokens of a sample: true where a token is seen, or 0
+    where it is and a large negative number where it is not.
     """
     given = named_arguments(users, args, kwargs)
     hidden: Any = given.get(HIDDEN)
@@ -148,13 +135,13 @@ def pack_encoder(stack: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str
     rows = packed_rows((seen if mask.dtype == torch.bool else seen == 0).cpu())
     if rows is None:
         return None
-    found = PackedCall.of(rows, given, hidden.device)
-    sample = (rows.positions.diff(prepend=rows.positions[:, :1] - 1) != 1).cumsum(1).to(mask.device)
+    rows = rows.to(hidden.device)
+    sample = (rows.positions.diff(prepend=rows.positions[:, :1] - 1) != 1).cumsum(1)
     apart = (sample.unsqueeze(1) == sample.unsqueeze(2)).unsqueeze(1)
     if mask.dtype != torch.bool:
         apart = torch.zeros_like(apart, dtype=mask.dtype).masked_fill(~apart, torch.finfo(mask.dtype).min)
-    found.arguments.update({HIDDEN: moved(hidden, found.sources, found.places), MASK: apart})
-    return found
+    packed = {HIDDEN: moved(hidden, rows.sources, rows.places), MASK: apart}
+    return PackedCall(given | packed, rows.sources, rows.places)
 
 
 def _can_pack_layers(hidden: Any, mask: Any) -> bool:
@@ -177,9 +164,6 @@ MOST_CHANGE = 1e-5
 """Maximum change of a hidden state by tokens of another sample, relative to its norm. Attention that keeps samples
 apart changes nothing, in any precision. Of eight decoders that do not, the smallest change was 3e-4. The experts of a
 routed model are given other groups of tokens, which may round in another way."""
-
-Pack = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], PackedCall | None]
-"""The type of `pack_decoder` and `pack_encoder`."""
 
 
 def packable_models(module: nn.Module) -> Iterator[Any]:
@@ -245,16 +229,13 @@ def change_of_others(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> float
     """Returns how much other tokens in the first sample of each packed row change the hidden states of the others.
 
     It is the largest change of a token's hidden state, relative to its norm: 0 if the samples of a row are kept apart.
-    None if the model did not run packed rows. It runs in evaluation mode; its modes are restored.
-
-    Args:
-        model: one of `packable_models`.
-        ids: tokens, [samples, width].
-        mask: their mask. The samples need fewer rows than they have.
+    None if the model, one of `packable_models`, did not run packed rows. It runs in evaluation mode; its modes are
+    restored. Tokens and mask are [samples, width], and need fewer rows than they have.
     """
     rows = packed_rows(mask.cpu())
     assert rows is not None, "the samples need fewer rows"
-    changed = _first_in_row(rows, mask.shape[1])
+    first = rows.sources[:, 0] // mask.shape[1]  # the samples that begin a packed row
+    changed = torch.zeros(len(mask), dtype=torch.bool).index_fill(0, first, True)
     others = ids.clone()
     chance = torch.Generator().manual_seed(0)
     others[changed] = torch.randint(int(ids.max()) + 1, ids.shape, generator=chance, dtype=ids.dtype)[changed]
@@ -285,12 +266,6 @@ def _is_causal(model: nn.Module) -> bool:
     return any(safe_getattr(module, "is_causal") is True for module in model.modules())
 
 
-def _first_in_row(rows: PackedRows, width: int) -> torch.Tensor:
-    """Returns which samples begin a packed row, [samples]."""
-    starts = rows.sources[:, 0] // width
-    return torch.zeros(len(rows.places), dtype=torch.bool).index_fill(0, starts, True)
-
-
 def _packed_forwards(found: Iterable[Any], packed: set[Any]) -> Iterator[tuple[Any, Any]]:
     """Yields modules and the `forward` by which each runs packed rows and notes it in `packed`."""
     if not _uncompiled:
@@ -305,7 +280,7 @@ def _packed_forwards(found: Iterable[Any], packed: set[Any]) -> Iterator[tuple[A
             yield target, forward
 
 
-_uncompiled: dict[bool, Pack] = {}
+_uncompiled: dict[bool, Callable[..., PackedCall | None]] = {}
 """`pack_decoder` and `pack_encoder`, by whether a model is causal, as torch.compile calls them without compiling them:
 what they do depends on the lengths. They are not in the module's `forward`, so that a model can be pickled."""
 
@@ -322,9 +297,10 @@ def _forward(target: Any, users: Any, packed: set[Any], causal: bool, *args: Any
         return users(*args, **kwargs)
     packed.add(target)
     output = users(**found.arguments)
-    if isinstance(output, torch.Tensor):
-        return moved(output, found.places, found.sources)
-    whole = moved(output[0], found.places, found.sources)
+    hidden = output if isinstance(output, torch.Tensor) else output[0]
+    whole = moved(hidden, found.places, found.sources)
+    if output is hidden:
+        return whole
     if isinstance(output, tuple):
         return (whole, *output[1:])
     output.last_hidden_state = whole

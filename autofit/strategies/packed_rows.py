@@ -13,13 +13,10 @@ from autofit.workloads.tree import Batch
 
 
 def moved(hidden: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    """Returns hidden states in other rows, [*there.shape, width]; 0 where no token is.
+    """Returns hidden states, [rows, tokens, width], in other rows, [*there.shape, width]; 0 where no token is.
 
-    Args:
-        hidden: [rows, tokens, width].
-        there: for each place of the result, the place of its token in the flattened rows of `hidden`; negative if it
-            has none. No place is in it twice.
-        back: the same from the result to `hidden`, [rows, tokens].
+    `there` has for each place of the result the place of its token in the flattened rows of `hidden`; negative if it
+    has none. No place is in it twice. `back` has the same from the result to `hidden`, [rows, tokens].
     """
     found: torch.Tensor = _Move.apply(hidden.flatten(0, 1), there.flatten(), back.flatten())  # type: ignore[no-untyped-call]
     return found.reshape(*there.shape, -1)
@@ -44,7 +41,7 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Where each token of a padded batch is in packed rows, and back. All tensors are on the host.
+    """Where each token of a padded batch is in packed rows, and back.
 
     Attributes:
         count: number of packed rows R. They are as wide as the rows of the batch, W.
@@ -60,16 +57,17 @@ class PackedRows:
     positions: torch.Tensor
     places: torch.Tensor
 
+    def to(self, device: torch.device) -> "PackedRows":
+        """Returns the same on a device."""
+        return PackedRows(self.count, *(each.to(device) for each in (self.sources, self.positions, self.places)))
+
 
 def packed_rows(mask: torch.Tensor) -> PackedRows | None:
-    """Returns how the samples of a batch are packed into fewer rows; None if they need as many.
+    """Returns how the samples of a batch are packed by best fit into fewer rows; None if they need as many.
 
-    Samples are packed by best fit, the longest first. None too if a sample has no tokens or has them in several pieces,
-    or if the positions of one continue those of the sample before it, as may be where some are padded before their
-    tokens and others after: models take them for one sample.
-
-    Args:
-        mask: [samples, W], nonzero for tokens and 0 for padding, which is before or after the tokens. On the host.
+    None too if a sample has no tokens or has them in several pieces, or if the positions of one continue those of the
+    sample before it, as may be where some are padded before their tokens and others after: models take them for one
+    sample. The mask, [samples, W], is on the host, nonzero for tokens, and 0 for padding before or after them.
     """
     mask = mask != 0
     count, width = mask.shape

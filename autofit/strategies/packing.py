@@ -51,8 +51,11 @@ class Packing(Strategy):
         reason = _refusal(facts)
         if reason is not None or facts.source is None:
             return self.refuse(reason or "there are no batches to pack")
-        size = _measured_size(facts, facts.source)
-        counted = [rows_of(batch) for batch in facts.source.typical(size, MEASURED_BATCHES)]
+        source, size = facts.source, facts.source.user_batch_size
+        if source.resizable:
+            limits = (facts.global_batch_size, source.max_size, source.length, MEASURED_SIZE)
+            size = max(facts.micro_batch_size, min(limit for limit in limits if limit))
+        counted = [rows_of(batch) for batch in source.typical(size, MEASURED_BATCHES)]
         if not all(total for _, total in counted):
             return self.refuse(f"the batches do not name their {IDS} and {MASK}, which say what is padding")
         share = sum(needed for needed, _ in counted) / sum(total for _, total in counted)
@@ -128,11 +131,3 @@ def _refusal(facts: Facts) -> str | None:
     if facts.numerics == "exact":
         return "numerics='exact' keeps the arithmetic; numerics='mixed' allows packing, checked by its gradient"
     return lack(facts.model)
-
-
-def _measured_size(facts: Facts, source: BatchSource) -> int:
-    """Returns the number of samples of the batches whose rows are counted."""
-    if not source.resizable:
-        return source.user_batch_size
-    limits = (facts.global_batch_size, source.max_size, source.length, MEASURED_SIZE)
-    return max(facts.micro_batch_size, min(limit for limit in limits if limit))

@@ -57,8 +57,7 @@ class Precision(Strategy):
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the precisions that the device supports, if the user allows them and has not already chosen one."""
-        reason = _refusal(facts)
-        if reason is not None:
+        if (reason := _refusal(facts)) is not None:
             return self.refuse(reason)
         missing = {value: why for value in VALUES[1:] if (why := _lack(value, facts)) is not None}
         refused = tuple(
@@ -68,20 +67,18 @@ class Precision(Strategy):
         values = tuple(value for value in VALUES if value not in missing)
         if len(values) == 1:
             return Offer(refused=refused)
-        # Products keep half as many bytes for the backward pass. Norms and losses keep float32.
-        growth = tuple(0.65 if value in ("bf16", "fp16") else 1.0 for value in values)
-        about = "number format of products and convolutions"
-        # TF32 changes how products are computed, not what is stored.
+        accelerated = not facts.on_host
         knob = Knob(
             name=KNOB,
             values=values,
             default="fp32",
-            about=about,
-            growth=growth,
-            same_memory=("tf32",),
-            expected=tuple(map(EXPECTED.__getitem__, values)) if not facts.on_host else (),
-            ceiling=tuple(map(CEILING.__getitem__, values)) if not facts.on_host else (),
-            usual=next((value for value in ("bf16", "fp16") if value in values and not facts.on_host), None),
+            about="number format of products and convolutions",
+            # Products keep half as many bytes for the backward pass. Norms and losses keep float32.
+            growth=tuple(0.65 if value in AUTOCAST else 1.0 for value in values),
+            same_memory=("tf32",),  # it changes how products are computed, not what is stored
+            expected=tuple(map(EXPECTED.__getitem__, values)) if accelerated else (),
+            ceiling=tuple(map(CEILING.__getitem__, values)) if accelerated else (),
+            usual=next((value for value in AUTOCAST if value in values and accelerated), None),
         )
         return Offer((knob,), refused)
 
@@ -145,11 +142,9 @@ def _autocast(draft: Draft, value: str) -> Iterator[None]:
             f"{KNOB}={value} cannot be applied: {error} Expected a device with {value} autocast. Tune on this device."
         ) from error
     with Undo() as undo:
-        undo.callback(setattr, draft, "autocast", draft.autocast)
-        undo.callback(setattr, draft, "scaler", draft.scaler)
-        draft.autocast = make
+        undo.set(draft, "autocast", make)
         if value == "fp16" and draft.optimizer is not None and draft.scaler is None:
-            draft.scaler = torch.amp.GradScaler(draft.device.type)
+            undo.set(draft, "scaler", torch.amp.GradScaler(draft.device.type))
         yield
 
 
@@ -157,13 +152,12 @@ def _autocast(draft: Draft, value: str) -> Iterator[None]:
 def _tf32() -> Iterator[None]:
     """Runs float32 products, convolutions and recurrent layers on CUDA in TF32, in the whole process.
 
-    Operations that inherit CUDA's common setting are changed through that setting. Convolutions that were never set
-    have a special state (TF32, unless the common setting differs), which a write ends irreversibly (torch 2.11 and
-    2.13).
+    Operations that inherit CUDA's common setting are changed through that setting: convolutions that were never set
+    have a special state, which a write ends irreversibly (torch 2.11 and 2.13).
 
-    The older `allow_tf32` and `set_float32_matmul_precision` are a second interface to the same arithmetic. Where it
-    disagrees with the newer one, reading it raises an error (reference/reliability.md 4.3), also in a compiler or in
-    the user's code. So an older flag that says no is switched on too; one that could not be read before is left alone.
+    Where the older `allow_tf32` disagrees with the newer settings, reading it raises an error (reference/reliability.md
+    4.3), also in a compiler or in the user's code. So an older flag that says no is switched on too; one that could not
+    be read before is left alone.
     """
     older = [(flag, settings) for flag, settings in OLDER_FLAGS if _says_no(flag)]
     with Undo() as undo:
@@ -171,12 +165,11 @@ def _tf32() -> Iterator[None]:
         _set(CUDA_SETTING, "tf32")
         for setting in TF32_SETTINGS:
             if setting.fp32_precision != "tf32":
-                undo.callback(_set, setting, setting.fp32_precision)
-                _set(setting, "tf32")
+                undo.set(setting, "fp32_precision", "tf32")
         for flag, settings in older:
             for setting in settings:
                 undo.callback(_set, setting, "none" if _follows_cuda(setting) else "tf32")
-            undo.callback(setattr, flag, "allow_tf32", False)
+            undo.callback(setattr, flag, "allow_tf32", False)  # it cannot be read now
             flag.allow_tf32 = True
         yield
 
@@ -205,8 +198,8 @@ def _set(setting: Any, value: str) -> None:
 def _own_cuda_precision() -> str:
     """Returns the value that was set for CUDA itself, "none" if CUDA inherits torch's setting for all devices.
 
-    Reading returns the effective value. Writing it back would pin it, and a later change for all devices would not
-    apply to CUDA. To find out whether CUDA inherits, the setting for all devices is changed briefly.
+    Writing back the effective value would pin it. To find out whether CUDA inherits, the setting for all devices is
+    changed briefly.
     """
     value, general = str(CUDA_SETTING.fp32_precision), str(GENERAL_SETTING.fp32_precision)
     try:

@@ -1,18 +1,60 @@
-"""Recompute: the second run of a block in the backward pass, without changing the block's state again."""
+"""Recompute: the second run of a block in the backward pass: of all its operators, or of the cheap ones only.
+
+Selective: the results of matrix products, convolutions and fused attention are kept, since they take few bytes for
+their work. Norms, activations, elementwise operators and products of few terms are recomputed; so are batched products,
+since one of queries and keys would keep the whole attention matrix.
+
+This is torch's selective checkpointing, which torch.compile traces. Torch raises an error or computes a wrong gradient
+in four cases. Attention with dropout is recomputed: a kept result draws no random numbers in the second run, so that
+later dropout would differ. For the others, `selection_refusal` gives the reason:
+
+* A kept result is changed in place (a convolution before `ReLU(inplace=True)`).
+* A block's weights are used elsewhere too. Only one of the two runs then finds their casts in autocast's cache.
+* The backward pass runs twice, for a gradient penalty: kept results are freed as they are used.
+"""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
+from autofit.core.errors import Untraceable
 from autofit.core.wording import a_type
-from autofit.strategies.selective_recompute import selective_contexts
-from autofit.torch_internals import BatchNorm, FakeTensor, InstanceNorm, NormBase
+from autofit.strategies.base import Facts, Span, Watch
+from autofit.torch_internals import BatchNorm, FakeTensor, InstanceNorm, NormBase, OpOverload, schema_of
 
+FEWEST_TERMS = 64
+"""Minimum number of terms of each entry of a product that is kept. Depthwise convolutions have 9, a stem 27."""
+
+aten = torch.ops.aten
+_TERMS = {
+    aten.mm.default: lambda args: args[0].shape[1],
+    aten.addmm.default: lambda args: args[1].shape[1],
+    aten.convolution.default: lambda args: args[1][0].numel(),
+    aten._scaled_mm.default: lambda args: args[0].shape[1],
+}
+"""Number of terms of each entry of a product, by operator."""
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward",
+)  # fmt: skip
+_REFUSED = {
+    "has been mutated": "the model changes a kept result in place (as ReLU(inplace=True) after a convolution does), "
+    "which torch's selective checkpointing does not support",
+    "backward an extra time": "the step runs the backward pass of a block twice, and kept results serve only once",
+}
+"""Reasons by a part of the message of torch's error."""
 _KEEPS_MOMENTUM = (BatchNorm.forward, nn.SyncBatchNorm.forward, InstanceNorm.forward)
 
 
@@ -21,17 +63,14 @@ class Recompute:
 
     For torch's batch and instance norms it suffices to set their momentum to 0. For other modules, the buffers that
     forward changes are found by observation: their values on entry are kept for the second run, which works on copies.
-    The first call copies all buffers, later calls only those that have changed before.
-
-    Args:
-        block: the block.
-        selective: whether results of expensive operators are kept. See `selective_recompute`.
+    The first call copies all buffers, later calls only those that have changed before. `selective` keeps the results of
+    expensive operators.
     """
 
     def __init__(self, block: nn.Module, selective: bool = False) -> None:
-        parts = list(block.modules())
         self.selective = selective
         self.label = type(block).__name__
+        parts = list(block.modules())
         self.norms = [part for part in parts if isinstance(part, NormBase) and _keeps_momentum(part)]
         self.buffers = [(part, name) for part in parts if not _keeps_momentum(part) for name in part._buffers]
         self.changing: set[int] | None = None
@@ -58,13 +97,14 @@ class Recompute:
     def _watched(self, kept: dict[int, torch.Tensor | None], first: AbstractContextManager[Any]) -> Iterator[None]:
         """Stores in `kept`, by position, the entry values of the buffers that change within the context `first`."""
         before = self._values()
-        versions = [_version(value) for value in before]
+        versions = [None if value is None else value._version for value in before]
         watched = range(len(before)) if self.changing is None else self.changing
         kept.update({position: _copy(before[position]) for position in watched})
         with first:
             yield
         for position, value in enumerate(self._values()):
-            rewritten = value is not before[position] or _version(value) != versions[position]
+            version = None if value is None else value._version
+            rewritten = value is not before[position] or version != versions[position]
             if rewritten and position not in kept:
                 self._warn_late(position)
                 kept[position] = before[position]
@@ -74,11 +114,11 @@ class Recompute:
 
     def _is_constant(self, position: int, value: torch.Tensor | None, entry: torch.Tensor | None) -> bool:
         # Values are compared because batch_norm and writes through `.data` do not increment the version. A norm may be
-        # frozen at first. Fake tensors have no values.
+        # frozen at first.
         if value is None or entry is None:
             return True
-        if isinstance(value, FakeTensor):
-            _compare(value, entry)
+        if isinstance(value, FakeTensor):  # without values: only the memory of the comparison is allocated
+            torch.ne(value, entry).any()
             return True
         return not isinstance(self.buffers[position][0], NormBase) and torch.equal(value, entry)
 
@@ -95,10 +135,9 @@ class Recompute:
 
 
 class _OnKeptBuffers(AbstractContextManager[None]):
-    """Replaces the buffers of a block by copies of those in `kept`, and restores them on exit.
+    """Replaces the buffers of a block by copies of those in `kept` for the second run, and restores them on exit.
 
-    The second run is inside `second`. It is a class because a graph that is kept for a second backward pass enters the
-    same context again.
+    It is a class because a graph that is kept for a second backward pass enters the same context again.
     """
 
     def __init__(
@@ -108,13 +147,14 @@ class _OnKeptBuffers(AbstractContextManager[None]):
         self.undo = ExitStack()
 
     def __enter__(self) -> None:
+        changes: list[tuple[nn.Module, str, Any]] = []
+        changes += [(*self.recompute.buffers[position], value) for position, value in self.kept.items()]
+        for norm in self.recompute.norms:
+            changes += [(norm, "momentum", 0.0), (norm, "num_batches_tracked", norm.num_batches_tracked)]
         with ExitStack() as undo:
-            for position, value in self.kept.items():
-                part, name = self.recompute.buffers[position]
-                _swap(part, name, _copy(value), undo)
-            for norm in self.recompute.norms:
-                _swap(norm, "momentum", 0.0, undo)
-                _swap(norm, "num_batches_tracked", _copy(norm.num_batches_tracked), undo)
+            for owner, name, value in changes:
+                undo.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, _copy(value) if isinstance(value, torch.Tensor) else value)
             undo.enter_context(self.second)
             self.undo = undo.pop_all()
 
@@ -126,20 +166,59 @@ def _keeps_momentum(part: nn.Module) -> bool:
     return type(part).forward in _KEEPS_MOMENTUM
 
 
-def _version(value: torch.Tensor | None) -> int | None:
-    return None if value is None else value._version
-
-
 def _copy(value: torch.Tensor | None) -> torch.Tensor | None:
     return None if value is None else value.detach().clone()
 
 
-def _compare(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Allocates, on fake tensors, the memory that `torch.equal` allocates."""
-    different = torch.ne(one, other)
-    different.any()
+def is_kept(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether selective recomputation keeps the results of an operator."""
+    if (terms := _TERMS.get(func)) is not None:
+        return bool(terms(args) >= FEWEST_TERMS)
+    if not isinstance(func, OpOverload) or schema_of(func).name.removeprefix("aten::") not in _ATTENTION:
+        return False
+    for position, argument in enumerate(schema_of(func).arguments):
+        if argument.name == "dropout_p":
+            return not (args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value))
+    return True
 
 
-def _swap(owner: nn.Module, name: str, value: Any, undo: ExitStack) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
+def _policy(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if is_kept(func, args, kwargs) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Returns the contexts of the first and the second run of one call of a block."""
+    first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]  # no types in torch
+    return first, second
+
+
+def selection_refusal(facts: Facts, blocks: Sequence[nn.Module], spans: Sequence[Span], checkpointed: Watch) -> str:
+    """Returns why torch could not train this model with cheap operators recomputed only; "" if it can.
+
+    The step is run once inside `checkpointed`, on a copy without data, if it can be. `spans` are the parts of one
+    forward pass.
+    """
+    if reason := _shared(facts.model, blocks, spans):
+        return f"{reason}, and under autocast the casts of its weights could then differ between the two runs"
+    try:
+        if facts.rehearse is not None:
+            facts.rehearse(checkpointed)
+    except Untraceable as error:
+        # Any other error may come from running without data. A probe will show it if it does not.
+        return next((reason for part, reason in _REFUSED.items() if part in str(error.__cause__)), "")
+    return ""
+
+
+def _shared(model: nn.Module, blocks: Sequence[nn.Module], spans: Sequence[Span]) -> str:
+    """Returns which use of a block's weights is not the only one in a step; "" if none."""
+    calls = Counter(span.block for span in spans if span.block is not None)
+    if any(count > 1 for count in calls.values()):
+        return "a block is called more than once in a step"
+    inside = {part for block in blocks for part in block.modules()}
+    users = Counter(
+        id(weight)
+        for owner in (*blocks, *(part for part in model.modules() if part not in inside))
+        for weight in owner.parameters(recurse=owner in inside)
+    )
+    mine = {id(weight) for block in blocks for weight in block.parameters()}
+    return "a block shares a weight with another module" if any(users[weight] > 1 for weight in mine) else ""

@@ -23,6 +23,11 @@ class Undo(ExitStack):
         self.callback(put, attributes, key, attributes.get(key, ABSENT))
         attributes[key] = value
 
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Sets an attribute now, and registers that it gets the value of before."""
+        self.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:

@@ -45,15 +45,13 @@ class DataAnswers:
         """
         if func in UNLIKE and torch.is_grad_enabled() and args[0].requires_grad:
             raise Untraceable(UNLIKE[func], func.name())
-        if func is NUMBER and isinstance(args[0], FakeTensor) and args[0].constant is None:
-            # Fake tensors have no value to return; running the operator just to see it fail takes much longer.
-            found = self._answer(func, args, kwargs)
-            if found is not None:
-                return found
+        # Fake tensors have no value to return; running the operator just to see it fail takes much longer.
+        is_unknown = func is NUMBER and isinstance(args[0], FakeTensor) and args[0].constant is None
+        if is_unknown and (found := self._answer(func, args, kwargs)) is not None:
+            return found
         if _writes_only(func) and all(isinstance(each, FakeTensor) and each.constant is None for each in args[0]):
             return None
-        found = known(func, args)
-        if found is not None:
+        if (found := known(func, args)) is not None:
             return found
         try:
             return func(*args, **kwargs)
@@ -88,20 +86,6 @@ def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | 
     return 1.0 if dtype.is_floating_point else None
 
 
-def _true(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
-
-
-def _positions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    found = args[0]
-    return torch.empty((found.numel(), found.dim()), dtype=torch.int64, device=found.device)
-
-
-def _all_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    found: torch.Tensor = args[0]
-    return torch.empty((found.numel(),), dtype=found.dtype, device=found.device)
-
-
 def _all_distinct(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     found: torch.Tensor = args[0]
     inverse = found.new_empty(found.shape if len(args) > 2 and args[2] else (0,), dtype=torch.int64)
@@ -126,9 +110,11 @@ def _as_positions(indices: Sequence[torch.Tensor | None]) -> Iterator[torch.Tens
 
 BOUNDS: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     NUMBER: _number,
-    aten.equal.default: _true,
-    aten.nonzero.default: _positions,
-    aten.masked_select.default: _all_of,
+    aten.equal.default: lambda func, args, kwargs: True,
+    aten.nonzero.default: lambda func, args, kwargs: args[0].new_empty(
+        (args[0].numel(), args[0].dim()), dtype=torch.int64
+    ),
+    aten.masked_select.default: lambda func, args, kwargs: args[0].new_empty((args[0].numel(),)),
     aten._unique2.default: _all_distinct,
     **dict.fromkeys(INDEXED, _indexed),
 }

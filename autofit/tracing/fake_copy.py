@@ -53,11 +53,8 @@ class FakeWorkload:
 def fake_workload(workload: Workload, loss: LossRule, batch: Batch, device: torch.device) -> FakeWorkload:
     """Returns a copy of a workload with fake tensors on `device`; call it under `FakeTensorMode`.
 
-    Args:
-        workload: the user's objects, which are not changed.
-        loss: how the loss is computed.
-        batch: one fake batch, for resolving the loss of a copied loss module.
-        device: where the copy is. Tensors on the host beside a model on an accelerator stay on the host.
+    Tensors on the host beside a model on an accelerator stay on the host. The batch is a fake one, for resolving the
+    loss of a copied loss module.
 
     Raises:
         WorkloadError: a parameter is not a plain strided tensor, or the objects cannot be copied.
@@ -65,13 +62,20 @@ def fake_workload(workload: Workload, loss: LossRule, batch: Batch, device: torc
     modules = (workload.model, workload.loss_fn if isinstance(workload.loss_fn, nn.Module) else None)
     given = workload.optimizer
     optimizer = given if isinstance(given, (torch.optim.Optimizer, Mapping)) else None
-    copier = _Copier(home=_home(workload.model), target=device)
+    first = next((tensor for tensor, _ in _in_order(workload.model)), None)
+    copier = _Copier(home="cpu" if first is None else first.device.type, target=device)
     memo: dict[int, Any] = {}
     for module in modules:
         for tensor, _ in _in_order(module) if module is not None else ():
             memo[id(tensor)] = copier.fake_state(tensor)
-    with copier:
-        model, loss_fn, optimizer = _copied((*modules, optimizer), memo)
+    try:
+        with copier:
+            model, loss_fn, optimizer = copy.deepcopy((*modules, optimizer), memo)
+    except Exception as error:
+        raise WorkloadError(
+            f"the model or its optimizer cannot be copied: {type(error).__name__}: {error}. Expected objects that "
+            "copy.deepcopy accepts. Define __deepcopy__ in their class, or keep them outside the model."
+        ) from error
     changed = replace(
         workload, model=model, loss_fn=loss_fn or workload.loss_fn, optimizer=optimizer or workload.optimizer
     )
@@ -102,21 +106,6 @@ def fake_batch(batch: Batch | Counted, size: int, device: torch.device) -> Batch
         return torch.empty(shape, dtype=tensor.dtype, device=device, memory_format=layout)
 
     return map_tensors(batch, fake)
-
-
-def _copied(objects: tuple[Any, ...], memo: dict[int, Any]) -> tuple[Any, ...]:
-    try:
-        return copy.deepcopy(objects, memo)
-    except Exception as error:
-        raise WorkloadError(
-            f"the model or its optimizer cannot be copied: {type(error).__name__}: {error}. Expected objects that "
-            "copy.deepcopy accepts. Define __deepcopy__ in their class, or keep them outside the model."
-        ) from error
-
-
-def _home(model: nn.Module) -> str:
-    first = next((tensor for tensor, _ in _in_order(model)), None)
-    return "cpu" if first is None else first.device.type
 
 
 def _in_order(module: nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -164,7 +153,9 @@ class _Copier(TorchFunctionMode):
             return tensor
         storage = tensor.untyped_storage()
         key, whole = storage_id(storage), storage.nbytes() == tensor.numel() * tensor.element_size()
-        device = device or self._device(tensor)
+        # Scalars such as step counters stay on the host, where the optimizer keeps them.
+        moved = tensor.device.type == self._home and (self._home == self._target.type or tensor.dim() > 0)
+        device = device or (self._target if moved else tensor.device)
         known = self._shared.get(key)
         if known is None and whole:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
@@ -174,11 +165,6 @@ class _Copier(TorchFunctionMode):
             known = self._shared[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
         flat = torch.empty(0, dtype=tensor.dtype, device=device)
         return flat.set_(known.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-
-    def _device(self, tensor: torch.Tensor) -> torch.device:
-        # Scalars such as step counters stay on the host, where the optimizer keeps them.
-        moved = tensor.device.type == self._home and (self._home == self._target.type or tensor.dim() > 0)
-        return self._target if moved else tensor.device
 
 
 def fake_mode() -> FakeTensorMode:

@@ -9,7 +9,8 @@ computed in another way.
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -51,11 +52,9 @@ MIXED = frozenset(
 
 
 class HostTemporaries:
-    """Finds the temporary memory of operators. Each kind of call is run once.
+    """Finds the temporary memory of operators on a host, which meters it. Each kind of call is run once.
 
-    Args:
-        device: the host, which meters the memory.
-        threads: number of threads that training uses. A forked process that traces has only one.
+    `threads` is the number of threads that training uses. A forked process that traces has only one.
     """
 
     def __init__(self, device: Device, threads: int) -> None:
@@ -70,7 +69,8 @@ class HostTemporaries:
             factors = [each for each in args if isinstance(each, torch.Tensor)][-2:]
             if factors[0].dtype not in HALF:
                 return None
-            return self._of(func, args, kwargs) if _flop(factors) <= MOST_FLOP else 0
+            flop = 2.0 * math.prod(factors[0].shape) * factors[1].shape[-1]
+            return self._of(func, args, kwargs) if flop <= MOST_FLOP else 0
         batched = BATCHED.get(func)
         if batched is None:
             return None
@@ -99,15 +99,16 @@ class HostTemporaries:
             nonlocal found
             if torch.get_num_threads() != self._threads:  # in a fork, where a new thread has OpenMP threads of its own
                 torch.set_num_threads(self._threads)
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            real_args, real_kwargs = pytree.tree_unflatten([_real(leaf) for leaf in leaves], spec)
-            with torch.no_grad(), self._device.meter(lambda: 0) as reading:
-                results = func(*real_args, **real_kwargs)
-            kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(results)}
-            assert reading.memory is not None, "the meter has filled its reading"
-            found = reading.memory.allocated_bytes - sum(kept.values())
+            real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+            with suppress(RuntimeError):  # of a call that cannot be reproduced on zeros: its temporaries stay unknown
+                with torch.no_grad(), self._device.meter(lambda: 0) as reading:
+                    results = func(*real_args, **real_kwargs)
+                storages = [t.untyped_storage() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+                kept = {storage.data_ptr(): storage.nbytes() for storage in storages}
+                assert reading.memory is not None, "the meter has filled its reading"
+                found = reading.memory.allocated_bytes - sum(kept.values())
 
-        thread = threading.Thread(target=_quietly, args=(run,))
+        thread = threading.Thread(target=run)
         thread.start()
         thread.join()
         return max(found, 0)
@@ -119,18 +120,8 @@ class HostTemporaries:
         return MANY if pointwise and samples >= MANY[0] and self._threads == 1 else FEW
 
 
-def _quietly(run: Callable[[], None]) -> None:
-    try:
-        run()
-    except RuntimeError:  # the call cannot be reproduced on zeros: its temporaries stay unknown
-        return
-
-
-def _real(leaf: Any) -> Any:
-    """Returns zeros with the layout of a fake tensor; any other argument unchanged."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_()
+def _zeros(fake: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype).zero_()
 
 
 def _cut(args: tuple[Any, ...], batched: Sequence[int], samples: int) -> tuple[Any, ...]:
@@ -147,14 +138,6 @@ def _sketch(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.stride(), leaf.dtype
     return str(leaf)
-
-
-def _tensors(results: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-
-
-def _flop(factors: Sequence[torch.Tensor]) -> float:
-    return 2.0 * math.prod(factors[0].shape) * factors[1].shape[-1]
 
 
 def _converted_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int | None:

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -44,13 +43,9 @@ _POLL_S = 0.1
 
 
 def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit_s: float = LIMIT_S) -> Trace:
-    """Runs `work`, a trace of `workload`, and returns its result.
+    """Runs `work`, a trace of `workload`, and returns its result. It ends by itself after `limit_s`, unless it hangs.
 
-    Args:
-        work: makes the trace. It ends by itself after `limit_s`, unless it hangs.
-        workload: the user's objects.
-        on_host: whether only the host is involved, so that a process may be forked.
-        limit_s: seconds that the trace may take.
+    With `on_host`, only the host is involved, so that a process may be forked.
 
     Raises:
         Untraceable: `work` raised it; or the workload holds objects that a trace could change, or a fake tensor was
@@ -65,20 +60,11 @@ def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit
         found = work()
     finally:
         for each, entries in zip(containers, before, strict=True):
-            _restore(each, entries)
+            if each != entries:
+                each.clear()
+                (each.extend if isinstance(each, list) else each.update)(entries)
     check_nothing_left(existing)
     return found
-
-
-def _restore(container: Any, entries: Any) -> None:
-    """Restores the entries of a container if they have changed."""
-    if container == entries:
-        return
-    container.clear()
-    if isinstance(container, list):
-        container.extend(entries)
-    else:
-        container.update(entries)
 
 
 def trace_in_fork(work: Callable[[], Trace], limit_s: float) -> Trace:

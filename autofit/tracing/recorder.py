@@ -4,6 +4,13 @@ It tracks storages, not tensors: a view allocates nothing, and a storage is rele
 `FakeTensorMode`, where nothing is computed, or on real tensors.
 
 ModuleStack: finds the module whose forward or backward pass is running.
+
+In place: torch's own code writes some results into their first operand, unless tensors are subclasses. Much of the
+autograd engine's code checks `areAnyTensorSubclassLike` and, if true, works out of place. It is always true under a
+dispatch mode, so fake tensors need a copy that plain tensors do not. Sources, the same in torch 2.11 and 2.13:
+torch/csrc/autograd/FunctionsManual.cpp (`value_selecting_reduction_backward`, `index_backward`,
+`masked_select_backward`, ...), aten/src/ATen/native/TensorAdvancedIndexing.cpp (`gather_backward`, `take_backward`) and
+Loss.cpp (`binary_cross_entropy_with_logits_backward`).
 """
 
 import math
@@ -34,7 +41,6 @@ from autofit.torch_internals import (
 from autofit.tracing.cuda.reduce_config import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
-from autofit.tracing.inplace import CHAINED, SCATTERING, replaces
 from autofit.tracing.operation_count import Tally
 
 
@@ -119,6 +125,18 @@ PRODUCTS = frozenset(
     )
 )  # fmt: skip
 """Operators that use a cuBLAS handle, and with it a workspace that stays allocated."""
+SCATTERING = frozenset((
+    aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_add.default, aten.index_put.default,
+    aten.put.default, aten.masked_scatter.default, aten.index_fill.int_Scalar,
+))  # fmt: skip
+"""Operators that the code above runs in place on zeros that it has just made. On other operands it makes a copy."""
+ZEROS = ("aten::zeros", "aten::zeros_like", "aten::new_zeros")
+CHAINED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.logical_and.default))
+"""Operators that compute the gradients of `STEPWISE` nodes step by step."""
+STEPWISE = ("BinaryCrossEntropyWithLogitsBackward0", "MaxBackward1", "MinBackward1")
+"""Autograd nodes whose gradient is computed by a chain of in-place operators."""
+LINKS = ("aten::isnan", "aten::add.Tensor", "aten::add.Scalar", "aten::sub.Tensor", "aten::mul.Tensor", "aten::sigmoid")
+"""Operators that make the first operand of a step in such a chain, if a step made it."""
 COMPOSITE = "CompositeImplicitAutograd"
 DEVICE = torch.ops.prim.device.default
 
@@ -194,8 +212,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._operator = func.name()
         if perf_counter() > self.deadline:
             raise Untraceable("the trace took too long", f"in {self._operator}")
-        if torch.is_inference_mode_enabled() and _is_composite(func):
-            # In inference mode, composite operators arrive whole; otherwise autograd has already decomposed them.
+        # In inference mode, composite operators arrive whole; otherwise autograd has already decomposed them. Operators
+        # of another namespace (prim) are not those of the dispatcher.
+        is_aten = torch.is_inference_mode_enabled() and func.namespace == "aten"
+        if is_aten and has_kernel(self._operator, COMPOSITE):
             with self:
                 return func.decompose(*args, **kwargs)
         if func is not aten.lift_fresh.default:  # the operator that brings in tensors that the step makes from numbers
@@ -303,7 +323,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 taken.append(self._add(step, Kind.TEMPORARY))
             self.events.append(taken[-1] if step >= 0 else ~taken[~step])
         if first is not None and len(self.sizes) > before and self.sizes[before] == self.sizes[first]:
-            if func in CHAINED | SCATTERING and replaces(func, args, self.operators[first]):
+            if func in CHAINED | SCATTERING and _replaces(func, args, self.operators[first]):
                 self.replaced[before] = first
             elif func is aten.add.Tensor and len(self.sizes) == before + 1:
                 self.added[before] = first
@@ -361,9 +381,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return None if known is None else known[0]
 
 
-def _is_composite(func: Any) -> bool:
-    is_aten = func.namespace == "aten"  # others (prim) are not operators of the dispatcher
-    return is_aten and has_kernel(func.name(), COMPOSITE)
+def _replaces(func: Any, args: tuple[Any, ...], maker: str) -> bool:
+    """Returns whether an operator of a backward pass would write into its first operand, which `maker` has made."""
+    node = current_node()
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False  # a custom autograd function runs exactly as written
+    if func in SCATTERING:
+        return maker in ZEROS
+    chained = func in CHAINED and maker in LINKS and node is not None and node.name() in STEPWISE
+    return chained and isinstance(args[1], torch.Tensor)
 
 
 def _is_on(argument: Any, device_type: str) -> bool:

@@ -93,10 +93,7 @@ def fake_tensors() -> list[FakeTensor]:
 
 
 def check_nothing_left(existing: Sequence[FakeTensor] = ()) -> None:
-    """Checks that no fake tensor of a trace is left after it.
-
-    Args:
-        existing: the fake tensors that were alive before the trace.
+    """Checks that no fake tensor is left after a trace but the `existing` ones, which were alive before.
 
     Raises:
         Untraceable: a fake tensor is left.

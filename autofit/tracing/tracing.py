@@ -28,13 +28,14 @@ from autofit.core.work import StepWork, Work
 from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.prepare import prepare
 from autofit.strategies import members
+from autofit.strategies.base import Watch
 from autofit.torch_internals import storage_id
 from autofit.tracing.cuda.device_spoofing import disguised
 from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import DataAnswers
-from autofit.tracing.fake_copy import FakeWorkload, fake_batch, fake_mode, fake_workload
+from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
@@ -50,6 +51,8 @@ from autofit.workloads.workload import Workload, each_of, state_tensors
 STEPS = 3
 """Number of traced steps. The optimizer's state appears at the end of the first step, so the second has a higher peak.
 The third repeats the second but finds other free blocks, so its reserved peak may be higher still."""
+REHEARSAL_LIMIT_S = 20.0
+"""Seconds after which a rehearsal is abandoned."""
 
 
 def trace(
@@ -66,7 +69,7 @@ def trace(
 
     Args:
         workload: the user's objects, which are only read.
-        loss: how the loss of a micro batch is computed.
+        loss: the rule for the loss of a micro batch.
         plan: the plan to apply, including the micro batch size to trace.
         batch: a real worst micro batch on the host. It is resized if its size differs from the plan's.
         device: where the step runs. Its type is that of the model, or of the stand-in.
@@ -85,7 +88,10 @@ def trace(
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Tracing(plan, device, chip, threads or torch.get_num_threads())
-    run.recorder.original_storages = {storage_id(t.untyped_storage()) for t in _strided(workload)}
+    roots = [root for root in (workload.model, workload.loss_fn) if isinstance(root, nn.Module)]
+    held = (tensor for root in roots for tensor in (*root.parameters(), *root.buffers()))
+    strided = (tensor for tensor in held if tensor.layout is torch.strided and not is_lazy(tensor))
+    run.recorder.original_storages = {storage_id(tensor.untyped_storage()) for tensor in strided}
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
@@ -100,10 +106,34 @@ def trace(
             run.recorder.stop()
 
 
-def _strided(workload: Workload) -> Iterator[torch.Tensor]:
-    roots = [root for root in (workload.model, workload.loss_fn) if isinstance(root, nn.Module)]
-    found = (tensor for root in roots for tensor in (*root.parameters(), *root.buffers()))
-    return (tensor for tensor in found if tensor.layout is torch.strided and not is_lazy(tensor))
+def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -> None:
+    """Runs the user's step without updates, with no strategy, inside `watch(model)` of a copy without data.
+
+    Nothing is computed. Neither the model nor the random state change, but the user's functions run: what they keep
+    outside the model must be restored. The batch is on the host.
+
+    Raises:
+        Untraceable: something in the step cannot run without data, or it takes too long.
+    """
+    check_traceable(workload.model)
+    device = next((tensor.device for tensor in workload.model.parameters()), torch.device("cpu"))
+    recorder, padded = Recorder(device.type, DataAnswers()), has_padding(batch.batch)
+    recorder.deadline = perf_counter() + REHEARSAL_LIMIT_S
+    with undisturbed(), fake_mode(), as_plain(recorder, padded):
+        try:
+            part = fake_batch(batch, batch.samples, torch.device("cpu"))
+            copied = fake_workload(workload, loss, part, device)
+            copied.workload.set_mode()
+            step = TrainStep(Plan(), Draft(copied.workload.model, copied.loss, None, device))
+            with recorder, watch(step.model):
+                step.backward(StepBatch.alike([part]))
+            step.model.zero_grad(set_to_none=True)
+        except Untraceable:
+            raise
+        except Exception as error:  # any error of the user's code or of torch on fake tensors ends the rehearsal
+            raise untraceable(error, "the inspection of the step") from error
+        finally:
+            recorder.stop()
 
 
 @dataclass(slots=True)
@@ -137,7 +167,8 @@ class _Tracing:
         self.doing = "copying the model"
         copied = fake_workload(workload, loss, part, self.device)
         copied.workload.set_mode()
-        self._record_initial(copied)
+        for tensor, is_parameter in copied.initial_tensors():
+            recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, initial=True)
         self.doing = "preparing the plan"
         draft = Draft.of(copied.workload, copied.loss, self.device)
         if draft.optimizer is not None:
@@ -148,18 +179,19 @@ class _Tracing:
             step.observe = self._observe(step)
             if draft.scaler is not None:
                 # Whether gradients overflow depends on data. A step that overflows does not update and needs less.
-                vars(draft.scaler)["_maybe_opt_step"] = _update_always
+                vars(draft.scaler)["_maybe_opt_step"] = lambda optimizer, _, *args, **kwargs: optimizer.step(
+                    *args, **kwargs
+                )
             for self._number in range(1, STEPS + 1):
                 if self._number < STEPS or not self._repeat():
                     self._step(step, part, count)
             self._mark("end")
             found = self._finish(names)
-            _strip(draft)
+            # The copy is discarded. Restoring the layout of its gradients and optimizer state would take long.
+            draft.model.zero_grad(set_to_none=True)
+            for optimizer in () if draft.optimizer is None else each_of(draft.optimizer):
+                optimizer.state.clear()
         return found
-
-    def _record_initial(self, copied: FakeWorkload) -> None:
-        for tensor, is_parameter in copied.initial_tensors():
-            self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, initial=True)
 
     def _repeat(self) -> bool:
         """Repeats the events of the last step if that step left nothing allocated. Returns whether it did."""
@@ -214,12 +246,8 @@ class _Tracing:
         self.marks.append(Mark(name=name, event=len(self.recorder.events)))
 
     def _finish(self, names: tuple[str, ...]) -> Trace:
-        notes = []
-        if self.answers.given:
-            notes.append(
-                f"{self.answers.given} results that depend on data were assumed to have their largest size, and "
-                "conditions to be true"
-            )
+        given = self.answers.given
+        note = f"{given} results that depend on data were assumed to have their largest size, and conditions to be true"
         columns, events, marks = assembled(self.recorder, self.marks)
         return Trace(
             micro_batch_size=self.plan.micro_batch_size,
@@ -227,8 +255,8 @@ class _Tracing:
             events=events,
             marks=marks,
             modules=names,
-            answered=self.answers.given,
-            notes=tuple(notes),
+            answered=given,
+            notes=(note,) if given else (),
             work=self._work(),
         )
 
@@ -249,43 +277,20 @@ def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
             recorder.kinds[handle] = kind
 
 
-def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
-    return optimizer.step(*args, **kwargs)
-
-
-def _strip(draft: Draft) -> None:
-    """Removes gradients and optimizer state from the discarded copy: restoring their layout would take long."""
-    draft.model.zero_grad(set_to_none=True)
-    if draft.optimizer is not None:
-        for optimizer in each_of(draft.optimizer):
-            optimizer.state.clear()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disables garbage collection during steps: it would release tensors at arbitrary moments."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Disables garbage collection and logging, and preserves the random state during a trace."""
-    with uncollected(), _quiet(), torch.random.fork_rng(devices=[]):
-        yield
+    """Disables garbage collection and logging, and preserves the random state during a trace.
 
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Disables logging: torch logs thirty lines about limits of fake tensors, which are not failures here."""
-    before = logging.root.manager.disable
+    A collection would release tensors at arbitrary moments. torch logs thirty lines about limits of fake tensors, which
+    are not failures here.
+    """
+    collecting, before = gc.isenabled(), logging.root.manager.disable
+    gc.disable()
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         logging.disable(before)
+        if collecting:
+            gc.enable()

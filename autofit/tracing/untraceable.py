@@ -35,23 +35,17 @@ def check_traceable(model: nn.Module) -> None:
 
 
 def untraceable(error: Exception, doing: str) -> Untraceable:
-    """Returns the error that ends a trace in which the user's code or torch raised `error`, in the phase `doing`."""
-    return Untraceable(_reason(error), _where(error, doing))
+    """Returns the error that ends a trace in which the user's code or torch raised `error`, in the phase `doing`.
 
-
-def _reason(error: BaseException) -> str:
-    operator = getattr(error, "func", None)
-    line = next(iter(str(error).strip().splitlines()), "")
+    Its place is the innermost line of the traceback outside torch and autofit, or else the phase.
+    """
+    operator, line = getattr(error, "func", None), next(iter(str(error).strip().splitlines()), "")
+    reason = f"on tensors without data it raises {type(error).__name__}: {line}"
     if operator is not None:
-        return f"the result of {operator} depends on data"
-    return f"on tensors without data it raises {type(error).__name__}: {line}"
-
-
-def _where(error: BaseException, doing: str) -> str:
-    """Returns the innermost line of a traceback outside torch and autofit, or else the phase that was running."""
+        reason = f"the result of {operator} depends on data"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
     if not frames:
-        return f"in {doing}"
-    frame = frames[-1]
-    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    return f"{frame.filename}:{frame.lineno}: {text}" if text else f"{frame.filename}:{frame.lineno}"
+        return Untraceable(reason, f"in {doing}")
+    place = f"{frames[-1].filename}:{frames[-1].lineno}"
+    text = linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip()
+    return Untraceable(reason, f"{place}: {text}" if text else place)

@@ -2,9 +2,6 @@
 
 A DataLoader makes batches from samples: batches of any size are made from its data set and collate function. Other
 loaders yield ready batches, which are cut and joined where that is correct.
-
-Padded loader: only the user's collate function knows with what a tensor is padded. A collate function of `transformers`
-can be asked for another padding by its attribute `pad_to_multiple_of`; it is set on a copy.
 """
 
 import copy
@@ -24,7 +21,7 @@ from autofit.core.wording import a_type
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import IDS, MASK, useful_tokens
-from autofit.workloads.tree import Batch, children, map_tensors, safe_getattr
+from autofit.workloads.tree import Batch, children, map_tensors
 
 T = TypeVar("T")
 
@@ -72,7 +69,6 @@ class BatchSource(ABC):
         fixed_order: why the samples stay in the user's batches; "" if batches can be grouped by length.
         grouped: whether a rule, such as a custom batch sampler, decides which samples are batched together.
         users_order: whether batches of the user's size are those of the user's loader.
-        reopened: returns a source of another loader with these options.
     """
 
     user_batch_size: int
@@ -87,13 +83,10 @@ class BatchSource(ABC):
     fixed_order: str = "the loader yields ready batches, so its samples cannot be batched in another order"
     grouped: bool = False
     users_order: bool = True
-    reopened: Callable[[Iterable[Any], BatchOptions], "BatchSource"]
 
     def __init__(self, loader: Iterable[Any], options: BatchOptions, notes: Iterable[str]) -> None:
         self.loader, self._options = loader, options
         self._notes = dict.fromkeys(notes)  # a dict, so that each note is kept once and in order
-        self._users: BatchSource | None = None  # the same samples in the user's batches, if these are other ones
-        self._padded: dict[int, BatchSource] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -182,38 +175,14 @@ class BatchSource(ABC):
     @cached_property
     def by_length(self) -> "BatchSource":
         """The same samples in batches of similar length. Raises `WorkloadError` with a `fixed_order`."""
-        found = self._by_length()
-        found._users = self
-        return found
+        return self._by_length()
 
     @cached_property
     def filled(self) -> "BatchSource":
         """The same batches, but in the worst one the mask says that all samples are long (`filled_masks`)."""
         found = self._copy()
         found._options = replace(self._options, filled=True)
-        found._users = None if self._users is None else self._users.filled
         return found
-
-    def padded_to(self, multiple: int) -> "BatchSource":
-        """Returns a source of the same batches, padded to a multiple of `multiple` by the user's collate function.
-
-        Samples are measured again, since their lengths in a batch may differ.
-
-        Raises:
-            WorkloadError: the padding of this loader cannot be changed (`fixed_padding`).
-        """
-        if self._users is not None:
-            return self._users.padded_to(multiple).by_length
-        if multiple not in self._padded:
-            self._padded[multiple] = self.reopened(padded_loader(self.loader, multiple), self._options)
-        return self._padded[multiple]
-
-    @property
-    def fixed_padding(self) -> str:
-        """Why batches cannot be padded to a multiple; "" if they can."""
-        if callable(self._options.worst_case):
-            return "worst_case= makes its batches itself, so the worst batch would have another padding"
-        return fixed_padding(self.loader)
 
     def padding(self, size: int) -> float:
         """Returns the share of padding in typical batches of `size`, from 0 to 1. Raises as `by_length`."""
@@ -284,7 +253,6 @@ class BatchSource(ABC):
     def _copy(self) -> Self:
         """Returns a copy without the sources that were made from this one."""
         found = copy.copy(self)
-        found._padded = {}
         for name in ("by_length", "filled"):
             vars(found).pop(name, None)
         return found
@@ -369,42 +337,3 @@ def overridden_iteration(loader: DataLoader[Any]) -> str:
     """Returns that a subclass makes the batches of a loader in its own way; "" if torch does."""
     is_torchs = type(loader).__iter__ is DataLoader.__iter__
     return "" if is_torchs else f"{type(loader).__name__} overrides __iter__"
-
-
-ATTRIBUTE = "pad_to_multiple_of"
-_NONE = object()
-
-
-def fixed_padding(loader: Any) -> str:
-    """Returns why the batches of a loader cannot be padded to a multiple; "" if they can."""
-    if not isinstance(loader, DataLoader):
-        return "the loader yields ready batches"
-    if overridden := overridden_iteration(loader):
-        return overridden
-    collate = loader.collate_fn
-    found = getattr(collate, ATTRIBUTE, _NONE)
-    if found is _NONE or copy.copy(collate) is collate:  # a function cannot be copied
-        name = safe_getattr(collate, "__qualname__") or type(collate).__name__
-        return f"the collate function {name} has no {ATTRIBUTE}, so the value to pad with is not known"
-    return "" if found in (None, 0, 1) else f"the collate function already pads to a multiple of {found}"
-
-
-def padded_loader(loader: Any, multiple: int) -> DataLoader[Any]:
-    """Returns a copy of a loader whose batches are padded to a multiple of `multiple`. The loader is not changed.
-
-    The copy shares the data set and the samplers.
-
-    Raises:
-        WorkloadError: see `fixed_padding`.
-    """
-    if reason := fixed_padding(loader):
-        raise WorkloadError(
-            f"batches padded to a multiple of {multiple} were requested, but {reason}; expected a DataLoader whose "
-            f"collate function has the attribute {ATTRIBUTE}"
-        )
-    found: DataLoader[Any] = copy.copy(loader)
-    collate = copy.copy(loader.collate_fn)
-    setattr(collate, ATTRIBUTE, multiple)
-    found.collate_fn = collate
-    found._iterator = None  # persistent workers belong to the user's loader
-    return found

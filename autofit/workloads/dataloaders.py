@@ -36,12 +36,6 @@ def source_of(loader: object, *, worst_case: object = None, seed: int = 0, scan:
 
 
 def _opened(loader: Iterable[Any], options: BatchOptions) -> BatchSource:
-    found = _of_kind(loader, options)
-    found.reopened = _opened
-    return found
-
-
-def _of_kind(loader: Iterable[Any], options: BatchOptions) -> BatchSource:
     if isinstance(loader, DataLoader):
         return _of_dataloader(loader, options)
     if isinstance(loader, (list, tuple)):

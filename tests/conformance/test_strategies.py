@@ -22,7 +22,7 @@ from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
-from autofit.tracing.rehearsal import rehearse
+from autofit.tracing.tracing import rehearse
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.dataloaders import source_of
@@ -30,7 +30,7 @@ from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
 from tests.fakes.decoders import Classifier
-from tests.workloads.loaders import Padding, Texts
+from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import text_lengths
 
 
@@ -48,7 +48,7 @@ HOST_CAPABILITIES = _capabilities_of_the_host()
 """The capabilities that the host may offer: training steps run on it, for values that need no others."""
 
 SAMPLES = 4
-TEXTS = source_of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=Padding()))
+TEXTS = source_of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=pad))
 """Batches that vary in length. The steps of the tests below run on other batches."""
 
 

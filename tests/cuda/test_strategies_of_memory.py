@@ -71,7 +71,7 @@ def test_saved_tensors_are_in_pinned_memory_and_come_back_on_their_device() -> N
         ((_, saved),) = store._moved.values()
         assert saved._host.is_pinned()
     assert store.held_bytes == 64 * 64 * 4
-    assert saved.tensor().device == inputs.device
+    assert saved().device == inputs.device
     torch.autograd.backward(output.sum())
     assert inputs.grad is not None
     assert inputs.grad.device == inputs.device

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.devices.host_meter import HostMeter
+from autofit.devices.cpu import HostMeter
 
 MIB = 2**20
 

@@ -39,7 +39,6 @@ PLANS: dict[str, Values] = {
     "8-bit": {"optimizer_states": "torchao-8bit"},
     "sdpa": {"attention": "sdpa"},
     "grouped": {"length_grouping": True},
-    "padded": {"padding_multiple": 8},
 }
 
 

@@ -74,7 +74,6 @@ LINES: list[tuple[str, KnobValue, str]] = [
     ("compile", "blocks", "each repeated block"),
     ("memory_format", "channels_last", "torch.channels_last"),
     ("optimizer_implementation", "fused", "torch.optim.SGD(..., foreach=False, fused=True)"),
-    ("padding_multiple", 8, "pad_to_multiple_of=8"),
     ("checkpointed_blocks", 2, "the first 2 blocks"),
     ("attention", "sdpa", 'attn_implementation="sdpa"'),
 ]

@@ -182,17 +182,16 @@ def test_another_optimizer_is_not_replaced_by_adamw() -> None:
 
 def test_what_the_trainer_has_no_field_for_is_said() -> None:
     values: Values = {
-        "attention": "sdpa", "padding_multiple": 8, "compile": "blocks",
+        "attention": "sdpa", "compile": "blocks",
         "memory_format": "channels_last", "activation_offload": True, "linear_cross_entropy": "chunked",
         "optimizer_in_backward": True,
         "recomputed_operators": "cheap", "cudnn_benchmark": True,
     }  # fmt: skip
     export = exported(values, "5.23")
-    by_hand = {"attention", "padding_multiple", "compile", "cudnn_benchmark"}
+    by_hand = {"attention", "compile", "cudnn_benchmark"}
     assert set(export.by_hand) == by_hand
     assert set(export.unmapped) == values.keys() - export.by_hand.keys()
     assert 'attn_implementation="sdpa"' in export.text
-    assert "pad_to_multiple_of=8" in export.text
     assert "cudnn_benchmark: torch.backends.cudnn.benchmark = True" in export.text
 
 

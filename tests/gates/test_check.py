@@ -16,6 +16,7 @@ from autofit.gates.check import GradientCheck, notes
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import Draft
 from tests.probing import targets
 from tests.probing.test_survey import cross_entropy, survey_of
@@ -81,6 +82,17 @@ def test_all_values_of_a_plan_are_compared_at_once_and_pass_one_by_one() -> None
     assert found.verdicts["one=True"] == found.verdicts["other=True"]
     assert (one.applied, other.applied) == (1, 1)
     assert (found.caveats, found.refused) == ((), ())
+
+
+class Reordering(Scaling):
+    def batches(self, plan: Plan, source: BatchSource) -> BatchSource:
+        return source.by_length if plan.values.get(self.name) else source
+
+
+def test_a_gated_technique_that_changes_the_batches_needs_a_batch_of_its_own() -> None:
+    found = checked({"one": True}, Reordering("one", 1.0, gated=True))
+    assert (found.passed, found.checked) == (False, False)
+    assert "names none on which its gradient can be compared" in found.reason
 
 
 def test_values_that_passed_before_are_not_compared_again() -> None:

@@ -141,6 +141,7 @@ def test_a_look_that_takes_too_long_finds_nothing_and_ends_no_search() -> None:
 
     class Looking(Offering):
         def offer(self, facts: Facts) -> Offer:
+            assert facts.profile is not None
             assert facts.profile(Plan(), list(facts.model.children()), lambda *_: True) == ()
             return super().offer(facts)
 

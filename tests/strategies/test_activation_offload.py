@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.strategies.activation_offload import MOST_IN_FLIGHT, ActivationOffload, HostStore, _Held
+from autofit.strategies.activation_offload import MOST_IN_FLIGHT, ActivationOffload, HostStore, _OnHost
 from autofit.strategies.base import Facts, Offer
 from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
@@ -41,7 +41,7 @@ class Watched(HostStore):
 
     def _save(self, tensor: torch.Tensor) -> Any:
         saved = super()._save(tensor)
-        if isinstance(saved, _Held):
+        if not isinstance(saved, _OnHost):
             self.kept.append(tuple(tensor.shape))
         return saved
 

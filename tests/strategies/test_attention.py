@@ -17,7 +17,7 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.attention import Attention
 from autofit.strategies.base import Facts, Offer
-from autofit.tracing.rehearsal import rehearse
+from autofit.tracing.tracing import rehearse
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch
@@ -130,7 +130,7 @@ def draft_of(model: nn.Module, rule: LossRule | None = None) -> Draft:
 
 def test_plan_for_a_model_that_is_not_eager_is_an_error() -> None:
     with (
-        pytest.raises(SpaceError, match="no transformers model here has"),
+        pytest.raises(SpaceError, match="no transformers model here computes"),
         STRATEGY.apply(SDPA, draft_of(gpt2("sdpa"))),
     ):
         pass

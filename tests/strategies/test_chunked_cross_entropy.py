@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autofit.strategies.deferred_logits import CHUNKS, Product, Reduction, chunked_cross_entropy
+from autofit.strategies.deferred_logits import CHUNKS, Product, chunked_cross_entropy
 
 ROWS, FEATURES, CLASSES = 37, 8, 101
 
@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy(kind: str, case: str) -> 
     smoothing = 0.1 if case == "smoothed" else 0.0
     ignored = 5 if case == "another ignored class" else -100
     target = target.clamp(min=0) if ignored == 5 else target
-    ours = chunked_cross_entropy(given, target, weight, Reduction(ignored, smoothing, kind))
+    ours = chunked_cross_entropy(given, target, weight, ignored, smoothing, kind)
     theirs = F.cross_entropy(
         F.linear(given.hidden, given.weight, given.bias), target, weight,
         ignore_index=ignored, reduction=kind, label_smoothing=smoothing,
@@ -52,16 +52,16 @@ def test_loss_and_gradients_are_those_of_cross_entropy(kind: str, case: str) -> 
 
 def test_all_rows_ignored_give_what_torch_gives() -> None:
     given, target = product(), torch.full((ROWS,), -100)
-    assert chunked_cross_entropy(given, target, None, Reduction()).isnan()
-    assert chunked_cross_entropy(given, target, None, Reduction(kind="sum")) == 0
+    assert chunked_cross_entropy(given, target).isnan()
+    assert chunked_cross_entropy(given, target, reduction="sum") == 0
 
 
 def test_no_rows_give_what_torch_gives() -> None:
     given = product()
     empty = replace(given, hidden=given.hidden[:0])
     target = torch.zeros(0, dtype=torch.int64)
-    assert chunked_cross_entropy(empty, target, None, Reduction()).isnan()
-    loss = chunked_cross_entropy(empty, target, None, Reduction(kind="sum"))
+    assert chunked_cross_entropy(empty, target).isnan()
+    loss = chunked_cross_entropy(empty, target, reduction="sum")
     loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert loss == 0
     assert given.weight.grad is not None
@@ -72,14 +72,14 @@ def test_ignored_row_without_a_number_does_not_spoil_the_loss() -> None:
     given, target = product(), targets()
     with torch.no_grad():
         given.hidden[3] = torch.nan
-    assert chunked_cross_entropy(given, target, None, Reduction()).isfinite()
+    assert chunked_cross_entropy(given, target).isfinite()
 
 
 def test_large_logits_do_not_overflow() -> None:
     given = product(torch.float32)
     with torch.no_grad():
         given.hidden.mul_(1e4)
-    ours = chunked_cross_entropy(given, targets(), None, Reduction())
+    ours = chunked_cross_entropy(given, targets())
     torch.testing.assert_close(ours, F.cross_entropy(given.value(), targets()))
     assert all(gradient.isfinite().all() for gradient in gradients(ours, given))
 
@@ -87,7 +87,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_frozen_operands_get_no_gradient() -> None:
     given = product()
     given.weight.requires_grad_(False)
-    loss = chunked_cross_entropy(given, targets(), None, Reduction())
+    loss = chunked_cross_entropy(given, targets())
     loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert given.weight.grad is None
     assert given.hidden.grad is not None
@@ -95,7 +95,7 @@ def test_frozen_operands_get_no_gradient() -> None:
 
 def test_graph_that_is_kept_can_be_used_again() -> None:
     given = product()
-    loss = chunked_cross_entropy(given, targets(), None, Reduction())
+    loss = chunked_cross_entropy(given, targets())
     first = torch.autograd.grad(loss, given.weight, retain_graph=True)
     assert torch.equal(first[0], torch.autograd.grad(loss, given.weight)[0])
 
@@ -104,7 +104,7 @@ def test_graph_that_is_kept_can_be_used_again() -> None:
 def test_low_precision_is_as_close_to_the_true_gradient_as_torch_is(dtype: torch.dtype) -> None:
     exact, given, target = product(torch.float64), product(dtype), targets()
     truth = gradients(F.cross_entropy(exact.value(), target), exact)
-    ours = gradients(chunked_cross_entropy(given, target, None, Reduction()), given)
+    ours = gradients(chunked_cross_entropy(given, target), given)
     theirs = gradients(F.cross_entropy(given.value().float(), target), given)
     for true, one, other in zip(truth, ours, theirs, strict=True):
         assert one.dtype == dtype
@@ -131,7 +131,7 @@ def test_no_tensor_has_more_than_the_logits_of_a_chunk() -> None:
     )
     target = torch.randint(0, CLASSES, (rows,))
     with Largest() as largest:  # type: ignore[no-untyped-call]  # torch has no types here
-        chunked_cross_entropy(given, target, None, Reduction()).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        chunked_cross_entropy(given, target).backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert largest.elements == rows // CHUNKS * CLASSES
 
 
@@ -143,7 +143,7 @@ def test_number_of_chunks_does_not_depend_on_the_batch(samples: int) -> None:
         hidden = torch.randn(count * 21, 4)
         given = Product(hidden, torch.randn(CLASSES, 4), None, torch.float32, samples=count)
         with Products() as seen:
-            chunked_cross_entropy(given, torch.zeros(count * 21, dtype=torch.int64), None, Reduction())
+            chunked_cross_entropy(given, torch.zeros(count * 21, dtype=torch.int64))
         calls.append(seen.rows)
     assert [2 * rows for rows in calls[0]] == calls[1]
 

@@ -25,10 +25,9 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Span, Watch
 from autofit.strategies.blocks import find_blocks
-from autofit.strategies.checkpointing import _all_selectively
-from autofit.strategies.selective_recompute import is_kept, refusal
-from autofit.tracing.rehearsal import rehearse
-from autofit.tracing.tracing import trace
+from autofit.strategies.checkpointing import all_selectively
+from autofit.strategies.recompute import is_kept, selection_refusal
+from autofit.tracing.tracing import rehearse, trace
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload
@@ -230,7 +229,7 @@ def reason_of(model: nn.Module, batch: Tensor, loss: LossRule = LOSS, calls: int
 
     blocks = find_blocks(model)
     spans = [Span(block) for block in range(len(blocks))] * calls
-    return refusal(replace(facts_of(model), rehearse=rehearsed), blocks, spans, _all_selectively)
+    return selection_refusal(replace(facts_of(model), rehearse=rehearsed), blocks, spans, all_selectively)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -273,7 +272,7 @@ def test_a_step_that_cannot_run_without_data_is_left_to_a_probe() -> None:
 
     model = nn.Sequential(Block(WIDTH), Block(WIDTH))
     facts = replace(facts_of(model), rehearse=unable)
-    assert refusal(facts, find_blocks(model), [], _all_selectively) == ""
+    assert selection_refusal(facts, find_blocks(model), [], all_selectively) == ""
 
 
 @pytest.mark.usefixtures("compiler")

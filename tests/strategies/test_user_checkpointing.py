@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
 from autofit.core.errors import SpaceError
-from autofit.strategies.user_checkpointing import UserCheckpointing
+from autofit.strategies.checkpointable import Checkpointable
 from tests.strategies.repeated_blocks import (
     STRATEGY,
     Block,
@@ -176,7 +176,28 @@ def test_names_that_tell_of_something_else_are_no_flags() -> None:
                 return super().forward(x)
             return cp.checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]  # no types
 
-    assert UserCheckpointing.of(nn.Sequential(Friend(), Friend())) == UserCheckpointing()
+    assert Checkpointable(nn.Sequential(Friend(), Friend())).switches == ()
+
+
+@pytest.mark.parametrize("flag", ["gradient_checkpointing", "grad_checkpointing", "with_cp", "use_checkpoint"])
+def test_a_flag_is_known_by_its_name_wherever_it_is_read(flag: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ModuleList([Block(), Block()]))
+    setattr(model[1], flag, True)
+    (switch,) = Checkpointable(model).switches
+    assert (switch.module, switch.name) == (model[1], flag)
+
+
+def test_a_flag_of_a_class_that_holds_the_settings_is_refused() -> None:
+    model = flagged()
+    vars(model)["config"] = type("Settings", (), {"use_checkpoint": True})
+    (refusal,) = STRATEGY.offer(facts_of(model)).refused
+    assert "which is not changed: use_checkpoint of Sequential cannot be set" in refusal.reason
+
+
+def test_saving_by_lightnings_trainer_is_no_checkpointing_of_activations() -> None:
+    model = nn.Linear(2, 2)
+    vars(model)["args"] = {"enable_checkpointing": True}
+    assert Checkpointable(model).switches == ()
 
 
 def test_a_flag_that_cannot_be_set_is_refused_in_words() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from autofit.workloads.batches import BatchSource
@@ -34,20 +33,6 @@ def pad(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         ids[row, : len(sample["input_ids"])] = torch.tensor(sample["input_ids"])
         mask[row, : len(sample["input_ids"])] = 1
     return {"input_ids": ids, "attention_mask": mask, "label": torch.tensor([s["label"] for s in samples])}
-
-
-class Padding:
-    """Collates as `pad`, to a length that is a multiple, as the collate functions of `transformers` can."""
-
-    def __init__(self, pad_to_multiple_of: int | None = None) -> None:
-        self.pad_to_multiple_of = pad_to_multiple_of
-
-    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = pad(samples)
-        missing = -batch["input_ids"].shape[1] % (self.pad_to_multiple_of or 1)
-        for name in ("input_ids", "attention_mask"):
-            batch[name] = F.pad(batch[name], (0, missing))
-        return batch
 
 
 class Stream(IterableDataset[torch.Tensor]):

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader
 
 from autofit.workloads.batches import fill_masks
 from autofit.workloads.dataloaders import source_of
-from tests.workloads.loaders import Padding, Texts, pad
+from tests.workloads.loaders import Texts, pad
 
 
 def test_all_samples_have_all_tokens_or_all_but_one() -> None:
@@ -30,7 +30,7 @@ def test_nested_masks_are_filled_and_what_is_no_mask_of_a_batch_is_not() -> None
 
 
 def test_a_filled_source_differs_in_its_worst_batch_alone() -> None:
-    source = source_of(DataLoader(Texts([*range(3, 30), 64]), 4, collate_fn=Padding(), shuffle=True))
+    source = source_of(DataLoader(Texts([*range(3, 30), 64]), 4, collate_fn=pad, shuffle=True))
     filled = source.filled
     assert filled is source.filled
     for mine, theirs in zip(filled.typical(4, 3), source.typical(4, 3), strict=True):
@@ -41,13 +41,10 @@ def test_a_filled_source_differs_in_its_worst_batch_alone() -> None:
     assert filled.rebuild(4) is source.rebuild(4)
 
 
-def test_batches_of_similar_length_and_more_padding_stay_filled() -> None:
-    source = source_of(DataLoader(Texts(list(range(3, 40))), 4, collate_fn=Padding(), shuffle=True))
-    for filled in (source.filled.by_length, source.by_length.filled, source.filled.padded_to(8)):
+def test_batches_of_similar_length_stay_filled() -> None:
+    source = source_of(DataLoader(Texts(list(range(3, 40))), 4, collate_fn=pad, shuffle=True))
+    for filled in (source.filled.by_length, source.by_length.filled):
         assert (filled.worst(4)["attention_mask"].sum(1) >= 38).all()
-    both = source.by_length.filled.padded_to(8)
-    assert both.worst(4)["attention_mask"].sum(1).tolist() == [40, 39, 39, 39]
-    assert both is source.by_length.filled.padded_to(8)
 
 
 def test_the_users_own_worst_batch_is_not_changed() -> None:

@@ -56,32 +56,22 @@ def _chosen(
     mask: torch.Tensor | None,
     grouped: bool,
 ) -> str | None:
-    """Returns the kernel's name; None for plain products. Kernels that the user has disabled are not chosen."""
-    dtype, width, allowed = query.dtype, query.shape[-1], _allowed()
+    """Returns the kernel's name; None for plain products. Not one that is disabled by a flag or by `sdpa_kernel`."""
+    dtype, width = query.dtype, query.shape[-1]
+    flags: Any = torch.backends.cuda  # torch has no types here
     alike = len({x.shape[-1] for x in (query, key, value)}) == 1
     shaped = all(x.dim() == 4 and x.stride(-1) == 1 and x.dtype is dtype for x in (query, key, value))
     if not shaped or (mask is not None and mask.requires_grad and chip.capability < (8, 0)):
         return None
     half = dtype in HALF and chip.capability >= (8, 0)
-    if "cudnn" in allowed and half and chip.capability >= (9, 0) and width % 8 == 0 and width <= 128 and alike:
+    if flags.cudnn_sdp_enabled() and half and chip.capability >= (9, 0) and width % 8 == 0 and width <= 128 and alike:
         return "cudnn"
-    if "flash" in allowed and half and mask is None and alike and width <= 256:
+    if flags.flash_sdp_enabled() and half and mask is None and alike and width <= 256:
         return "flash"
     aligned = all(x.shape[-1] % (4 if dtype is torch.float32 else 8) == 0 for x in (query, key, value))
     known = dtype in (torch.float32, torch.float16) or (dtype is torch.bfloat16 and half)
-    efficient = "efficient" in allowed and known and aligned and not grouped
+    efficient = flags.mem_efficient_sdp_enabled() and known and aligned and not grouped
     return "efficient" if efficient else None
-
-
-def _allowed() -> set[str]:
-    """Returns the kernels that the user has not disabled by a flag or by `sdpa_kernel`."""
-    flags: Any = torch.backends.cuda  # torch has no types here
-    kernels = {
-        "cudnn": flags.cudnn_sdp_enabled,
-        "flash": flags.flash_sdp_enabled,
-        "efficient": flags.mem_efficient_sdp_enabled,
-    }
-    return {name for name, enabled in kernels.items() if enabled()}
 
 
 ROW = 8

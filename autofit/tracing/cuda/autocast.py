@@ -50,20 +50,19 @@ def register(library: Any, device_type: str) -> None:
     """Registers the autocast kernels for a device of the PrivateUse1 key in `library`."""
     autocast = _Autocast(device_type)
     torch.clear_autocast_cache = autocast.clear
-    key = "AutocastPrivateUse1"
     for name, operator in _named(LOW):
-        library.impl(name, autocast.converting(operator, autocast.low), key)
+        library.impl(name, autocast.converting(operator, autocast.low), KEY)
     for name, operator in _named(FULL):
-        library.impl(name, autocast.converting(operator, lambda *args: torch.float32), key)
+        library.impl(name, autocast.converting(operator, lambda *args: torch.float32), KEY)
     for name, operator in _named(WIDEST):
-        library.impl(name, autocast.converting(operator, _widest), key)
+        library.impl(name, autocast.converting(operator, _widest), KEY)
     for name, operator in _named(SUMS):
-        library.impl(name, autocast.summing(operator), key)
+        library.impl(name, autocast.summing(operator), KEY)
     for name in NORMS:
-        library.impl(name, autocast.norm, key)
-    library.impl(REFUSED, _refuse, key)
-    library.impl("softmax.int", autocast.softmax(aten._softmax.default), key)
-    library.impl("log_softmax.int", autocast.softmax(aten._log_softmax.default), key)
+        library.impl(name, autocast.norm, KEY)
+    library.impl(REFUSED, _refuse, KEY)
+    library.impl("softmax.int", autocast.softmax(aten._softmax.default), KEY)
+    library.impl("log_softmax.int", autocast.softmax(aten._log_softmax.default), KEY)
 
 
 class _Autocast:

@@ -8,7 +8,7 @@ stand-in.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from autofit.strategies.undo import Undo
 from autofit.torch_internals import FakeTensor
 from autofit.tracing.cuda.reduce_config import Chip
 
@@ -29,21 +30,16 @@ AUTOCAST_FUNCTIONS = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast
 @contextmanager
 def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
     """Makes tensors on `stand_in` appear to be on a CUDA device with this `chip` while the context is open."""
-    with ExitStack() as undo:
-
-        def put(owner: Any, name: str, value: Any) -> None:
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
+    with Undo() as undo:
         real: Any = FakeTensor.device
-        put(FakeTensor, "device", property(_device(real.fget, stand_in.type), real.fset))
+        undo.set(FakeTensor, "device", property(_device(real.fget, stand_in.type), real.fset))
         undo.callback(delattr, FakeTensor, "is_cuda")
         FakeTensor.is_cuda = property(_is_cuda(stand_in.type))  # type: ignore[assignment]  # a plain attribute to mypy
         autocast = torch.amp.autocast_mode.autocast
-        put(autocast, "__init__", _renamed(autocast.__init__, stand_in.type, place=1))
+        undo.set(autocast, "__init__", _renamed(autocast.__init__, stand_in.type, place=1))
         for name in AUTOCAST_FUNCTIONS:
-            put(torch, name, _renamed(getattr(torch, name), stand_in.type, place=0))
-        put(torch.get_device_module("cuda"), "get_device_capability", lambda device=None: chip.capability)
+            undo.set(torch, name, _renamed(getattr(torch, name), stand_in.type, place=0))
+        undo.set(torch.get_device_module("cuda"), "get_device_capability", lambda device=None: chip.capability)
         autograd: Any = torch.autograd
         mode, run_backward = _CudaAsStandIn(stand_in), autograd._engine_run_backward
 
@@ -51,7 +47,7 @@ def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
             with mode:  # the mode is off while it handles the call that starts a backward pass
                 return run_backward(*args, **kwargs)
 
-        put(autograd, "_engine_run_backward", run_in_mode)
+        undo.set(autograd, "_engine_run_backward", run_in_mode)
         undo.enter_context(mode)
         # Autograd makes a thread for each device before its first backward pass, and so has none for a later stand-in.
         undo.enter_context(torch.autograd.set_multithreading_enabled(mode=False))

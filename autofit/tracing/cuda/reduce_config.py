@@ -6,6 +6,7 @@ memory. It was checked against that code of torch 2.11 on a few thousand shapes.
 Chip: the properties of a CUDA device that a trace needs, and the notation for an operator's allocator steps.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -61,7 +62,7 @@ def staging_bytes(
         threads: number of threads that one multiprocessor holds.
         vectorised: whether a thread may read several elements at once. All reductions but moments do.
     """
-    inputs, outputs = _count(axes.reduced), _count(axes.kept)
+    inputs, outputs = (math.prod(size for size, _ in sizes) for sizes in (axes.reduced, axes.kept))
     if inputs * outputs > LARGEST_INDEXED or not inputs * outputs:
         return 0, 0
     along_inputs = not axes.kept or (bool(axes.reduced) and axes.reduced[0][1] < axes.kept[0][1])
@@ -101,13 +102,6 @@ def _merged(axes: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int], ...]
         else:
             found.append((size, stride, row))
     return tuple((size, stride) for size, stride, _ in found)
-
-
-def _count(axes: Sequence[tuple[int, int]]) -> int:
-    total = 1
-    for size, _ in axes:
-        total *= size
-    return total
 
 
 def _output_vector(axes: Axes) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 from torch.utils import backend_registration
 
+from autofit.strategies.undo import Undo
 from autofit.tracing.cuda.attention import attention
 from autofit.tracing.cuda.autocast import HALF, register
 from autofit.tracing.cuda.reduce_config import Chip
@@ -65,11 +66,9 @@ def attending(chip: Chip) -> Iterator[None]:
             args = tuple(reversed([_cast(value) for value in reversed(args)]))
         return attention(chip, original, *args, **kwargs)
 
-    functional.scaled_dot_product_attention = attend
-    try:
+    with Undo() as undo:
+        undo.set(functional, "scaled_dot_product_attention", attend)
         yield
-    finally:
-        functional.scaled_dot_product_attention = original
 
 
 def _cast(value: Any) -> Any:
