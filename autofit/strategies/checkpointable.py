@@ -24,8 +24,9 @@ _FLAG = re.compile(
 Others, such as `supports_gradient_checkpointing`, tell of something else."""
 _CONFIGS = ("config", "cfg", "args")
 """Attributes in which models keep their settings."""
-_OF_LIGHTNING = "enable_checkpointing"
-"""An argument of Lightning's Trainer, which is about saving the model. Settings may hold it."""
+_OF_ACTIVATIONS = re.compile(r"grad|act|use|with")
+"""What the name of a flag in settings contains. Others are about saving the model, such as Lightning's
+`enable_checkpointing`."""
 
 
 class Switch(NamedTuple):
@@ -200,7 +201,7 @@ def _switches(module: nn.Module) -> Iterator[Switch]:
     for held in (vars(module).get(name) for name in _CONFIGS):
         attributes = held if isinstance(held, dict) else getattr(held, "__dict__", {})
         for name, value in attributes.items():
-            if value is True and _FLAG.fullmatch(str(name)) and name != _OF_LIGHTNING:
+            if value is True and _FLAG.fullmatch(str(name)) and _OF_ACTIVATIONS.search(str(name)):
                 yield Switch(module, attributes, name)
     # By name: the import of torch.distributed's wrapper takes long.
     if type(module).__name__ == "CheckpointWrapper":

@@ -194,9 +194,10 @@ def test_a_flag_of_a_class_that_holds_the_settings_is_refused() -> None:
     assert "which is not changed: use_checkpoint of Sequential cannot be set" in refusal.reason
 
 
-def test_saving_by_lightnings_trainer_is_no_checkpointing_of_activations() -> None:
+@pytest.mark.parametrize("name", ["enable_checkpointing", "checkpoint", "do_checkpoint"])
+def test_settings_about_saving_the_model_are_not_about_activations(name: str) -> None:
     model = nn.Linear(2, 2)
-    vars(model)["args"] = {"enable_checkpointing": True}
+    vars(model)["args"] = {name: True}
     assert Checkpointable(model).switches == ()
 
 
