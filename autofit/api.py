@@ -99,9 +99,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             "any" also keeps techniques that change the result, such as another order of the samples; the plan and the
             caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
-            "optimizer_implementation", "optimizer_in_backward", "optimizer_states",
-            "activation_offload", "linear_cross_entropy", "attention", "compilation", "packing", "length_grouping",
-            "cudnn_benchmark". None searches all that apply.
+            "optimizer_implementation", "optimizer_in_backward", "activation_offload", "linear_cross_entropy",
+            "attention", "compilation", "packing", "length_grouping", "cudnn_benchmark". None searches all that apply.
         without: names of techniques not to search.
         pinned: values that the plan must have, such as `{"precision": "bf16", "micro_batch_size": 16}`. The baseline
             is measured as it is, for comparison.

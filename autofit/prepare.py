@@ -29,7 +29,7 @@ def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainSt
     if draft.loss.update is not None:
         _check_update(plan, strategies)
     with ExitStack() as undo:
-        for strategy in sorted(strategies, key=lambda member: member.phase):
+        for strategy in _acting(plan, strategies):
             undo.enter_context(strategy.apply(plan, draft))
         return TrainStep(plan=plan, draft=draft, _undo=undo.pop_all())
 
@@ -40,9 +40,14 @@ def batches_of(plan: Plan, source: BatchSource, strategies: Sequence[Strategy]) 
     Raises:
         SpaceError: this loader does not support the plan.
     """
-    for strategy in sorted(strategies, key=lambda member: member.phase):
+    for strategy in _acting(plan, strategies):
         source = strategy.batches(plan, source)
     return source
+
+
+def _acting(plan: Plan, strategies: Sequence[Strategy]) -> list[Strategy]:
+    """Returns the strategies that change anything under `plan`, in the order of their phases."""
+    return sorted((each for each in strategies if each.acts(plan)), key=lambda member: member.phase)
 
 
 def _check_knobs(plan: Plan, strategies: Sequence[Strategy]) -> None:

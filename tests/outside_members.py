@@ -28,7 +28,7 @@ TRACKED: list[str] = []
 class Marking(Strategy):
     """Notes the values that it is applied with."""
 
-    name, phase, owns = "marking", Phase.MODULES, ("mark",)
+    name, phase, owns = "marking", Phase.MODULES, {"mark": False}
 
     def offer(self, facts: Facts) -> Offer:
         return Offer(knobs=(Knob(name="mark", values=("off", "on"), default="off"),))

@@ -25,7 +25,7 @@ class Recording(Strategy):
     """Writes into a shared list when it is applied and undone."""
 
     def __init__(self, name: str, phase: Phase, record: list[str], fails: bool = False) -> None:
-        self.name, self.phase, self.owns = name, phase, (name,)  # type: ignore[misc]  # a strategy per instance
+        self.name, self.phase, self.owns = name, phase, {name: None}  # type: ignore[misc]  # a strategy per instance
         self.record, self.fails = record, fails
 
     def offer(self, facts: Any) -> Offer:
@@ -52,7 +52,7 @@ def test_strategies_are_applied_by_phase_and_undone_in_reverse() -> None:
     record: list[str] = []
     phases = {"last": Phase.BATCHING, "first": Phase.LAYOUT, "middle": Phase.ARITHMETIC}
     strategies = [Recording(name, phase, record) for name, phase in phases.items()]
-    plan = Plan(values={"first": 1})
+    plan = Plan(values=dict.fromkeys(phases, 1))
     step = prepare(plan, draft(), strategies)
     assert record == ["+first", "+middle", "+last"]
     assert step.plan is plan
@@ -76,7 +76,7 @@ def test_a_failure_of_the_second_strategy_undoes_the_first() -> None:
         Recording("third", Phase.BATCHING, record),
     ]
     with pytest.raises(SpaceError, match="second cannot be applied"):
-        prepare(Plan(), draft(), strategies)
+        prepare(Plan(values={"first": 1, "second": 1, "third": 1}), draft(), strategies)
     assert record == ["+first", "-first"]
 
 
@@ -113,7 +113,9 @@ def test_the_batches_of_a_plan_pass_through_each_strategy_by_phase() -> None:
 
     phases = {"last": Phase.BATCHING, "first": Phase.LAYOUT, "middle": Phase.ARITHMETIC}
     source = source_of(targets.sentences())
-    found = batches_of(Plan(), source, [Passing(name, phase, []) for name, phase in phases.items()])
+    found = batches_of(
+        Plan(values=dict.fromkeys(phases, 1)), source, [Passing(name, phase, []) for name, phase in phases.items()]
+    )
     assert order == ["first", "middle", "last"]
     assert found is source.by_length
     assert batches_of(Plan(), source, members()) is source

@@ -5,12 +5,12 @@ from typing import Any
 
 TECHNIQUES = (
     "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "optimizer_in_backward",
-    "optimizer_states", "activation_offload", "linear_cross_entropy", "attention",
+    "activation_offload", "linear_cross_entropy", "attention",
     "compilation", "packing", "length_grouping", "cudnn_benchmark",
 )  # fmt: skip
 KNOBS = (
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks",
-    "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward", "optimizer_states",
+    "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward",
     "activation_offload", "linear_cross_entropy", "attention", "compile",
     "packing", "length_grouping", "cudnn_benchmark",
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, adamw_fields, checkpointing_fields, optimizer_name, worker_settings
+from autofit.exporters.plan_facts import Settings, adamw_fields, checkpointing_fields, worker_settings
 from autofit.strict_yaml import dump
 
 _NONE: Settings = {"gradient_checkpointing": False}
@@ -50,8 +50,6 @@ class Axolotl(Exporter):
         "length_grouping": {False: {}, True: {"group_by_length": True}},
         "recomputed_operators": {"all": {}},
         "optimizer_implementation": {"default": {}},
-        # adamw_bnb_8bit keeps the states of embeddings in 32 bits, so that it needs more memory than the plan.
-        "optimizer_states": {"default": {}, "torchao-8bit": {"optimizer": "adamw_torch_8bit"}},
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # without it, the Trainer's default is the norm 1.0
 
@@ -62,8 +60,6 @@ class Axolotl(Exporter):
             **adamw_fields(answer, "optimizer"),
             **checkpointing_fields(answer, _NONE, _EVERY),
         }
-        if found.get("optimizer_states") and optimizer_name(answer) != "AdamW":
-            del found["optimizer_states"]
         return {knob: settings for knob, settings in found.items() if knob in answer.plan.values}
 
     def loading(self, answer: Answer) -> Settings:

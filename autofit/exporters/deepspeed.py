@@ -7,9 +7,7 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm, optimizer_name
-
-_STATES = "optimizer_states"
+from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm
 
 
 class DeepSpeed(Exporter):
@@ -54,8 +52,6 @@ class DeepSpeed(Exporter):
         """Returns lines for the code that makes the model, the optimizer and the engine."""
         lines = {**code_lines(answer), **super().by_hand(answer, version)}
         lines.pop(MICRO_BATCH_SIZE, None)  # a section has it
-        if answer.plan.values.get(_STATES) == "torchao-8bit" and optimizer_name(answer) == "AdamW":
-            lines[_STATES] = "torchao.optim.AdamW8bit(...) in place of torch.optim.AdamW(...)"
         return lines
 
     def clipping(self, answer: Answer) -> Settings:

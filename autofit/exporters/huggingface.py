@@ -20,7 +20,7 @@ from autofit.strict_yaml import dump
 
 _SHARED_LINES = ("attention", "cudnn_benchmark")
 """Knobs whose line is that of a plain loop."""
-COMPILE, UPDATE, STATES, GROUPED = "compile", "optimizer_implementation", "optimizer_states", "length_grouping"
+COMPILE, UPDATE, GROUPED = "compile", "optimizer_implementation", "length_grouping"
 
 STRATEGY_SINCE = "5.2"
 """First version in which `train_sampling_strategy` replaces `group_by_length`."""
@@ -64,7 +64,6 @@ class HuggingFace(Exporter):
             **{mode: _compiled(mode) for mode in MODES},
         },
         UPDATE: {"default": {}},
-        STATES: {"default": {}, "torchao-8bit": {"optim": "adamw_torch_8bit"}},
         GROUPED: {False: {}, True: {"train_sampling_strategy": "group_by_length"}},
         "recomputed_operators": {"all": {}},
     }
@@ -74,7 +73,6 @@ class HuggingFace(Exporter):
             True: "pass the model to autofit.integrations.huggingface.apply(plan, args, model), which packs its batches"
         },
         UPDATE: {value: f"make the optimizer with {flags}, {_PASS}" for value, flags in FLAGS.items()},
-        STATES: {"torchao-8bit": f"make the optimizer by torchao.optim.AdamW8bit, {_PASS}"},
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # its default is the norm 1.0
 

@@ -15,7 +15,6 @@ from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
-from autofit.strategies.optimizer_states import OptimizerStates
 from autofit.strategies.packing import Packing
 from autofit.strategies.precision import Precision
 
@@ -25,7 +24,6 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     Precision,
     OptimizerImplementation,
     OptimizerInBackward,
-    OptimizerStates,
     Attention,
     LinearCrossEntropy,
     Packing,

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass, storage_id
 from autofit.workloads.step import Draft
@@ -45,7 +45,7 @@ class ActivationOffload(Strategy):
     cost = "copies between the device and main memory"
     effect = "exact"
     phase = Phase.ARITHMETIC
-    owns = (KNOB,)
+    owns = {KNOB: False}
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob for a device with its own memory, if the machine has main memory to spare."""
@@ -76,9 +76,6 @@ class ActivationOffload(Strategy):
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
         """Makes each forward pass of the draft offload what it saves, until the context is left."""
-        if not is_on(plan, KNOB):
-            yield
-            return
         if draft.optimizer is None:
             raise unknown_value(KNOB, True, "False, since inference keeps no activations")
         compute, store = draft.loss.compute, HostStore(draft.device, draft.host_memory_bytes)

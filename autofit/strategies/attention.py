@@ -1,7 +1,7 @@
 """Attention: the fused kernels of torch for a transformers model that computes attention by plain products."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -34,7 +34,7 @@ class Attention(Strategy):
     cost = "nothing, but random numbers of dropout are drawn in another way"
     effect = "rounding"
     phase = Phase.MODULES
-    owns = (KNOB,)
+    owns = {KNOB: "default"}
     gated = True
 
     def offer(self, facts: Facts) -> Offer:
@@ -49,10 +49,7 @@ class Attention(Strategy):
         Raises:
             SpaceError: the value is unknown, or no transformers model here can be switched.
         """
-        value = plan.values.get(KNOB, "default")
-        if value == "default":
-            return nullcontext()
-        if value not in VALUES:
+        if (value := plan.values[KNOB]) not in VALUES:
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)}")
         if reason := _lack(draft.model, None):
             raise unknown_value(KNOB, value, f"default, since {reason}")

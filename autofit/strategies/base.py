@@ -12,7 +12,7 @@ from torch import nn
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.space import Effect, Refusal, StrategyRecord
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
@@ -163,7 +163,7 @@ class Strategy(ABC):
         effect: what it does to the values that are trained. A strategy of another package that does not say may do
             anything.
         phase: when the strategy is applied.
-        owns: names of the knobs that it may offer.
+        owns: the knobs that it may offer, each with the value that changes nothing; None: every value is applied.
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
         gated_in_proof: whether code is compiled for a batch, so that the gate compares a plan on the micro batch for
             which its proof has compiled it, and with the same plan without this strategy if the baseline differs.
@@ -179,7 +179,7 @@ class Strategy(ABC):
     words: ClassVar[Mapping[str, str]] = {}
     effect: ClassVar[Effect] = "changes the result"
     phase: ClassVar[Phase]
-    owns: ClassVar[tuple[str, ...]]
+    owns: ClassVar[Mapping[str, KnobValue | None]]
     gated: ClassVar[bool] = False
     gated_in_proof: ClassVar[bool] = False
     same_memory: ClassVar[bool] = False
@@ -195,12 +195,24 @@ class Strategy(ABC):
     def offer(self, facts: Facts) -> Offer:
         """Returns the knobs of this strategy on this workload, and the values it refuses, with reasons."""
 
+    def acts(self, plan: Plan) -> bool:
+        """Returns whether `plan` has a value of this strategy's knobs that changes anything.
+
+        Raises:
+            SpaceError: a knob that is False or True has another value.
+        """
+        found = {name: plan.values.get(name, idle) for name, idle in self.owns.items()}
+        for name, value in found.items():
+            if self.owns[name] is False and type(value) is not bool:
+                raise unknown_value(name, value, "False or True")
+        return any(not same_value(value, self.owns[name]) for name, value in found.items())
+
     @abstractmethod
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Applies `plan` to `draft`, its model and its optimizer, until the context is left.
 
-        A plan without a knob of this strategy does not change the draft. Leaving the context restores everything
-        except the trained values.
+        Called only for a plan on which the strategy acts. Leaving the context restores everything except the trained
+        values.
 
         Raises:
             SpaceError: this model or device does not support the plan.
@@ -208,6 +220,8 @@ class Strategy(ABC):
 
     def batches(self, plan: Plan, source: BatchSource) -> BatchSource:
         """Returns what makes the batches of `plan`: `source`, or another that is made from it and leaves it unchanged.
+
+        Called only for a plan on which the strategy acts.
 
         Raises:
             SpaceError: this loader does not support the plan.
@@ -244,7 +258,7 @@ class Strategy(ABC):
         """Returns what this strategy does, costs and changes, for the workload of an offer."""
         return StrategyRecord(
             name=self.name,
-            knobs=self.owns,
+            knobs=tuple(self.owns),
             about=self.about,
             cost=self.cost,
             effect=self.effect,
@@ -264,15 +278,3 @@ class Strategy(ABC):
 def unknown_value(knob: str, value: object, expected: str) -> SpaceError:
     """Returns the error for a knob value that this model or device does not support."""
     return SpaceError(f"{knob}={value!r} cannot be applied here; expected {expected}. Tune again for this model.")
-
-
-def is_on(plan: Plan, knob: str) -> bool:
-    """Returns the value of a knob that is False or True; False if the plan does not have it.
-
-    Raises:
-        SpaceError: the plan has another value.
-    """
-    value = plan.values.get(knob, False)
-    if type(value) is not bool:
-        raise unknown_value(knob, value, "False or True")
-    return value

@@ -35,7 +35,7 @@ class Batching(Strategy):
     cost = "memory with large micro batches, time with small ones"
     effect = "rounding"
     phase = Phase.BATCHING
-    owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
+    owns = {MICRO_BATCH_SIZE: None, ACCUMULATION_STEPS: None}
     fits_update_fn = True
 
     def offer(self, facts: Facts) -> Offer:

@@ -66,7 +66,7 @@ class Checkpointing(Strategy):
     cost = "up to a third more time"
     effect = "exact"
     phase = Phase.MODULES
-    owns = (CHECKPOINTED_BLOCKS, OPERATORS)
+    owns = {CHECKPOINTED_BLOCKS: AS_THE_USER, OPERATORS: ALL}
     fits_update_fn = True
 
     def offer(self, facts: Facts) -> Offer:

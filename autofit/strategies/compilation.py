@@ -78,7 +78,7 @@ class Compilation(Strategy):
     }
     effect = "rounding"
     phase = Phase.COMPILATION
-    owns = (KNOB,)
+    owns = {KNOB: OFF}
     gated_in_proof = True
 
     def offer(self, facts: Facts) -> Offer:
@@ -115,10 +115,7 @@ class Compilation(Strategy):
         Raises:
             SpaceError: the value is unknown, the model is compiled already, or it has no repeated blocks.
         """
-        value = plan.values.get(KNOB, OFF)
-        if type(value) is str and value == OFF:
-            yield
-            return
+        value = plan.values[KNOB]
         targets = _targets(value, draft.model)
         calls = _CompiledCalls(value, draft.varies)
         with Undo() as undo:

@@ -8,7 +8,7 @@ import torch
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
+from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import ConvNd
 from autofit.workloads.step import Draft
@@ -35,7 +35,7 @@ class CudnnBenchmark(Strategy):
     cost = "the timing in the first steps, and the memory of the kernels that are timed"
     effect = "rounding"
     phase = Phase.ARITHMETIC
-    owns = (KNOB,)
+    owns = {KNOB: False}
     fits_update_fn = True
 
     def offer(self, facts: Facts) -> Offer:
@@ -59,8 +59,7 @@ class CudnnBenchmark(Strategy):
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
         """Sets the process's flag until the context is left. Kernels that were chosen by then stay in use."""
         with Undo() as undo:
-            if is_on(plan, KNOB):
-                undo.set(SETTINGS, "benchmark", True)
+            undo.set(SETTINGS, "benchmark", True)
             yield
 
 

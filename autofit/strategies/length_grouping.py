@@ -1,13 +1,12 @@
 """Length grouping: batches of samples of similar length, so that fewer elements of a batch are padding."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_duration
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
+from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import Draft
 
@@ -36,7 +35,7 @@ class LengthGrouping(Strategy):
     cost = "one reading of all samples before the training, to learn their lengths"
     effect = "changes the result"
     phase = Phase.BATCHING
-    owns = (KNOB,)
+    owns = {KNOB: False}
     same_memory = True  # the worst batch holds the longest samples in any order
 
     def offer(self, facts: Facts) -> Offer:
@@ -71,8 +70,6 @@ class LengthGrouping(Strategy):
         Raises:
             SpaceError: the samples of this loader stay in the user's batches.
         """
-        if not is_on(plan, KNOB):
-            return source
         if source.fixed_order:
             raise SpaceError(
                 f"{KNOB}=True cannot be applied: {source.fixed_order}; expected a DataLoader over a data set with a "
@@ -80,11 +77,9 @@ class LengthGrouping(Strategy):
             )
         return source.by_length
 
-    @contextmanager
-    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Checks the value. The draft does not change."""
-        is_on(plan, KNOB)
-        yield
+    def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
+        """Does not change the draft."""
+        return nullcontext()
 
 
 def _refusal(facts: Facts) -> str | None:

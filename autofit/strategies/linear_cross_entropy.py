@@ -1,7 +1,7 @@
 """Linear cross-entropy: computes the loss of a large vocabulary over chunks, without the logits as a whole."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ class LinearCrossEntropy(Strategy):
     cost = "the logits are computed a second time in backward"
     effect = "rounding"
     phase = Phase.MODULES
-    owns = (KNOB,)
+    owns = {KNOB: "default"}
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob `linear_cross_entropy` if the logits are a considerable part of the activations."""
@@ -82,10 +82,7 @@ class LinearCrossEntropy(Strategy):
         Raises:
             SpaceError: the value is unknown, or the model has no head whose logits could be deferred.
         """
-        value = plan.values.get(KNOB, "default")
-        if value == "default":
-            return nullcontext()
-        if value not in VALUES:
+        if (value := plan.values[KNOB]) not in VALUES:
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)}")
         heads = _heads(draft.model)
         if not heads or has_compiled_part(draft.model):

@@ -38,7 +38,7 @@ class MemoryFormat(Strategy):
     cost = "nothing, but random noise for images is drawn in a different order"
     effect = "rounding"
     phase = Phase.LAYOUT
-    owns = (KNOB,)
+    owns = {KNOB: "default"}
     fits_update_fn = True
     same_memory = True
 
@@ -60,11 +60,7 @@ class MemoryFormat(Strategy):
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
         """Changes the layout of the model's 4-d tensors, gradients and optimizer state until the context is left."""
-        value = plan.values.get(KNOB, "default")
-        if value == "default":
-            yield
-            return
-        if value != "channels_last":
+        if (value := plan.values[KNOB]) != "channels_last":
             raise unknown_value(KNOB, value, "default or channels_last")
         if not _can_move(draft.model):
             raise SpaceError(

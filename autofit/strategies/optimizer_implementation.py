@@ -48,7 +48,7 @@ class OptimizerImplementation(Strategy):
     cost = "memory for temporary copies with foreach"
     effect = "rounding"
     phase = Phase.OPTIMIZER
-    owns = (KNOB,)
+    owns = {KNOB: "default"}
     fits_update_fn = True
     same_memory = True  # per sample: temporary memory of the update does not grow with the batch
 
@@ -82,11 +82,7 @@ class OptimizerImplementation(Strategy):
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
         """Switches the optimizer's flags, and moves its step counters to match, until the context is left."""
-        value = plan.values.get(KNOB, "default")
-        if value == "default":
-            yield
-            return
-        if value not in FLAGS:
+        if (value := plan.values[KNOB]) not in FLAGS:
             raise unknown_value(KNOB, value, f"default, {', '.join(FLAGS)}")
         optimizers = () if draft.optimizer is None else each_of(draft.optimizer)
         reasons = (_unswitchable(each) or _unsupported(str(value), each, draft.model) for each in optimizers)

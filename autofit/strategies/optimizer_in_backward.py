@@ -12,7 +12,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
+from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.strategies.precision import scales_gradients
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, watched_step, wrapped_parameters
 from autofit.strategies.undo import Undo
@@ -40,7 +40,7 @@ class OptimizerInBackward(Strategy):
     cost = "one update per parameter instead of one for many"
     effect = "exact"
     phase = Phase.OPTIMIZER
-    owns = (KNOB,)
+    owns = {KNOB: False}
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob if the optimizer updates by parameter and the gradients are large beside the budget."""
@@ -68,9 +68,6 @@ class OptimizerInBackward(Strategy):
             SpaceError: the optimizer does not update by parameter, gradients are accumulated, clipped or scaled, or the
                 user has hooks that expect the usual order.
         """
-        if not is_on(plan, KNOB):
-            yield
-            return
         optimizer = draft.optimizer
         reason = _refusal_of_draft(plan, draft)
         if optimizer is None or reason is not None:

@@ -8,7 +8,7 @@ from itertools import product
 from autofit.core.errors import WorkloadError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.packable_models import lack, mixing, packable_models, packing
 from autofit.strategies.packed_rows import packed_rows, rows_of, texts_of
 from autofit.workloads.batches import BatchSource
@@ -42,7 +42,7 @@ class Packing(Strategy):
     cost = "a few milliseconds of the host per forward pass; random numbers of dropout are drawn in another way"
     effect = "rounding"
     phase = Phase.MODULES
-    owns = (KNOB,)
+    owns = {KNOB: False}
     gated = True
     same_memory = True  # in the worst batch no sample shares a row (`batches`)
 
@@ -76,7 +76,7 @@ class Packing(Strategy):
 
     def batches(self, plan: Plan, source: BatchSource) -> BatchSource:
         """Returns a source whose worst batch cannot be packed: of other lengths, as many samples may need more rows."""
-        return source.filled if is_on(plan, KNOB) else source
+        return source.filled
 
     def gate_batch(self, facts: Facts) -> Counted | None:
         """Returns a small batch of the user's that needs fewer rows.
@@ -112,9 +112,6 @@ class Packing(Strategy):
         Raises:
             SpaceError: the value is unknown, or the model cannot run packed rows.
         """
-        if not is_on(plan, KNOB):
-            yield
-            return
         if reason := lack(draft.model):
             raise unknown_value(KNOB, True, f"False, since {reason}")
         with packing(list(packable_models(draft.model))):

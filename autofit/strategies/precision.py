@@ -51,7 +51,7 @@ class Precision(Strategy):
     cost = "digits of the gradient"
     effect = "rounding"
     phase = Phase.ARITHMETIC
-    owns = (KNOB,)
+    owns = {KNOB: "fp32"}
     fits_update_fn = True
     gated = True
 
@@ -85,14 +85,11 @@ class Precision(Strategy):
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
         """Sets the draft's autocast and gradient scaler, or the process's TF32 settings, until the context is left."""
-        value = plan.values.get(KNOB, "fp32")
+        value = plan.values[KNOB]
         if value not in VALUES or (value == "tf32" and draft.device.type != "cuda"):
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)} (tf32 on CUDA only)")
         with Undo() as undo:
-            if value == "tf32":
-                undo.enter_context(_tf32())
-            elif value != "fp32":
-                undo.enter_context(_autocast(draft, str(value)))
+            undo.enter_context(_tf32() if value == "tf32" else _autocast(draft, str(value)))
             yield
 
 

@@ -19,7 +19,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Effect
 from autofit.devices.base import Capability
-from autofit.prepare import prepare
+from autofit.prepare import batches_of, prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
 from autofit.tracing.tracing import rehearse
@@ -164,20 +164,24 @@ OFFERED = {
         "precision optimizer_implementation optimizer_in_backward length_grouping compilation checkpointing batching"
     ),
     "many classes": (
-        "precision optimizer_implementation optimizer_in_backward optimizer_states "
+        "precision optimizer_implementation optimizer_in_backward "
         "linear_cross_entropy length_grouping compilation batching"
     ),
     "wide": (
-        "precision optimizer_implementation optimizer_in_backward optimizer_states "
-        "length_grouping compilation checkpointing batching"
+        "precision optimizer_implementation optimizer_in_backward length_grouping compilation checkpointing batching"
     ),
     "decoder": (
         "precision optimizer_implementation optimizer_in_backward attention packing length_grouping compilation "
         "checkpointing batching"
     ),
 }
-"""The members that offer more than a default for each workload, on a host with torchao."""
+"""The members that offer more than a default for each workload, on a host."""
 RULE = LossRule("step_fn", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), False, "")
+
+
+def applied(member: Strategy, plan: Plan, draft: Draft) -> contextlib.AbstractContextManager[None]:
+    """Applies a member as `prepare` does."""
+    return member.apply(plan, draft) if member.acts(plan) else contextlib.nullcontext()
 
 
 class Case:
@@ -285,7 +289,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 each_member = pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
-INEXACT = {"precision", "packing", "length_grouping", "optimizer_states"}
+INEXACT = {"precision", "packing", "length_grouping"}
 IN_INFERENCE = {"memory_format", "precision", "attention", "compilation", "batching"}
 """The members that offer nothing at `numerics="exact"`, and those that offer something in inference."""
 
@@ -373,7 +377,7 @@ def test_device_without_capabilities_gives_reasons_and_no_error(member: Strategy
 def test_plan_that_names_no_knob_of_the_member_changes_nothing(member: Strategy, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     before, values = everything_but_values(case), values_of(case)
-    with member.apply(Plan(values={"of_somebody_else": 1}), case.draft):
+    with applied(member, Plan(values={"of_somebody_else": 1}), case.draft):
         assert everything_but_values(case) == before
     assert everything_but_values(case) == before
     assert same_bits(values_of(case), values)
@@ -414,7 +418,7 @@ def test_value_that_the_host_does_not_offer_leaves_no_trace_on_it(member: Strate
     of_the_host = offered(member, case.facts())
     for plan in offered(member, case.facts(capabilities=EVERY_CAPABILITY)):
         if plan not in of_the_host:
-            with contextlib.suppress(SpaceError), member.apply(plan, case.draft):
+            with contextlib.suppress(SpaceError), applied(member, plan, case.draft):
                 pass
         assert everything_but_values(case) == before, plan
         assert same_bits(values_of(case), values), plan
@@ -426,7 +430,7 @@ def test_trace_is_undone_without_a_step_and_by_an_error(member: Strategy, worklo
     before, values = everything_but_values(case), values_of(case)
     for plan in some(offered(member, case.facts())):
         for error in (None, KeyError, KeyboardInterrupt):
-            with contextlib.suppress(KeyError, KeyboardInterrupt), member.apply(plan, case.draft):
+            with contextlib.suppress(KeyError, KeyboardInterrupt), applied(member, plan, case.draft):
                 if error is not None:
                     raise error
             assert everything_but_values(case) == before, (plan, error)
@@ -465,9 +469,9 @@ def test_every_offered_value_runs_in_inference(member: Strategy, workload: str) 
 def test_batches_of_every_offered_value_hold_each_sample_once_and_leave_the_users_loader(member: Strategy) -> None:
     facts, loader = Case(mlp).facts(), cast(DataLoader[Any], TEXTS.loader)
     before = dict(vars(loader)), dict(vars(loader.dataset))
-    assert member.batches(Plan(), TEXTS) is member.batches(defaults(facts), TEXTS) is TEXTS
+    assert batches_of(Plan(), TEXTS, [member]) is batches_of(defaults(facts), TEXTS, [member]) is TEXTS
     for plan in offered(member, facts):
-        rebuilt: Any = member.batches(plan, TEXTS).rebuild(SAMPLES)
+        rebuilt: Any = batches_of(plan, TEXTS, [member]).rebuild(SAMPLES)
         for _ in range(2):
             labels = [label for batch in rebuilt for label in batch["label"].tolist()]
             assert sorted(labels) == list(range(96)), plan
@@ -489,7 +493,7 @@ def test_impossible_value_is_a_space_error_and_leaves_no_trace(member: Strategy)
     case = Case(mlp)
     before = everything_but_values(case)
     for name in member.owns:
-        with pytest.raises(SpaceError, match=name), member.apply(Plan(values={name: "nonsense"}), case.draft):
+        with pytest.raises(SpaceError, match=name), applied(member, Plan(values={name: "nonsense"}), case.draft):
             pass
     assert everything_but_values(case) == before
 

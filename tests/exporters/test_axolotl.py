@@ -36,7 +36,6 @@ PLANS: dict[str, Values] = {
     "compiled to graphs": {"compile": "reduce-overhead"},
     "not compiled": {"compile": "off"},
     "fused": {"optimizer_implementation": "fused"},
-    "8-bit": {"optimizer_states": "torchao-8bit"},
     "sdpa": {"attention": "sdpa"},
     "grouped": {"length_grouping": True},
 }

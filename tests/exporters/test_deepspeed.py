@@ -94,14 +94,6 @@ def test_the_blocks_are_named() -> None:
     assert off.by_hand == {"checkpointed_blocks": "switch the model's activation checkpointing off"}
 
 
-def test_8_bit_states_are_those_of_adamw_only() -> None:
-    export = exported({"optimizer_states": "torchao-8bit"}, settings={"optimizer": "AdamW"})
-    assert "torchao.optim.AdamW8bit" in export.by_hand["optimizer_states"]
-    assert exported({"optimizer_states": "torchao-8bit"}, settings={"optimizer": "Adam"}).unmapped == (
-        "optimizer_states",
-    )
-
-
 def test_what_only_autofit_does_is_listed() -> None:
     knobs: Values = {
         "activation_offload": True,

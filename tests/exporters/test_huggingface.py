@@ -47,7 +47,6 @@ PLANS: dict[str, Values] = {
     "compiled": {"compile": "max-autotune-no-cudagraphs"},
     "not compiled": {"compile": "off"},
     "fused": {"optimizer_implementation": "fused"},
-    "8-bit": {"optimizer_states": "torchao-8bit"},
     "grouped": {"length_grouping": True},
 }
 

@@ -107,7 +107,6 @@ def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:
         ("precision", "fp16"),
         ("checkpointed_blocks", 2),
         ("compile", "default"),
-        ("optimizer_states", "torchao-8bit"),
         ("activation_offload", True),
         ("length_grouping", True),
     ],

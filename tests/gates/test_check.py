@@ -31,7 +31,7 @@ class Scaling(Strategy):
 
     def __init__(self, name: str, factor: float, **attributes: Any) -> None:
         self.factor, self.applied = factor, 0
-        vars(self).update({"name": name, "owns": (name,), **attributes})
+        vars(self).update({"name": name, "owns": {name: False}, **attributes})
 
     def offer(self, facts: Facts) -> Offer:
         raise AssertionError("not asked")
@@ -58,7 +58,11 @@ def checked(
     size, steps = survey.facts.micro_batch_size, survey.facts.accumulation_steps
     values_of_baseline = {"micro_batch_size": size, "accumulation_steps": steps}
     plain = Plan(
-        values={**values_of_baseline, **dict.fromkeys((each.owns[0] for each in strategies), False), **(baseline or {})}
+        values={
+            **values_of_baseline,
+            **dict.fromkeys((name for each in strategies for name in each.owns), False),
+            **(baseline or {}),
+        }
     )
     check = GradientCheck(
         facts=survey.facts,

@@ -37,7 +37,7 @@ BF16, CHANGED = Plan(values={"precision": "bf16"}), Plan(values={"scaling": True
 class Scaling(Strategy):
     """A fake technique that scales what one of the two models computes."""
 
-    name, phase, owns, fits_update_fn = "scaling", Phase.MODULES, ("scaling",), True
+    name, phase, owns, fits_update_fn = "scaling", Phase.MODULES, {"scaling": None}, True
 
     def __init__(self, which: str, factor: float) -> None:
         self.which, self.factor = which, factor

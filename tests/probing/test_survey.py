@@ -36,7 +36,7 @@ class Offering(Strategy):
     phase = Phase.MODULES
 
     def __init__(self, name: str, values: tuple[Any, ...], conflicts: str | None = None) -> None:
-        self.name, self.owns = name, (name,)  # type: ignore[misc]  # a strategy per instance
+        self.name, self.owns = name, {name: None}  # type: ignore[misc]  # a strategy per instance
         self.values, self.conflicts = values, conflicts
 
     def offer(self, facts: Facts) -> Offer:

@@ -110,11 +110,11 @@ def test_a_collate_function_that_refuses_single_samples_is_a_reason_and_no_error
 
 def test_the_batches_of_a_plan_are_grouped_and_those_of_others_are_the_users() -> None:
     source, member = source_of(texts()), LengthGrouping()
-    assert member.batches(Plan(), source) is source
-    assert member.batches(Plan(values={"length_grouping": False}), source) is source
+    assert not member.acts(Plan())
+    assert not member.acts(Plan(values={"length_grouping": False}))
     assert member.batches(ON, source) is source.by_length
     with pytest.raises(SpaceError, match="length_grouping='yes'"):
-        member.batches(Plan(values={"length_grouping": "yes"}), source)
+        member.acts(Plan(values={"length_grouping": "yes"}))
     with pytest.raises(SpaceError, match="length_grouping=True cannot be applied: an iterable data set"):
         member.batches(ON, source_of(DataLoader(Streamed(Texts(LENGTHS)), 8, collate_fn=pad)))
 

@@ -68,7 +68,7 @@ def test_everything_else_is_refused_with_a_reason() -> None:
 
 def test_the_worst_batch_is_as_large_as_if_every_sample_were_the_longest() -> None:
     member, source = Packing(), source_of(texts([*[5] * 60, 64]))
-    assert member.batches(Plan(), source) is source
+    assert not member.acts(Plan())
     filled = member.batches(ON, source)
     assert filled is member.batches(ON, source)
     worst, users = filled.worst(8), source.worst(8)
@@ -81,12 +81,8 @@ def test_the_worst_batch_is_as_large_as_if_every_sample_were_the_longest() -> No
 
 
 def test_values_that_are_neither_false_nor_true_and_other_models_are_refused() -> None:
-    draft = Draft(Classifier(100), RULE, None, torch.device("cpu"))
-    with (
-        pytest.raises(SpaceError, match="expected False or True"),
-        Packing().apply(Plan(values={"packing": 1}), draft),
-    ):
-        pass
+    with pytest.raises(SpaceError, match="expected False or True"):
+        Packing().acts(Plan(values={"packing": 1}))
     other = Draft(nn.Linear(2, 2), RULE, None, torch.device("cpu"))
     with pytest.raises(SpaceError, match="expected False, since the model has no part"), Packing().apply(ON, other):
         pass

@@ -277,7 +277,7 @@ def test_images_are_brought_into_the_layout_of_the_draft() -> None:
 class Marking(Strategy):
     """Marks the model while it is applied."""
 
-    name, phase, owns = "marking", Phase.MODULES, ("mark",)
+    name, phase, owns = "marking", Phase.MODULES, {"mark": None}
 
     def offer(self, facts: Any) -> Any:
         raise NotImplementedError

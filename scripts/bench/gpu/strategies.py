@@ -52,7 +52,7 @@ STEPS = 4
 SAME, NEAR = 1e-3, 0.05
 """Largest relative difference of a loss: of plans whose arithmetic is that of the user's plan up to the rounding of
 float32, and of all others."""
-CHANGED = ("precision", "optimizer_states", "length_grouping")
+CHANGED = ("precision", "length_grouping")
 """Knobs whose values compute something else, or in fewer bits."""
 
 
