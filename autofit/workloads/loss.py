@@ -12,8 +12,9 @@
    output's shape, up to a last dimension of 1, uses `F.mse_loss`.
 5. Anything else is an error that shows what was found.
 
-Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. Rules 3 and
-4 need one forward pass. The choice is made once; the returned closure only computes.
+Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. A model that
+only takes one argument, and none of the keys, gets them whole. Rules 3 and 4 need one forward pass. The choice is made
+once; the returned closure only computes.
 """
 
 import inspect
@@ -57,11 +58,14 @@ def whole_call(model: nn.Module, batch: Batch) -> tuple[Call, str]:
 
 def call_for(model: nn.Module, inputs: Any) -> tuple[Call, str]:
     """Returns how to call the model on the inputs of a pair, and the call as text."""
+    # A model with one argument, such as a list of images, a named tuple or a dictionary, gets the inputs whole.
     if isinstance(inputs, Mapping):
-        check_keys(model, inputs)
-        return (lambda model, inputs: model(**inputs)), "model(**inputs)"
+        takes_some = any(parameter.name in inputs for parameter in _parameters(model.forward) or ())
+        fits = takes_some or binds(model.forward, (), dict(inputs)) is not False
+        if fits or binds(model.forward, (inputs,), {}) is False:
+            check_keys(model, inputs)
+            return (lambda model, inputs: model(**inputs)), "model(**inputs)"
     if isinstance(inputs, (list, tuple)) and not isinstance(inputs, PackedSequence):
-        # A model with one argument, such as a list of images or a named tuple, gets the inputs as that argument.
         fits = binds(model.forward, tuple(inputs), {}) is not False
         if fits or binds(model.forward, (inputs,), {}) is False:
             return (lambda model, inputs: model(*inputs)), "model(*inputs)"

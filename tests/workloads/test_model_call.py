@@ -41,6 +41,7 @@ A, B = torch.zeros(2), torch.ones(2)
         (OfTwo(), (A, B), "model(*inputs)", [A, B]),
         (OfOne(), [A, B], "model(inputs)", [[A, B]]),  # one argument that is a list
         (OfTwo(), {"mask": B, "x": A}, "model(**inputs)", [A, B]),
+        (OfOne(), {"rays": A, "depth": B}, "model(inputs)", [{"rays": A, "depth": B}]),  # and none of its keys
     ],
 )
 def test_the_inputs_of_a_pair(model: nn.Module, inputs: Any, text: str, got: list[Any]) -> None:
@@ -69,6 +70,11 @@ def test_keys_that_the_model_takes(model: nn.Module) -> None:
     batch: Mapping[str, Any] = {"x": A, "labels": B}
     check_keys(model, batch)
     check_keys(model, {**batch, "y": B}, without="y")
+
+
+def test_a_model_that_takes_some_of_the_keys_is_not_called_with_all_of_them_as_one_argument() -> None:
+    with pytest.raises(WorkloadError, match="found the keys depth"):
+        call_for(OfOne(), {"x": A, "depth": B})
 
 
 def test_keys_that_the_model_does_not_take_are_named() -> None:
