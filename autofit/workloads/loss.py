@@ -12,9 +12,9 @@
    output's shape, up to a last dimension of 1, uses `F.mse_loss`.
 5. Anything else is an error that shows what was found.
 
-Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. A model that
-only takes one argument, and none of the keys, gets them whole. Rules 3 and 4 need one forward pass. The choice is made
-once; the returned closure only computes.
+Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. A model
+with one argument that is none of the keys gets them whole. Rules 3 and 4 need one forward pass. The choice is made once;
+the returned closure only computes.
 """
 
 import inspect
