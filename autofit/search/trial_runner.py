@@ -118,7 +118,13 @@ class Earlier:
         """Compares a run with the study, and drops the earlier trials that it contradicts."""
         peak, what = self._contradictions(plan, purpose, outcome)
         if peak:
-            self._drop_all(plan, peak)
+            self._tuning.log.drop(f"{plan} now shows {peak}")
+            self._another = (
+                f"the {len(self.trials)} trials of earlier runs were dropped from the study: "
+                f"{describe_plan(plan, self._baseline)} now shows {peak}, which is more than noise. The workload has "
+                "changed: if the search had begun, tune again to measure everything again"
+            )
+            self.trials = self.known = ()
         elif what:
             self._dropped[plan] = what
             self._tuning.log.drop(f"{plan} now shows {what}", plan)
@@ -143,15 +149,6 @@ class Earlier:
         peak = "" if blocks else other_peak(then[-1], outcome)
         budget_bytes = self._tuning.budget.memory_bytes
         return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)
-
-    def _drop_all(self, plan: Plan, what: str) -> None:
-        self._tuning.log.drop(f"{plan} now shows {what}")
-        self._another = (
-            f"the {len(self.trials)} trials of earlier runs were dropped from the study: "
-            f"{describe_plan(plan, self._baseline)} now shows {what}, which is more than noise. The workload has "
-            "changed: if the search had begun, tune again to measure everything again"
-        )
-        self.trials = self.known = ()
 
     def _is_informative(self, trial: Trial) -> bool:
         # The cause of a loss that is not finite may have been fixed, and without the baseline there is no gain.
