@@ -10,9 +10,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from autofit.core.errors import UsageError
+from autofit.core.record import Record
 from autofit.core.work import Ceilings
 
 _NOISE = ("nvidia", "tesla", "geforce", "tensor", "core", "gpu", "graphics", "card")
@@ -23,7 +24,7 @@ operators took 2.5 ms on a device that computes nothing, with one core of an EPY
 _HELP = "Pass one of them, or leave the device out and pass only the memory, such as 24GiB"
 
 
-class StandIn(BaseModel):
+class StandIn(Record):
     """The device for which a worker stands in.
 
     Attributes:
@@ -34,8 +35,6 @@ class StandIn(BaseModel):
         multiprocessors: number of multiprocessors.
         threads: maximum number of threads per multiprocessor.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["cuda", "cpu"] = "cuda"
     name: str = "a CUDA device like an A100"
@@ -50,7 +49,7 @@ class StandIn(BaseModel):
         return self.type == "cpu"
 
 
-class Card(BaseModel):
+class Card(Record):
     """A device and its published specifications.
 
     Attributes:
@@ -64,8 +63,6 @@ class Card(BaseModel):
         bandwidth_bytes_per_s: memory bandwidth; None without a source.
         sources: sources of the capacity, the chip's properties and the peak rates.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     aliases: tuple[str, ...]
@@ -95,9 +92,7 @@ class Card(BaseModel):
         return Ceilings(flops_per_s=rates, bytes_per_s=self.bandwidth_bytes_per_s, operator_s=OPERATOR_S, ahead=True)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _File(Record):
     schema_name: Literal["autofit.devices/1"] = Field(alias="schema")
     devices: tuple[Card, ...]
 

@@ -1,11 +1,13 @@
 """Checks: whether plans keep the baseline's gradient, compared once and only for a plan that may become the answer."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from autofit.core.plan import Plan
+from autofit.core.record import Record
 from autofit.core.space import Refusal
 from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict, at_fault, values_to_check
 from autofit.search.ledger import Ledger
@@ -92,13 +94,11 @@ class Checks:
         return values_to_check(plan, self._baseline, free=self._free)
 
 
-class _Kept(BaseModel):
+class _Kept(Record):
     """The verdicts in a study, and the digest of the workload, device and versions for which they hold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     of_what: str
-    found: dict[str, GateVerdict] = {}
+    found: Mapping[str, GateVerdict] = {}
     refused: tuple[Refusal, ...] = ()
 
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.briefing import GateRecord
@@ -19,6 +19,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import ascii_json
+from autofit.core.record import Record
 from autofit.core.space import Omission, Refusal
 from autofit.core.trial import Purpose, Trial
 from autofit.gates.verdict import GateVerdict
@@ -46,11 +47,7 @@ OPENED, CLOSED = "search", "evidence"
 """Names of the notes of a study."""
 
 
-class _EvidencePart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Placing(_EvidencePart):
+class Placing(Record):
     """How a measured plan compares with the others; the attributes are those of `Candidate`."""
 
     plan: Plan
@@ -61,7 +58,7 @@ class Placing(_EvidencePart):
     on_front: bool = False
 
 
-class Answered(_EvidencePart):
+class Answered(Record):
     """An answer of the search: a plan that was proven and checked, and faster than the one before.
 
     Attributes:
@@ -76,7 +73,7 @@ class Answered(_EvidencePart):
     ratio: float | None = None
 
 
-class RaceLog(_EvidencePart):
+class RaceLog(Record):
     """The blocks of one plan in the race.
 
     Attributes:
@@ -91,7 +88,7 @@ class RaceLog(_EvidencePart):
     note: str = ""
 
 
-class SearchEvidence(_EvidencePart):
+class SearchEvidence(Record):
     """What a search knows beside its answer. Attributes that are not listed here are those of `Answer`.
 
     Attributes:
@@ -129,7 +126,7 @@ class SearchEvidence(_EvidencePart):
     failure_code: int = 0
     answer: Answer | None = None
     standings: tuple[Placing, ...] = ()
-    estimates: dict[str, Estimate] = {}
+    estimates: Mapping[str, Estimate] = {}
     race: tuple[RaceLog, ...] = ()
     omissions: tuple[Omission, ...] = ()
     answers: tuple[Answered, ...] = ()

@@ -9,11 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from autofit.core.environment import Environment
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.record import Record
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
@@ -40,7 +39,7 @@ _REUSED = frozenset({
 """Outcomes that a later run reuses. The others do not depend on the plan alone, or are decided anew in each run."""
 
 
-class TrialStart(BaseModel):
+class TrialStart(Record):
     """What is recorded of a trial when it starts.
 
     Attributes:
@@ -48,8 +47,6 @@ class TrialStart(BaseModel):
         pid: process that runs it.
         process_start: when that process began, which differs for a later process with the same pid.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: Plan
     purpose: Purpose
