@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from autofit.core.errors import UsageError
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
 _NOISE = ("nvidia", "tesla", "geforce", "tensor", "core", "gpu", "graphics", "card")
@@ -24,7 +24,7 @@ operators took 2.5 ms on a device that computes nothing, with one core of an EPY
 _HELP = "Pass one of them, or leave the device out and pass only the memory, such as 24GiB"
 
 
-class StandIn(Record):
+class StandIn(Strict):
     """The device for which a worker stands in.
 
     Attributes:
@@ -49,7 +49,7 @@ class StandIn(Record):
         return self.type == "cpu"
 
 
-class Card(Record):
+class Card(Strict):
     """A device and its published specifications.
 
     Attributes:
@@ -92,7 +92,7 @@ class Card(Record):
         return Ceilings(flops_per_s=rates, bytes_per_s=self.bandwidth_bytes_per_s, operator_s=OPERATOR_S, ahead=True)
 
 
-class _File(Record):
+class _File(Strict):
     schema_name: Literal["autofit.devices/1"] = Field(alias="schema")
     devices: tuple[Card, ...]
 

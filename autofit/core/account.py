@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 
-class Account(Record):
+class Account(Strict):
     """How a device accounts for memory.
 
     Attributes:

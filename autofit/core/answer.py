@@ -12,15 +12,15 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.record import Record
 from autofit.core.space import Refusal, StrategyRecord
 from autofit.core.statistics import DEVIATIONS_95, expected_gain
+from autofit.core.strict import Strict
 from autofit.core.units import format_ratio
 
 PLAN_SCHEMA = "autofit.plan/1"
 
 
-class Ratio(Record):
+class Ratio(Strict):
     """A throughput ratio with its 95 % interval.
 
     Attributes:
@@ -49,7 +49,7 @@ class Ratio(Record):
         return f"{format_ratio(self.value)} ({format_ratio(self.low, sign='')} to {format_ratio(self.high, sign='')})"
 
 
-class Candidate(Record):
+class Candidate(Strict):
     """A plan that was measured or tried, with its outcome.
 
     Attributes:
@@ -73,7 +73,7 @@ class Candidate(Record):
     on_front: bool = False
 
 
-class Answer(Record):
+class Answer(Strict):
     """The chosen plan with its proof. Written to the plan file, read back by `autofit.load`.
 
     Attributes:

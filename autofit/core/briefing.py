@@ -8,12 +8,12 @@ from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.plan import KnobValue
-from autofit.core.record import Record
 from autofit.core.space import SpaceFacts
+from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
 
-class GateRecord(Record):
+class GateRecord(Strict):
     """The result of one numerical check of a technique.
 
     Attributes:
@@ -27,7 +27,7 @@ class GateRecord(Record):
     reason: str
 
 
-class Briefing(Record):
+class Briefing(Strict):
     """What is known about a workload on a device before the first probe.
 
     Attributes:
@@ -53,7 +53,7 @@ class Briefing(Record):
     sequence_length: int | None = None
 
 
-class Options(Record):
+class Options(Strict):
     """The options of `tune()` that also travel to a child process.
 
     Attributes:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autofit.core.errors import ClockError
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 
-class Budget(Record):
+class Budget(Strict):
     """The limits of one `tune()`.
 
     Attributes:

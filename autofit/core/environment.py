@@ -1,6 +1,6 @@
 """Environment: where a measurement was made, which decides what it may be compared with."""
 
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
@@ -9,7 +9,7 @@ WEIGHING, TRAINER = "weighing", "trainer"
 whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""
 
 
-class Environment(Record):
+class Environment(Strict):
     """Device, library versions and workload signature.
 
     Attributes:

@@ -1,9 +1,9 @@
 """Estimate: an estimated memory peak with its bounds."""
 
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 
-class Estimate(Record):
+class Estimate(Strict):
     """An estimated peak, in the reading that is compared with the budget.
 
     Attributes:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pydantic import model_validator
 
 from autofit.core.plan import KnobValue, same_value
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 _COLUMNS = ("expected", "growth", "warm_up_s", "ceiling", "frees_bytes")  # what a knob says of each value
 
 
-class Trade(Record):
+class Trade(Strict):
     """How a knob trades time for memory, and how an estimate words it.
 
     Attributes:
@@ -24,7 +24,7 @@ class Trade(Record):
     between: bool = False
 
 
-class Knob(Record):
+class Knob(Strict):
     """One named choice with its domain.
 
     Attributes:

@@ -2,13 +2,13 @@
 
 from pydantic import Field
 
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 PREFETCH_FACTOR = 2
 """Number of batches that a worker process prepares ahead, unless the user's loader has another: torch's default."""
 
 
-class LoadingTrial(Record):
+class LoadingTrial(Strict):
     """How fast the loader was with a number of worker processes.
 
     Attributes:
@@ -26,7 +26,7 @@ class LoadingTrial(Record):
     reason: str = ""
 
 
-class Loading(Record):
+class Loading(Strict):
     """The settings with which the loader keeps up with the steps of a plan, chosen after the plan.
 
     Attributes:

@@ -7,10 +7,10 @@ from statistics import fmean, median
 from pydantic import Field
 
 from autofit.core.loading import Loading
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 
-class Memory(Record):
+class Memory(Strict):
     """The memory peak of a probe.
 
     Attributes:
@@ -34,7 +34,7 @@ class Memory(Record):
     swallowed_ooms: int = 0
 
 
-class Measurement(Record):
+class Measurement(Strict):
     """The speed and memory that a probe measured.
 
     Attributes:

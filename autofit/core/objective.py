@@ -5,13 +5,13 @@ from typing import Literal
 from pydantic import Field
 
 from autofit.core.measurement import Measurement
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 TIE_RATIO = 0.02
 """Default tie margin: 2 %, which is less than the noise of 40 paired steps (reference/reliability.md 9.3)."""
 
 
-class Objective(Record):
+class Objective(Strict):
     """Samples or useful tokens per second of whole optimizer steps.
 
     Attributes:

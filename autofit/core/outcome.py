@@ -5,7 +5,7 @@ from enum import StrEnum
 from pydantic import model_validator
 
 from autofit.core.measurement import Measurement
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
@@ -64,7 +64,7 @@ class Status(StrEnum):
         return self in (Status.USER_ERROR, Status.DATA_ERROR)
 
 
-class Outcome(Record):
+class Outcome(Strict):
     """A Measurement, or the reason there is none.
 
     Attributes:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 KnobValue = bool | int | str
 
@@ -19,7 +19,7 @@ def same_value(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-class Plan(Record):
+class Plan(Strict):
     """A value for each knob in play.
 
     A knob without a value keeps the user's setting. The empty plan changes nothing.

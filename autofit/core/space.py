@@ -8,7 +8,7 @@ from typing import Literal
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 Effect = Literal["exact", "rounding", "changes the result"]
 """What a strategy does to trained values: nothing, another order or precision of their arithmetic, something else."""
@@ -21,7 +21,7 @@ EFFECT_ON_RESULTS: dict[Effect, str] = {
 """The effects as they are shown."""
 
 
-class StrategyRecord(Record):
+class StrategyRecord(Strict):
     """What a strategy does, costs and changes.
 
     Attributes:
@@ -51,7 +51,7 @@ MAX_PLANS = 1_000_000
 """Maximum number of plans of a search space. The default searcher estimates all of them before each probe."""
 
 
-class Refusal(Record):
+class Refusal(Strict):
     """A strategy, or one value of a knob, that is left out of the search, with the reason.
 
     Attributes:
@@ -64,7 +64,7 @@ class Refusal(Record):
     origin: Literal["", "gate", "device"] = ""
 
 
-class Conflict(Record):
+class Conflict(Strict):
     """Knob values that do not go together, with the reason. No plan that has all of them is in the space."""
 
     values: Mapping[str, KnobValue]
@@ -75,7 +75,7 @@ class Conflict(Record):
         return all(same_value(plan.values.get(name), value) for name, value in self.values.items())
 
 
-class SpaceFacts(Record):
+class SpaceFacts(Strict):
     """A search space as data, as a child process reports it.
 
     Attributes:
@@ -227,7 +227,7 @@ class Basis(StrEnum):
     ASSUMED = "assumed"  # inferred from similar plans
 
 
-class Omission(Record):
+class Omission(Strict):
     """The reason why no plan of a combination was measured.
 
     Attributes:

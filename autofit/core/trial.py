@@ -8,7 +8,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 
 class Purpose(StrEnum):
@@ -19,7 +19,7 @@ class Purpose(StrEnum):
     PROOF = "proof"  # at least 3 whole steps on the worst batch, inside the budget, as returned
 
 
-class Trial(Record):
+class Trial(Strict):
     """The durable record of one run of one plan.
 
     Attributes:
@@ -40,7 +40,7 @@ STEPS, SLOW_STEPS = 8, 4
 """Number of steps that a probe makes, warm-up and worst batch included, and that of one with slow steps."""
 
 
-class RunTerms(Record):
+class RunTerms(Strict):
     """The terms of one run.
 
     Attributes:

@@ -1,9 +1,9 @@
 """Work: arithmetic and memory traffic of a training step, and the peak rates of a device."""
 
-from autofit.core.record import Record
+from autofit.core.strict import Strict
 
 
-class Work(Record):
+class Work(Strict):
     """The work of the operators in a part of a step.
 
     Attributes:
@@ -18,7 +18,7 @@ class Work(Record):
     operators: int = 0
 
 
-class StepWork(Record):
+class StepWork(Strict):
     """The work of a training step.
 
     Attributes:
@@ -30,7 +30,7 @@ class StepWork(Record):
     update: Work
 
 
-class Ceilings(Record):
+class Ceilings(Strict):
     """Peak rates of a device.
 
     Attributes:

@@ -7,8 +7,8 @@ from typing import Self
 from pydantic import ValidationError
 
 from autofit.core.plan import Plan
-from autofit.core.record import Record
 from autofit.core.space import Refusal
+from autofit.core.strict import Strict
 from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict, at_fault, values_to_check
 from autofit.search.ledger import Ledger
 from autofit.search.tuning import Tuning
@@ -94,7 +94,7 @@ class Checks:
         return values_to_check(plan, self._baseline, free=self._free)
 
 
-class _Kept(Record):
+class _Kept(Strict):
     """The verdicts in a study, and the digest of the workload, device and versions for which they hold."""
 
     of_what: str

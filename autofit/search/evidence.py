@@ -19,8 +19,8 @@ from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import ascii_json
-from autofit.core.record import Record
 from autofit.core.space import Omission, Refusal
+from autofit.core.strict import Strict
 from autofit.core.trial import Purpose, Trial
 from autofit.gates.verdict import GateVerdict
 from autofit.memory.profile import Profile
@@ -47,7 +47,7 @@ OPENED, CLOSED = "search", "evidence"
 """Names of the notes of a study."""
 
 
-class Placing(Record):
+class Placing(Strict):
     """How a measured plan compares with the others; the attributes are those of `Candidate`."""
 
     plan: Plan
@@ -58,7 +58,7 @@ class Placing(Record):
     on_front: bool = False
 
 
-class Answered(Record):
+class Answered(Strict):
     """An answer of the search: a plan that was proven and checked, and faster than the one before.
 
     Attributes:
@@ -73,7 +73,7 @@ class Answered(Record):
     ratio: float | None = None
 
 
-class RaceLog(Record):
+class RaceLog(Strict):
     """The blocks of one plan in the race.
 
     Attributes:
@@ -88,7 +88,7 @@ class RaceLog(Record):
     note: str = ""
 
 
-class SearchEvidence(Record):
+class SearchEvidence(Strict):
     """What a search knows beside its answer. Attributes that are not listed here are those of `Answer`.
 
     Attributes:

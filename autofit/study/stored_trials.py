@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from autofit.core.environment import Environment
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.record import Record
 from autofit.core.space import SearchSpace, SpaceFacts
+from autofit.core.strict import Strict
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 
@@ -39,7 +39,7 @@ _REUSED = frozenset({
 """Outcomes that a later run reuses. The others do not depend on the plan alone, or are decided anew in each run."""
 
 
-class TrialStart(Record):
+class TrialStart(Strict):
     """What is recorded of a trial when it starts.
 
     Attributes:
