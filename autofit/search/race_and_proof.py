@@ -186,13 +186,13 @@ class Final:
         doubt = self._scale.doubt_of_proof(winner, proof)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven, doubt)
         gain, end, trials = self._gain(winner), self._loop.end, self._runner.trials
-        for why, (first, *others) in self._passed_over.items():
-            more = f" (the same for {len(others)} more)" if others else ""
-            self._caveats.append(f"{first} was the choice, but {why}{more}")
+        for why, (first, *more) in self._passed_over.items():
+            also = f" (the same for {len(more)} more)" if more else ""
+            self._caveats.append(f"{first} was the choice, but {why}{also}")
         doubts = [doubt] if doubt else []
         if not is_proven(answer):
             doubts.append("; ".join(("the baseline is not proven", *proof.warnings)))
-        told = (*explanations.faults(winner.plan), *self._caveats, *explanations.caveats(winner, end))
+        notes = (*explanations.faults(winner.plan), *self._caveats, *explanations.caveats(winner, end))
         keys = self._front(winner, proof)
         shown = (winner.plan, self._baseline.plan)
         claims = [(t, self._scale.claim(t, winner)) for t in self._measured if t.plan not in shown]
@@ -205,7 +205,7 @@ class Final:
             rate_per_s=self._scale.rate_per_s(winner),
             untried=explanations.untried(winner, end, self._searched_s),
             alternatives=tuple(self._candidate(t, keys, explanations.why_not(t, winner), over) for t, over in others),
-            caveats=(*self._runner.earlier.caveats, *doubts, *told, *self._checks.caveats(winner.plan)),
+            caveats=(*self._runner.earlier.caveats, *doubts, *notes, *self._checks.caveats(winner.plan)),
             trials=tuple(trials),
             counts=dict(Counter(t.outcome.status.value for t in trials)),
             stopped=end.stopped,
