@@ -29,9 +29,9 @@ from autofit.core.trial import SLOW_S, SLOW_STEPS, STEPS, Purpose, Trial
 from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
-from autofit.searchers.guided.exclusions import Exclusion, FinalBeliefs, chances_to_run, exclusions, omissions
-from autofit.searchers.guided.gain_per_second import Candidates, Proposal, expected_gains
-from autofit.searchers.guided.stopping import Payback, TriedPlans, least_gain, unsettled
+from autofit.searchers.guided.exclusions import Exclusion, Omissions, chances_to_run, exclusions
+from autofit.searchers.guided.gain_per_second import Candidates, expected_gains
+from autofit.searchers.guided.stopping import Payback, least_gain, unsettled
 from autofit.searchers.guided.throughput import Throughput, plainer, usual_plans
 
 MAX_DEVIATIONS_AHEAD = 3.0
@@ -120,19 +120,9 @@ class Guided(Searcher):
         """Returns for each combination without a measurement why it has none."""
         if not self._has_measured:
             return []
-        belief = self._believe()
-        result = FinalBeliefs(
-            plans=self._plans,
-            points=self._points,
-            outcomes=self._outcomes,
-            exclusions=self._exclusions(),
-            belief=belief,
-            fastest=self._fastest(belief),
-            feasibility=self._feasibility,
-            memory_bytes=self.problem.memory_bytes,
-            warm_ups_s=self._warm_ups_s(),
-        )
-        return omissions(result)
+        belief, fits = self._believe(), self._feasibility
+        excluded, fastest, limit = self._exclusions(), self._fastest(belief), self.problem.memory_bytes
+        return Omissions(fits, limit, self._outcomes, excluded, belief, fastest, self._warm_ups_s()).found()
 
     @property
     def _has_measured(self) -> bool:
@@ -237,10 +227,23 @@ class Guided(Searcher):
         return [*exclusions(self._knobs, self._points, self._outcomes, self._scores), *unpaid]
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
-        """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
-        may_step = self._steps < MAX_STEPS and not self._feasibility.baseline_is_estimated
-        candidates = Candidates(gains, seconds, self._least_gain(), self._outcomes, self._looked, self._feasibility)
-        return self._chosen(*candidates.proposals(may_step))
+        """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may.
+
+        Where there is none, a risk; and else a hope, which is looked at before it runs.
+        """
+        fits, least = self._feasibility, self._least_gain()
+        candidates = Candidates(gains, seconds, least, self._outcomes, self._looked, fits)
+        sure, step, risk, hope = candidates.proposals(self._steps < MAX_STEPS and not fits.baseline_is_estimated)
+        if step.rate > sure.rate:
+            self._steps += 1
+            return step.place
+        if sure.place is None and risk.place is not None and len(self._risks) < MAX_RISKS and not fits.is_careful:
+            self._risks.add(risk.place)
+            return risk.place
+        if sure.place is None and hope.place is not None and self._hopes < MAX_HOPES:
+            self._hopes += 1
+            return hope.place
+        return sure.place
 
     def _plainer(self, place: int | None, gains: Array) -> int | None:
         """Returns the plan without what trades time for memory, if it is worth a probe and likely to fit."""
@@ -250,35 +253,13 @@ class Guided(Searcher):
             return place
         return other if self._feasibility.is_likely(self._plans[other]) else place
 
-    def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal, hope: Proposal) -> int | None:
-        """Returns the plan to run, of the best that is likely to fit, the best step, the best risk and the best hope.
-
-        A hope is looked at before it runs.
-        """
-        if step.rate > sure.rate:
-            self._steps += 1
-            return step.place
-        may_risk = len(self._risks) < MAX_RISKS and not self._feasibility.is_careful
-        if sure.place is None and risk.place is not None and may_risk:
-            self._risks.add(risk.place)
-            return risk.place
-        if sure.place is None and hope.place is not None and self._hopes < MAX_HOPES:
-            self._hopes += 1
-            return hope.place
-        return sure.place
-
     def _unsettled(self, belief: Belief, too_long: NDArray[np.bool_]) -> int | None:
-        """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan.
-
-        Args:
-            belief: posterior of the log throughput of all plans.
-            too_long: which plans would take longer than the time left.
-        """
+        """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan."""
         ran = [place for place in self._scores if self._outcomes[place].measured]
         excluded, tried = self._excluded() | too_long, list(self._outcomes)
         excluded[tried] = True
-        plans = TriedPlans(self._points, self._sizes, belief.mean, tried, ran, excluded)
-        return unsettled(plans, lambda place: self._feasibility.is_likely(self._plans[place]))
+        points, plans, likely = self._points, self._plans, self._feasibility.is_likely
+        return unsettled(points, self._sizes, belief.mean, tried, ran, excluded, lambda place: likely(plans[place]))
 
 
 def _with_a_choice(space: SpaceFacts) -> list[Knob]:
@@ -302,12 +283,6 @@ def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan |
         problem: what the searcher was given.
         outcomes: outcomes of the plans that were tried.
     """
-    smaller = _smaller(problem, outcomes)
-    return smaller if smaller is not None else _leaner(problem, outcomes)
-
-
-def _smaller(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
-    """Returns a smaller size of the baseline's combination, or None."""
     space, base = problem.space, problem.space.baseline.combination
     first = space.baseline.micro_batch_size
     tried = [plan.micro_batch_size for plan in outcomes if plan.combination == base]
@@ -316,7 +291,7 @@ def _smaller(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     if tried and not sizes:
         sizes = [s for s in space.sizes[:1] if s < min(tried)]
     if failed or not sizes:
-        return None
+        return _leaner(problem, outcomes)
     plans = [space.baseline if size == first else space.at(base, size) for size in sizes]
     return next((plan for plan in reversed(plans) if _fits(problem, plan)), plans[-1] if not tried else plans[0])
 

@@ -147,41 +147,32 @@ def least_gain(measured: int, estimated: bool) -> float:
     return min(MIN_GAIN * many**2, MAX_MIN_GAIN)
 
 
-@dataclass(frozen=True, slots=True)
-class TriedPlans:
-    """All plans of a search, by their place in the list of plans.
+def unsettled(
+    points: Points,
+    sizes: NDArray[np.int_],
+    means: Array,
+    tried: Sequence[int],
+    ran: Sequence[int],
+    excluded: NDArray[np.bool_],
+    is_likely: Callable[[int], bool],
+) -> int | None:
+    """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan, or None.
 
-    Attributes:
+    Args:
         points: plans as numbers.
         sizes: micro batch of each plan, [plans].
         means: estimated log throughput of each plan, [plans].
         tried: places of the plans that were tried.
         ran: places of the plans that were measured within the budget, at least one.
         excluded: which plans are not run, [plans].
-    """
-
-    points: Points
-    sizes: NDArray[np.int_]
-    means: Array
-    tried: Sequence[int]
-    ran: Sequence[int]
-    excluded: NDArray[np.bool_]
-
-
-def unsettled(plans: TriedPlans, is_likely: Callable[[int], bool]) -> int | None:
-    """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan, or None.
-
-    Args:
-        plans: what was tried and what is left.
         is_likely: returns whether the plan at a place is likely to fit.
     """
-    points, sizes, tried = plans.points, plans.sizes, list(plans.tried)
-    best = max(plans.ran, key=lambda place: float(plans.means[place]))
-    excluded = plans.excluded | (plans.means < plans.means[best] - math.log(MAX_SLOWDOWN))
-    apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), plans.means.round(DIGITS)
+    best = max(ran, key=lambda place: float(means[place]))
+    excluded = excluded | (means < means[best] - math.log(MAX_SLOWDOWN))
+    apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), means.round(DIGITS)
     found: list[int] = []
     for knob, current in enumerate(points.values[best]):
-        for value in set(points.values[tried, knob].tolist()) - {current}:
+        for value in set(points.values[list(tried), knob].tolist()) - {current}:
             largest = max(sizes[place] for place in tried if points.values[place, knob] == value)
             if SMALL_RATIO * largest > sizes[best]:
                 continue

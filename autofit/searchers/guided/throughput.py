@@ -103,15 +103,7 @@ class Throughput:
     def _mixed(
         self, models: Surrogate, weights: Array, values: Array, levels: Array, overheads: NDArray[np.bool_]
     ) -> Belief:
-        """Returns the mean over several models and overheads.
-
-        Args:
-            models: the models.
-            weights: their weights, [models, overheads].
-            values: what they were conditioned on, [observed, overheads].
-            levels: mean level for each of all overheads.
-            overheads: which of all overheads these are.
-        """
+        """Returns the mean over models and some of all overheads, by their weights, [models, overheads]."""
         mean, deviation = np.empty(len(self._expected)), np.empty(len(self._expected))
         for block, belief in models.in_blocks(values):
             means = belief.mean
