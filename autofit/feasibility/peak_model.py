@@ -110,11 +110,6 @@ class PeakModel:
         if estimate is not None and not _narrow(estimate):
             self._expected[place] = _original_bytes(estimate)
 
-    @property
-    def baseline_is_estimated(self) -> bool:
-        """Whether the baseline's combination is estimated at every size. Then any plan can be, before it runs."""
-        return self._baseline_peaks() is not None
-
     def probability(self, place: int) -> float:
         """Returns the probability that a plan fits."""
         estimate, limit = self._estimate_of(self._plans[place]), self._memory_bytes
@@ -184,7 +179,7 @@ class PeakModel:
 
     def _believe(self) -> Belief:
         """Returns the posterior of the log of the growing bytes, for every plan."""
-        baseline = self._baseline_peaks()
+        baseline = self.baseline_peaks()
         measured = [
             (o.measurement.memory.static_bytes or 0) + self.freed_bytes[place]
             for place, o in self.tried.outcomes.items() if o.measurement is not None
@@ -249,7 +244,7 @@ class PeakModel:
         estimate = None if self.tried.outcomes[place].status.does_not_fit else self._with_bounds(place)
         return None if estimate is None else (self._log(estimate.value_bytes, place), NOISE)
 
-    def _baseline_peaks(self) -> dict[int, int] | None:
+    def baseline_peaks(self) -> dict[int, int] | None:
         """Returns the peaks of the baseline's combination by size, where all of them are estimated with bounds."""
         found: dict[int, int] = {}
         for place in np.flatnonzero(self._points.combinations == self._points.combinations[0]):
