@@ -10,6 +10,7 @@ plans that ran: a change has about the same effect at another size and in combin
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -20,7 +21,7 @@ from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.statistics import below
-from autofit.feasibility.plan_features import Array, PlanList, expected_of, freed_of
+from autofit.feasibility.plan_features import Array, PlanList, expected_of
 from autofit.feasibility.surrogate import Belief, Covariances, Kernel, Scales, Surrogate
 from autofit.feasibility.tried_sizes import TriedSizes, was_refused
 
@@ -75,19 +76,19 @@ class PeakModel:
         memory_bytes: int,
         estimate: Callable[[Plan], Estimate | None],
     ) -> None:
-        self._plans, self._points, self._memory_bytes, self._estimate_of = (
-            plans.plans, plans.points, memory_bytes, estimate,
-        )  # fmt: skip
+        self._plans, self._points, self._memory_bytes = plans.plans, plans.points, memory_bytes
+        self._estimate_of = estimate
         self._sizes, self._size_places = np.unique(plans.sizes, return_inverse=True)
         self._changes, covered = expected_of(knobs, self._points, "growth")
-        self.freed_bytes = freed_of(knobs, self._points)
+        indices = zip(knobs, self._points.values.T, strict=True)
+        freed = (np.array(knob.frees_bytes)[index] for knob, index in indices if knob.frees_bytes)
+        self.freed_bytes: Array = sum(freed, start=np.zeros(len(plans.sizes)))
         ratios = [GROWTH_RATIO if known else 1.0 for known in covered]
         self._with_estimates = Covariances(Kernel(knobs, ESTIMATED, ratios), self._points)
         self._without = Covariances(Kernel(knobs, PROPORTIONAL, ratios), self._points)
-        self.tried = TriedSizes(self._plans, self._points, memory_bytes)
+        self.tried = TriedSizes(plans, memory_bytes)
         changed = (self._points.values != self._points.values[:1]).sum(axis=1)
         self._single_changes = [int(place) for place in np.flatnonzero(changed == 1)]
-        self._belief: Belief | None = None
         self._static_bytes = 0.0
         self._expected: dict[int, int] = {}
         self._errors: list[float] = []  # log of measured over estimated peak
@@ -102,7 +103,7 @@ class PeakModel:
 
     def forget(self) -> None:
         """Drops the posterior, because an estimate has changed."""
-        self._belief = None
+        vars(self).pop("_posterior", None)
 
     def expect(self, place: int) -> None:
         """Keeps the estimate of a plan that is about to run, to learn the error of such estimates."""
@@ -128,7 +129,7 @@ class PeakModel:
         """Returns the peak that is expected of a plan, by theory and by the plans that ran; None if none did."""
         if not any(outcome.measurement for outcome in self.tried.outcomes.values()):
             return None
-        return round(float(self._static_of(place)) + math.exp(float(self._posterior().mean[place])))
+        return round(float(self._static_of(place)) + math.exp(float(self._posterior.mean[place])))
 
     def probabilities(self, places: NDArray[np.int64]) -> Array:
         """Returns the probability that each of some plans fits, by the plans that share a part with it.
@@ -164,21 +165,17 @@ class PeakModel:
 
     def _by_posterior(self, places: NDArray[np.int64]) -> Array:
         """Returns the probability that plans fit by the posterior of their growing bytes alone."""
-        belief = self._posterior()
+        belief = self._posterior
         room = np.log(np.maximum(self._memory_bytes - self._static_of(places), 1.0))
         return np.asarray(_BELOW((room - belief.mean[places]) / belief.deviation[places]), dtype=np.float64)
-
-    def _posterior(self) -> Belief:
-        if self._belief is None:
-            self._belief = self._believe()
-        return self._belief
 
     def _with_bounds(self, place: int) -> Estimate | None:
         estimate = self._estimate_of(self._plans[place])
         return estimate if estimate is not None and is_two_sided(estimate) else None
 
-    def _believe(self) -> Belief:
-        """Returns the posterior of the log of the growing bytes, for every plan."""
+    @cached_property
+    def _posterior(self) -> Belief:
+        """Posterior of the log of the growing bytes of every plan, valid until something is learned."""
         baseline = self.baseline_peaks()
         measured = [
             (o.measurement.memory.static_bytes or 0) + self.freed_bytes[place]
@@ -203,14 +200,18 @@ class PeakModel:
 
     def _observed(self, baseline_is_estimated: bool) -> dict[int, tuple[float, float]]:
         """Returns the log of the growing bytes and its standard deviation, of each plan where they are known."""
-        observed = {
-            place: seen for place in self.tried.outcomes if (seen := self._observation(place, baseline_is_estimated))
-        }
-        if baseline_is_estimated:  # an estimate of a single change informs all plans with that change
-            untried = (place for place in self._single_changes if place not in self.tried.outcomes)
-            observed |= {
-                place: (self._log(e.value_bytes, place), NOISE) for place in untried if (e := self._with_bounds(place))
-            }
+        observed, tried = dict[int, tuple[float, float]](), self.tried.outcomes
+        # An estimate of a single change informs all plans with that change.
+        untried = [place for place in self._single_changes if place not in tried] if baseline_is_estimated else []
+        for place in (*tried, *untried):
+            outcome = tried.get(place)
+            if outcome is not None and outcome.measurement is not None:
+                log = self._log(outcome.measurement.memory.judged_bytes, place)
+                known = baseline_is_estimated and self.tried.combination(place) == self.tried.combination(0)
+                fixed = not known and self.tried.peak_may_be_fixed(place)
+                observed[place] = (log - FIXED_PEAK_LOG, FIXED_PEAK_LOG) if fixed else (log, NOISE)
+            elif (outcome is None or not outcome.status.does_not_fit) and (estimate := self._with_bounds(place)):
+                observed[place] = (self._log(estimate.value_bytes, place), NOISE)
         return observed
 
     def _refused(self, observed: dict[int, tuple[float, float]], belief: Belief) -> dict[int, tuple[float, float]]:
@@ -232,17 +233,6 @@ class PeakModel:
         noise = np.array([observed[place][1] for place in places])
         believed = Surrogate(model, places, noise, level).believe(values[:, None])
         return Belief(believed.mean[:, 0] + expected, believed.deviation)
-
-    def _observation(self, place: int, baseline_is_estimated: bool) -> tuple[float, float] | None:
-        """Returns the log of the growing bytes of a plan that was tried, with its standard deviation, or None."""
-        measurement = self.tried.outcomes[place].measurement
-        if measurement is not None:
-            log = self._log(measurement.memory.judged_bytes, place)
-            known = baseline_is_estimated and self.tried.combination(place) == self.tried.combination(0)
-            fixed = not known and self.tried.peak_may_be_fixed(place)
-            return (log - FIXED_PEAK_LOG, FIXED_PEAK_LOG) if fixed else (log, NOISE)
-        estimate = None if self.tried.outcomes[place].status.does_not_fit else self._with_bounds(place)
-        return None if estimate is None else (self._log(estimate.value_bytes, place), NOISE)
 
     def baseline_peaks(self) -> dict[int, int] | None:
         """Returns the peaks of the baseline's combination by size, where all of them are estimated with bounds."""

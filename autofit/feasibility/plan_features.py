@@ -199,15 +199,6 @@ def expected_of(knobs: Sequence[Knob], points: Points, name: Literal["expected",
     return total, covered
 
 
-def freed_of(knobs: Sequence[Knob], points: Points) -> Array:
-    """Returns the bytes that the values of each plan are expected to free (`Knob.frees_bytes`), [plans]."""
-    total = np.zeros(len(points.octaves))
-    for index, knob in enumerate(knobs):
-        if knob.frees_bytes:
-            total += np.array(knob.frees_bytes)[points.values[:, index]]
-    return total
-
-
 def typed(value: KnobValue) -> tuple[type, KnobValue]:
     """Returns a value with its type, so that `1` and `True` are different keys."""
     return type(value), value

@@ -5,11 +5,9 @@ the budget. For the line through two smaller sizes, the probability comes from r
 """
 
 import math
-from collections.abc import Sequence
 
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
-from autofit.feasibility.plan_features import Points
+from autofit.feasibility.plan_features import PlanList
 
 EQUAL_RATIO = 0.01
 """Peaks that differ by less than this share count as equal."""
@@ -27,11 +25,11 @@ class TriedSizes:
     """Outcomes of the plans that were tried, by combination and size.
 
     Attributes:
-        outcomes: outcome of each plan that was tried, by its place in `plans`.
+        outcomes: outcome of each plan that was tried, by its place in the list of plans.
     """
 
-    def __init__(self, plans: Sequence[Plan], points: Points, limit_bytes: int) -> None:
-        self._plans, self._points, self._limit_bytes = plans, points, limit_bytes
+    def __init__(self, plans: PlanList, limit_bytes: int) -> None:
+        self._sizes, self._points, self._limit_bytes = plans.sizes, plans.points, limit_bytes
         self._by_combination: dict[int, dict[int, Outcome]] = {}  # combination -> size -> outcome
         self.outcomes: dict[int, Outcome] = {}
 
@@ -119,7 +117,7 @@ class TriedSizes:
         return changed and same and not any(s < size and p < peak for s, p in baseline.items())
 
     def _size(self, place: int) -> int:
-        return self._plans[place].micro_batch_size
+        return int(self._sizes[place])
 
     def combination(self, place: int) -> int:
         """Returns the number of a plan's combination."""
