@@ -76,13 +76,7 @@ class Card(Strict):
 
     def stand_in(self) -> StandIn:
         """Returns the properties that a worker needs to stand in for this device."""
-        return StandIn(
-            name=self.name,
-            capacity_bytes=self.capacity_bytes,
-            capability=self.capability,
-            multiprocessors=self.multiprocessors,
-            threads=self.threads,
-        )
+        return StandIn.model_validate(self.model_dump(include=StandIn.model_fields.keys() - {"type"}))
 
     def ceilings(self) -> Ceilings | None:
         """Returns the peak rates of the device; None if its bandwidth is unknown."""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from autofit import locks
 from autofit.core.environment import Environment
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
@@ -204,9 +204,5 @@ def _start_of(pid: int) -> int:
         return -1
     except PermissionError:
         pass  # it exists and belongs to another user
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    fields = text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
-    return -1 if fields[0] in "ZX" else int(fields[19])
+    fields = locks.stat_of(pid)
+    return 0 if not fields else -1 if fields[0] in "ZX" else int(fields[19])
