@@ -45,7 +45,7 @@ class Answers:
     def terms(self, plan: Plan, expected_s: float | None) -> RunTerms:
         """Returns the terms of a probe: what it must beat to continue to its proof, and how long it may take."""
         above = None
-        if self._recommendable(plan):
+        if self._space.unpinned(plan) is None:
             best = self.best
             above = 0.0 if best is None else self._objective.score(self._probe_of(best)) * self._ahead
         return RunTerms(objective=self._objective, above=above, limit_s=self._ledger.limit_s(expected_s))
@@ -64,13 +64,15 @@ class Answers:
             trial = proven
         if self.objection(trial.plan):
             return False
-        self._take(trial)
+        self.taken.append(trial)
+        self._tell()
         return True
 
     def make(self, trial: Trial) -> None:
         """Makes a plan that is proven and checked the answer: it has won the race."""
         self.taken = [t for t in self.taken if t.plan != trial.plan]
-        self._take(trial)
+        self.taken.append(trial)
+        self._tell()
 
     def drop(self, plan: Plan) -> None:
         """Removes a plan whose later proof failed: the answer before it is the answer again."""
@@ -90,15 +92,21 @@ class Answers:
             if trial.outcome.measured and trial.purpose is Purpose.PROBE and not trial.earlier:
                 self._runner.record.setdefault(trial.plan.key, trial)
         baseline = self._runner.record.get(self._space.baseline.key)
-        if not self.taken and baseline is not None and baseline.outcome.measured and self._recommendable(baseline.plan):
-            self._take(baseline)
+        if (
+            not self.taken
+            and baseline is not None
+            and baseline.outcome.measured
+            and not self._space.unpinned(baseline.plan)
+        ):
+            self.taken.append(baseline)
+            self._tell()
 
     def settle(self, trials: Iterable[Trial]) -> None:
         """Takes the fastest of other trials that are proven and pass by known verdicts, if there is no answer."""
         if not self.taken:
             proven = [trial for trial in trials if is_proven(trial)]
             for trial in sorted(proven, key=lambda t: self._objective.score(measurement_of(t))):
-                if self._recommendable(trial.plan) and not self._checks.is_due(trial.plan):
+                if self._space.unpinned(trial.plan) is None and not self._checks.is_due(trial.plan):
                     self.consider(trial)
 
     def _probe_of(self, trial: Trial) -> Measurement:
@@ -106,12 +114,9 @@ class Answers:
         probe = self._runner.record.get(trial.plan.key, trial)
         return measurement_of(probe if probe.outcome.measured else trial)
 
-    def _recommendable(self, plan: Plan) -> bool:
-        return self._space.unpinned(plan) is None
-
     def _is_ahead(self, trial: Trial) -> bool:
         """Returns whether a plan is faster than the answer by more than noise."""
-        if not trial.outcome.measured or not self._recommendable(trial.plan) or trial.plan.key in self.unproven:
+        if not trial.outcome.measured or self._space.unpinned(trial.plan) or trial.plan.key in self.unproven:
             return False
         best, baseline = self.best, self._space.baseline
         if best is None:
@@ -147,10 +152,6 @@ class Answers:
             return ""
         self._runner.say("stage", f"{self._runner.named(plan)}: not the answer, {found.reason}")
         return self._checks.refusal(plan) or found.reason or "its gradient could not be checked"
-
-    def _take(self, trial: Trial) -> None:
-        self.taken.append(trial)
-        self._tell()
 
     def _tell(self) -> None:
         """Reports the answer, if it is another plan than the last one reported."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Self
 
 from pydantic import ValidationError
 
@@ -28,7 +27,10 @@ class Checks:
     def __init__(self, tuning: Tuning, ledger: Ledger) -> None:
         self._tuning, self._ledger = tuning, ledger
         self._baseline, self._free = tuning.space.baseline, tuning.space.facts.global_batch_size is None
-        kept = _Kept.of(tuning)
+        kept = _Kept(of_what=tuning.checked_as)
+        with suppress(ValidationError):  # of another version of autofit
+            noted = _Kept.model_validate(tuning.log.kept_notes().get(VERDICTS))
+            kept = noted if noted.of_what == tuning.checked_as else kept
         self.known: dict[str, GateVerdict] = dict(kept.found)
         self.refused: list[Refusal] = list(kept.refused)
         tuning.seen.verdicts, tuning.seen.refused = self.known, self.refused
@@ -100,12 +102,3 @@ class _Kept(Strict):
     of_what: str
     found: Mapping[str, GateVerdict] = {}
     refused: tuple[Refusal, ...] = ()
-
-    @classmethod
-    def of(cls, tuning: Tuning) -> Self:
-        """Returns the verdicts in the study; none if they are of another workload, device or version."""
-        with suppress(ValidationError):  # of another version of autofit
-            kept = cls.model_validate(tuning.log.kept_notes().get(VERDICTS))
-            if kept.of_what == tuning.checked_as:
-                return kept
-        return cls(of_what=tuning.checked_as)
