@@ -125,8 +125,6 @@ class Feasibility:
     else is cheap.
 
     Args:
-        space: the plans that may be proposed.
-        memory_bytes: the budget.
         estimators: estimate memory, the one with the most trusted value first.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
         hurried: whether time is limited: the baseline then first runs without an estimate, because it is an answer.

@@ -134,8 +134,7 @@ class PeakModel:
     def probabilities(self, places: NDArray[np.int64]) -> Array:
         """Returns the probability that each of some plans fits, by the plans that share a part with it.
 
-        Args:
-            places: plans of combinations of which none was tried or has an estimate with a bound.
+        None of their combinations was tried or has an estimate with a bound.
         """
         sizes = self._size_places[places]
         each, first = np.unique(sizes, return_index=True)

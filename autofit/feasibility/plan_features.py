@@ -49,8 +49,7 @@ class PlanList:
 
     Plans are made when they are asked for: a large space has hundreds of thousands, of which a search runs a dozen.
 
-    Args:
-        space: the space. Only its first `MAX_PLANS` plans are listed.
+    Only the first `MAX_PLANS` plans of a space are listed.
 
     Attributes:
         plans: the plans, in the order of `SearchSpace.plans`.

@@ -60,8 +60,6 @@ class Kernel:
     """Prior covariance of two plans.
 
     Args:
-        knobs: knobs of the space.
-        scales: usual magnitudes of the parts.
         ratios: for each knob the factor on the magnitude of its effect, below 1 where theory covers part of it.
         kinships: for each knob the least kinship of its values, above that of the scales where they are known to do
             much the same.
@@ -122,12 +120,7 @@ class Belief:
 class Covariances:
     """Covariances of single plans with all plans of a space, in parts of which there are far fewer than plans.
 
-    Args:
-        kernel: prior covariance of two plans.
-        points: every plan of the space.
-
-    Attributes:
-        variances: variance of each plan, [plans].
+    `variances` is the variance of each plan, [plans].
     """
 
     def __init__(self, kernel: Kernel, points: Points) -> None:
@@ -172,7 +165,6 @@ class Surrogate:
     results have a first axis for them.
 
     Args:
-        covariances: covariances of the plans of a space.
         observed: places of the observed plans.
         noise: standard deviation of each observation, [observed] or [models, observed].
         level: standard deviation of the level that all plans share.

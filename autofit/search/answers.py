@@ -58,20 +58,23 @@ class Answers:
         if not self._is_ahead(trial) or self._checks.refusal(trial.plan):
             return False
         if not is_proven(trial):
-            proven = self._proven(trial)
-            if proven is None:
+            if self._ledger.proof_s(measurement_of(trial)) > self._ledger.left_s():
                 return False
-            trial = proven
+            self._runner.say_running(trial.plan, None)
+            trial = self._runner.attempt(trial.plan, Purpose.PROOF)
+            self._runner.say_finished("proof", trial)
+            if not trial.outcome.measured:
+                if trial.outcome.status not in CUT_OFF:
+                    self.unproven[trial.plan.key] = trial
+                return False
         if self.objection(trial.plan):
             return False
-        self.taken.append(trial)
-        self._tell()
+        self.make(trial)
         return True
 
     def make(self, trial: Trial) -> None:
-        """Makes a plan that is proven and checked the answer: it has won the race."""
-        self.taken = [t for t in self.taken if t.plan != trial.plan]
-        self.taken.append(trial)
+        """Makes a plan that is proven and checked the answer."""
+        self.taken = [*(t for t in self.taken if t.plan != trial.plan), trial]
         self._tell()
 
     def drop(self, plan: Plan) -> None:
@@ -92,14 +95,9 @@ class Answers:
             if trial.outcome.measured and trial.purpose is Purpose.PROBE and not trial.earlier:
                 self._runner.record.setdefault(trial.plan.key, trial)
         baseline = self._runner.record.get(self._space.baseline.key)
-        if (
-            not self.taken
-            and baseline is not None
-            and baseline.outcome.measured
-            and not self._space.unpinned(baseline.plan)
-        ):
-            self.taken.append(baseline)
-            self._tell()
+        if self.taken or baseline is None or not baseline.outcome.measured or self._space.unpinned(baseline.plan):
+            return
+        self.make(baseline)
 
     def settle(self, trials: Iterable[Trial]) -> None:
         """Takes the fastest of other trials that are proven and pass by known verdicts, if there is no answer."""
@@ -125,17 +123,6 @@ class Answers:
         if keeps_batch(best.plan, baseline) and not keeps_batch(trial.plan, baseline):
             return quotient(ours, theirs, self._objective, self._tuning.noise_ratio).low > 1
         return self._objective.score(ours) > self._ahead * self._objective.score(theirs)
-
-    def _proven(self, trial: Trial) -> Trial | None:
-        """Proves a plan in a run of its own; returns the trial with the proof, at the speed of the probe, or None."""
-        if self._ledger.proof_s(measurement_of(trial)) > self._ledger.left_s():
-            return None
-        self._runner.say_running(trial.plan, None)
-        proof = self._runner.attempt(trial.plan, Purpose.PROOF)
-        self._runner.say_finished("proof", proof)
-        if not proof.outcome.measured and proof.outcome.status not in CUT_OFF:
-            self.unproven[trial.plan.key] = proof
-        return proof if proof.outcome.measured else None
 
     def objection(self, plan: Plan) -> str:
         """Returns why a plan may not be the answer; "" if it keeps the gradient.

@@ -251,12 +251,9 @@ def run_race(
 ) -> None:
     """Runs rounds until the race is over, or `enough()` or `late()` returns True.
 
-    Args:
-        race: changed in place.
-        block: runs one block of the plan with this name; returns its throughput, or the reason of a failure.
-        enough: called before every round.
-        joining: called before `enough`; returns the names that join.
-        late: called before every block but the first of a round. If it returns True, the round is given up.
+    `block` runs one block of the plan with this name and returns its throughput, or the reason of a failure. Before
+    every round, `joining` returns the names that join, then `enough` is called; `late` before every block but the
+    first of a round, which is then given up.
     """
     while True:
         for name in joining():

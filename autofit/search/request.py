@@ -22,9 +22,8 @@ class Event:
     Attributes:
         kind: "start", when a search begins; "stage", "trial", "skipped", "answer", "race" or "proof"; "running" when a
             probe or a proof begins; "busy" if the device or the study is in use by another tuner, for which the search
-            waits;
-            "result" for the last event of a search; or "waiting", which comes from another thread if a run makes no
-            progress for long.
+            waits; "result" for the last event of a search; or "waiting", which comes from another thread if a run
+            makes no progress for long.
         text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
         done: number of trials run so far.
@@ -69,11 +68,9 @@ class Request:
         max_trials: maximum number of probes; None for no limit.
         study: storage of the trials: a path, an Optuna storage URL, ":memory:", or None for `DEFAULT_STUDY`.
         searcher: name of the searcher; None for the default.
-        objective: the quantity to maximise.
         planned_steps: optimizer steps of the planned training at the baseline's global batch. The warm-up cost of a
             plan is amortised over the samples of these steps. None ignores the warm-up cost, or assumes
             `search.PLANNED_STEPS` if a knob of the space has one.
-        seed: makes the search repeatable.
         isolated: whether plans run in a process that is replaced when its device is poisoned.
         title: what is tuned, for reports.
         command: the command or call that started the search, without secrets.

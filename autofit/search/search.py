@@ -170,11 +170,7 @@ def asked(briefing: Briefing, budget: Budget, request: Request, notes: Sequence[
 def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Answer:
     """Searches the space of a bench and returns the proven answer.
 
-    Args:
-        bench: the workload on its device.
-        request: the options of the search.
-        listen: called with each event, for progress.
-        clock: clock that runs since the call began, so that the time for opening the bench counts.
+    The `clock` runs since the call began, so that the time for opening the bench counts.
 
     Raises:
         AutofitError: see `run` and `autofit.study.Study`.

@@ -89,16 +89,8 @@ class Tuning:
     """The arguments of one search.
 
     Attributes:
-        space: the plans that may be run.
-        evaluate: runs a plan.
-        objective: the quantity to maximise.
-        budget: limits on memory, time and trials.
-        log: keeps the trials.
-        searcher: makes the searcher.
         estimators: estimate memory, the one with the most trusted value first.
-        clock: the time spent so far.
         listen: called with each event, in this process, between two runs.
-        seed: makes the search repeatable.
         cautious: whether exceeding the budget harms the machine, so that a plan that is estimated above it is not run;
             see `autofit.feasibility.Feasibility.refusal`.
         isolated: whether `evaluate` starts a fresh process after a poisoned one, so that the search survives one

@@ -55,13 +55,8 @@ def exclusions(
     """Returns an exclusion for each plan whose failure is not about memory.
 
     The possible causes are the changed values that no plan that ran has, and the micro batch if the user's code failed.
-    If there are several, one of them may be harmless, so only plans that have all of them are excluded.
-
-    Args:
-        knobs: knobs of the space.
-        points: plans of the space, the baseline first.
-        outcomes: outcomes of the plans that were tried, by place.
-        alive: places of the plans that ran.
+    If there are several, one of them may be harmless, so only plans that have all of them are excluded. `points` has
+    all plans, the baseline first; `alive` are the places of those that ran.
     """
     found = []
     for place, suspects in _suspects(points, outcomes, alive).items():
@@ -80,12 +75,7 @@ def chances_to_run(points: Points, outcomes: Mapping[int, Outcome], alive: Colle
 
     The failures are explained by as few values as possible. If several such sets of values explain them, each is
     equally likely, and a plan fails if it has a value of the set. Plans are assumed to run unless they share a value
-    with a failure.
-
-    Args:
-        points: plans of the space, the baseline first.
-        outcomes: outcomes of the plans that were tried, by place.
-        alive: places of the plans that ran.
+    with a failure. The arguments are those of `exclusions`.
     """
     chances, failures = np.ones(len(points.combinations)), set[frozenset[_Suspect]]()
     by_place = _suspects(points, outcomes, alive)

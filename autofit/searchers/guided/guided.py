@@ -278,10 +278,6 @@ def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan |
     The order is: the baseline, or the largest size of its combination that is estimated to fit; smaller sizes, down to
     the smallest; at that size, or the smallest that it admits, each change alone, and then the combinations with the
     most changes. Sizes at which the user's code failed, and smaller ones, are not tried in other combinations.
-
-    Args:
-        problem: what the searcher was given.
-        outcomes: outcomes of the plans that were tried.
     """
     space, base = problem.space, problem.space.baseline.combination
     first = space.baseline.micro_batch_size

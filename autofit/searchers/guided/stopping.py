@@ -37,10 +37,7 @@ class Payback:
 
     If no training is planned or the baseline was not measured, no warm-up has a cost.
 
-    Attributes:
-        knobs: knobs of the space.
-        points: plans of the space, the baseline first.
-        objective: gives the samples of the planned training.
+    `points` has all plans, the baseline first. `measured` are the measurements of the plans that ran, by place.
     """
 
     knobs: Sequence[Knob]
@@ -52,9 +49,6 @@ class Payback:
 
         At best the planned training becomes as much faster as is plausible (`Knob.ceiling`), and the warm-up takes as
         little as is plausible (`Knob.warm_up_s`).
-
-        Args:
-            measured: measurements of the plans that ran, by place.
         """
         training_s = self._training_s(measured)
         if training_s is None:
@@ -86,11 +80,7 @@ class Payback:
         """Returns the seconds that each plan's warm-up is expected to take longer than that of other plans, [plans].
 
         That is the median of the warm-ups measured with its values, or the usual one. If a warm-up was given up, those
-        that are expected to take as long take longer than it had.
-
-        Args:
-            measured: measurements of the plans that ran, by place.
-            overdue_s: seconds after which warm-ups were given up, by place.
+        that are expected to take as long take longer than it had: `overdue_s`, by place.
         """
         points, total = self.points, np.zeros(len(self.points.octaves))
         for column, knob in enumerate(self.knobs):
@@ -137,11 +127,9 @@ it."""
 
 
 def least_gain(measured: int, estimated: bool) -> float:
-    """Returns the expected gain that is worth a probe, as a log ratio.
+    """Returns the expected gain that is worth a probe, as a log ratio, after this number of measured plans.
 
-    Args:
-        measured: number of plans that were measured.
-        estimated: whether the memory of any plan can be estimated before it runs.
+    `estimated` says whether the memory of any plan can be estimated before it runs.
     """
     many = max(measured / MANY_MEASURED, 1.0) if estimated else 1.0
     return min(MIN_GAIN * many**2, MAX_MIN_GAIN)

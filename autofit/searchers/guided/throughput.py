@@ -63,12 +63,7 @@ LEAST_WEIGHT = 1e-12
 
 
 class Throughput:
-    """Estimates the throughput of plans.
-
-    Args:
-        knobs: knobs of the space.
-        points: every plan of the space.
-    """
+    """Estimates the throughput of every plan of a space."""
 
     def __init__(self, knobs: Sequence[Knob], points: Points) -> None:
         expected, covered = expected_of(knobs, points, "expected")
@@ -82,9 +77,7 @@ class Throughput:
     def believe(self, scores: Mapping[int, float], measurements: Mapping[int, Measurement]) -> Belief:
         """Returns the posterior mean and standard deviation of the log throughput of every plan.
 
-        Args:
-            scores: throughput of the plans that ran, by place; at least one.
-            measurements: measurements of at least the same plans, by place.
+        At least one plan ran; `measurements` has at least those with a score.
         """
         observed = sorted(scores)
         spreads = np.array([measurements[place].spread_ratio for place in observed])
