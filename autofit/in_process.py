@@ -13,10 +13,9 @@ from autofit.devices.base import Device
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Listen, Request
-from autofit.search.search import search
+from autofit.search.search import STAGE, search, training_request, with_evaluation
 from autofit.trackers.progress import Progress, heartbeat, waiting, watched
 from autofit.workloads.workload import Workload
 

@@ -25,9 +25,8 @@ from autofit.reports.applying import command_line
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import brief
 from autofit.reports.writing import attached
-from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.request import DEFAULT_STUDY, Event, Request
-from autofit.search.search import SearchInterrupted, search
+from autofit.search.search import STAGE, SearchInterrupted, search, training_request, with_evaluation
 from autofit.study.location import dereferenced
 from autofit.trackers.following import following
 from autofit.trackers.progress import heartbeat, waiting, watched

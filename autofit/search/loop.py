@@ -7,8 +7,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
-from autofit.search.answers import Answers
-from autofit.search.checks import Checks
+from autofit.search.answers import Answers, Checks
 from autofit.search.choice import finalists, measurement_of, ranked
 from autofit.search.evidence import STOPPED_BY_USER
 from autofit.search.no_answer import poison_ends_search, too_short
