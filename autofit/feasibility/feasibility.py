@@ -56,48 +56,6 @@ def plans_to_estimate(space: SearchSpace, estimate: Callable[[Plan], Estimate | 
     return [*within[-1:], *over[:1], *plans]
 
 
-class JointEstimate:
-    """Several estimators as one; the one with the most trusted value comes first."""
-
-    def __init__(self, estimators: Sequence[Estimator]) -> None:
-        self._estimators = estimators
-        self._cache: dict[str, Estimate | None] = {}  # valid until an estimator learns more
-
-    def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns the tightest bounds of all estimates, and the first value that comes with a bound."""
-        if plan.key not in self._cache:
-            self._cache[plan.key] = self._combined(plan)
-        return self._cache[plan.key]
-
-    def bounded(self) -> set[str] | None:
-        """Returns the keys of the combinations of which a plan may have an estimate with a bound; None: of any."""
-        each = [estimator.bounded() for estimator in self._estimators]
-        return None if None in each else {key for keys in each if keys is not None for key in keys}
-
-    def learn(self, teach: Callable[[Estimator], None]) -> None:
-        """Calls `teach` with each estimator: one of `tell`, `refine` and `refine_all`."""
-        try:
-            for estimator in self._estimators:
-                teach(estimator)
-        finally:
-            self._cache.clear()
-
-    def _combined(self, plan: Plan) -> Estimate | None:
-        estimates = [e for estimator in self._estimators if (e := estimator.estimate(plan)) is not None]
-        if len(estimates) < 2:
-            return estimates[0] if estimates else None
-        first = next((e for e in estimates if e.is_bounded and not e.worst_case), estimates[0])
-        lower = max((e.lower_bytes for e in estimates if e.lower_bytes is not None), default=None)
-        upper = min((e.upper_bytes for e in estimates if e.upper_bytes is not None), default=None)
-        value = first.value_bytes if upper is None else min(first.value_bytes, upper)
-        value = value if lower is None else max(value, lower)
-        moved = first.value_bytes if value != first.value_bytes else None
-        if (value, lower, upper) == (first.value_bytes, first.lower_bytes, first.upper_bytes):
-            return first
-        bounds = {"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper}
-        return first.model_copy(update=bounds | {"said_bytes": moved})
-
-
 SAFE_RATIO = 0.5
 """A plan whose peak is guessed below this share of the budget is not looked at more closely."""
 LOOSE_RATIO = 0.95
@@ -149,7 +107,8 @@ class Feasibility:
         self.hurried, self.light = hurried, light
         self._begun, self._now = False, now
         self._looks_s: list[float] = []
-        self._joint = JointEstimate(estimators)
+        self._estimators = estimators
+        self._estimates: dict[str, Estimate | None] = {}  # valid until an estimator learns more
         self._trials: dict[str, Trial] = {}
         self._survey_is_due = False
         self._current: set[str] = set()  # plans that were looked at since the last trial
@@ -167,8 +126,7 @@ class Feasibility:
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial. The peak model ignores blocks of a race and interrupted trials."""
-        self._joint.learn(lambda each: each.tell(trial))
-        self._learned()
+        self._teach(lambda each: each.tell(trial))
         self._current.clear()
         if trial.purpose is Purpose.BLOCK or trial.outcome.status is Status.INTERRUPTED:
             return
@@ -221,7 +179,8 @@ class Feasibility:
             self.begin()
         if self._survey_is_due and not alone and not self.light:
             self._survey_is_due = False
-            self._survey()
+            plans = plans_to_estimate(self._space, self.estimate, self._memory_bytes)
+            self._teach(lambda each: each.refine_all(plans))
         if plan.key in self._current:
             return
         known, limit = self.estimate(plan), self._memory_bytes
@@ -279,8 +238,26 @@ class Feasibility:
         return expected_of(self._space.facts.knobs, self.plans.points, "growth")[0]
 
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns what all estimators say together; None where no estimator has an estimate. See `JointEstimate`."""
-        return self._joint.estimate(plan)
+        """Returns what all estimators say together; None where no estimator has an estimate."""
+        if plan.key not in self._estimates:
+            self._estimates[plan.key] = self._combined(plan)
+        return self._estimates[plan.key]
+
+    def _combined(self, plan: Plan) -> Estimate | None:
+        """Returns the tightest bounds of all estimates, and the first value that comes with a bound."""
+        estimates = [e for estimator in self._estimators if (e := estimator.estimate(plan)) is not None]
+        if len(estimates) < 2:
+            return estimates[0] if estimates else None
+        first = next((e for e in estimates if e.is_bounded and not e.worst_case), estimates[0])
+        lower = max((e.lower_bytes for e in estimates if e.lower_bytes is not None), default=None)
+        upper = min((e.upper_bytes for e in estimates if e.upper_bytes is not None), default=None)
+        value = first.value_bytes if upper is None else min(first.value_bytes, upper)
+        value = value if lower is None else max(value, lower)
+        moved = first.value_bytes if value != first.value_bytes else None
+        if (value, lower, upper) == (first.value_bytes, first.lower_bytes, first.upper_bytes):
+            return first
+        bounds = {"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper}
+        return first.model_copy(update=bounds | {"said_bytes": moved})
 
     def probability(self, plan: Plan) -> float:
         """Returns the probability that a plan fits."""
@@ -306,10 +283,10 @@ class Feasibility:
     @cached_property
     def _known_combinations(self) -> NDArray[np.bool_]:
         """Which combinations were tried or may have an estimate with a bound, [combinations]."""
-        keys = self._joint.bounded()
-        known = np.full(self.plans.combinations, keys is None)
-        tried = (trial.plan.combination.key for trial in self._trials.values())
-        numbers = (self.plans.number(Plan(values=json.loads(key))) for key in {*(keys or ()), *tried})
+        bounded = [estimator.bounded() for estimator in self._estimators]  # None: any combination
+        known = np.full(self.plans.combinations, None in bounded)
+        keys = {trial.plan.combination.key for trial in self._trials.values()}.union(*(each or () for each in bounded))
+        numbers = (self.plans.number(Plan(values=json.loads(key))) for key in keys)
         known[[number for number in numbers if number is not None]] = True
         return known
 
@@ -398,27 +375,24 @@ class Feasibility:
         estimate = self.estimate(plan)  # of a plan beyond those that are modelled
         return UNKNOWN if estimate is None or not is_two_sided(estimate) else self._model.bounded_probability(estimate)
 
-    def _survey(self) -> None:
-        try:
-            plans = plans_to_estimate(self._space, self.estimate, self._memory_bytes)
-            self._joint.learn(lambda each: each.refine_all(plans))
-        finally:
-            self._learned()
-
     def _refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         began_s = self._now()
         try:
-            self._joint.learn(lambda each: each.refine(plan, along))
+            self._teach(lambda each: each.refine(plan, along))
         finally:
             self._looks_s.append(self._now() - began_s)
-            self._learned()
 
-    def _learned(self) -> None:
-        """Drops what was derived from the estimates."""
-        self._probabilities.clear()
-        for derived in ("baseline_is_estimated", "_known_combinations", "_room"):
-            vars(self).pop(derived, None)
-        self._model.forget()
+    def _teach(self, teach: Callable[[Estimator], None]) -> None:
+        """Calls `teach` with each estimator, and drops what was derived from the estimates."""
+        try:
+            for estimator in self._estimators:
+                teach(estimator)
+        finally:
+            self._estimates.clear()
+            self._probabilities.clear()
+            for derived in ("baseline_is_estimated", "_known_combinations", "_room"):
+                vars(self).pop(derived, None)
+            self._model.forget()
 
 
 def _is_rough(estimate: Estimate) -> bool:
