@@ -20,11 +20,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
-from autofit.core.space import Omission, SpaceFacts
+from autofit.core.space import Omission
 from autofit.core.trial import SLOW_S, SLOW_STEPS, STEPS, Purpose, Trial
 from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
@@ -68,7 +67,9 @@ class Guided(Searcher):
         self._throughput = Throughput(self._knobs, self._points)
         groups = usual_plans(problem.space)
         self._openers = [[place for plan in group if (place := self._place(plan)) is not None] for group in groups]
-        self._payback = Payback(_with_a_choice(problem.space.facts), self._points, problem.objective)
+        pinned = problem.space.facts.pinned  # its warm-up cannot be avoided, so it costs nothing
+        paid = [k.model_copy(update={"warm_up_s": ()}) if k.name in pinned else k for k in self._knobs]
+        self._payback = Payback(paid, self._points, problem.objective)
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial; a block of a race and an interrupted trial say nothing about a plan."""
@@ -262,12 +263,6 @@ class Guided(Searcher):
         return unsettled(points, self._sizes, belief.mean, tried, ran, excluded, lambda place: likely(plans[place]))
 
 
-def _with_a_choice(space: SpaceFacts) -> list[Knob]:
-    """Returns the knobs of a space, the pinned ones without a warm-up, which cannot be avoided."""
-    pinned = space.pinned
-    return [each.model_copy(update={"warm_up_s": ()}) if each.name in pinned else each for each in space.knobs]
-
-
 MAX_TRIED = 8
 """Maximum number of combinations with several changes that are tried, after each change alone."""
 
@@ -289,12 +284,11 @@ def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan |
     if failed or not sizes:
         return _leaner(problem, outcomes)
     plans = [space.baseline if size == first else space.at(base, size) for size in sizes]
-    return next((plan for plan in reversed(plans) if _fits(problem, plan)), plans[-1] if not tried else plans[0])
-
-
-def _fits(problem: Problem, plan: Plan) -> bool:
-    estimate = problem.feasibility.estimate(plan)
-    return estimate is None or (estimate.upper_bytes or estimate.value_bytes) <= problem.memory_bytes
+    for plan in reversed(plans):
+        estimate = problem.feasibility.estimate(plan)
+        if estimate is None or (estimate.upper_bytes or estimate.value_bytes) <= problem.memory_bytes:
+            return plan
+    return plans[0] if tried else plans[-1]
 
 
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
