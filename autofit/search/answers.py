@@ -48,7 +48,6 @@ class Checks:
             kept = noted if noted.of_what == tuning.checked_as else kept
         self.known: dict[str, GateVerdict] = dict(kept.found)
         self.refused: list[Refusal] = list(kept.refused)
-        tuning.seen.verdicts, tuning.seen.refused = self.known, self.refused
         self._caveats: dict[str, tuple[str, ...]] = {}
         self._results: dict[str, Checked] = {}
 
@@ -137,7 +136,7 @@ class Answers:
         self.taken: list[Trial] = []
         self.log: list[Answered] = []
         self.unproven: dict[str, Trial] = {}
-        runner.tuning.seen.answers, runner.so_far = self.log, lambda: self.ratio
+        runner.so_far = lambda: self.ratio
 
     @property
     def best(self) -> Trial | None:

@@ -5,8 +5,8 @@ ends. A search that was killed leaves the first alone.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from pydantic import ValidationError
@@ -22,7 +22,6 @@ from autofit.core.printable import ascii_json
 from autofit.core.space import Omission, Refusal
 from autofit.core.strict import Strict
 from autofit.core.trial import Purpose, Trial
-from autofit.gates.verdict import GateVerdict
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
 from autofit.study.stored_trials import STORED_LETTERS
@@ -150,32 +149,14 @@ class SearchEvidence(Strict):
         return self.answer.model_copy(update={"alternatives": tuple(alternatives)})
 
 
-@dataclass(slots=True)
-class Seen:
-    """What a search has seen so far, for its `SearchEvidence`. The search fills it while it runs.
-
-    Attributes:
-        trials: every trial, those of earlier runs first.
-        verdicts: verdicts of checks, by value.
-        refused: values that checks found at fault.
-    """
-
-    trials: Sequence[Trial] = ()
-    estimates: Mapping[str, Estimate] = field(default_factory=dict)
-    omissions: Sequence[Omission] = ()
-    race: Race | None = None
-    answers: Sequence[Answered] = ()
-    stopped: str = ""
-    verdicts: dict[str, GateVerdict] = field(default_factory=dict)
-    refused: list[Refusal] = field(default_factory=list)
-
-    def race_logs(self) -> Iterator[RaceLog]:
-        """Yields the blocks of each plan that raced, those that began the race first."""
-        race, plans = self.race, {trial.plan.key: trial.plan for trial in self.trials}
-        if race is not None:
-            for name in race.names:
-                logs, note = tuple(race.logs[name]), race.left.get(name, "")
-                yield RaceLog(plan=plans[name], joined=race.joined.get(name, 0), log_rates=logs, note=note)
+def race_logs(race: Race | None, trials: Iterable[Trial]) -> Iterator[RaceLog]:
+    """Yields the blocks of each plan that raced, those that began the race first."""
+    plans = {trial.plan.key: trial.plan for trial in trials}
+    if race is None:
+        return
+    for name in race.names:
+        logs, note = tuple(race.logs[name]), race.left.get(name, "")
+        yield RaceLog(plan=plans[name], joined=race.joined.get(name, 0), log_rates=logs, note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from autofit.core.plan import Plan
+from autofit.core.space import Omission
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
@@ -11,7 +12,7 @@ from autofit.search.answers import Answers, Checks
 from autofit.search.choice import finalists, measurement_of, ranked
 from autofit.search.evidence import STOPPED_BY_USER
 from autofit.search.no_answer import poison_ends_search, too_short
-from autofit.search.race import MIN_ROUNDS
+from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
@@ -52,6 +53,8 @@ class Loop:
         answers: the best plan so far that is proven and checked.
         feasibility: answers whether a plan fits.
         end: how the search ended; a limit appears here as soon as it is reached.
+        omissions: why combinations were not measured, once the search has ended.
+        race: the race that follows, once it has begun.
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -67,10 +70,10 @@ class Loop:
             light=tuning.budget.time_s is not None and not (tuning.cautious and tuning.budget.requested),
             now=lambda: tuning.clock.elapsed_s,
         )
-        self.end = SearchEnd("")
+        self.end, self.omissions = SearchEnd(""), list[Omission]()
+        self.race: Race | None = None
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
         self._refused, self._naming = 0, False
-        tuning.seen.trials, tuning.seen.estimates = self.runner.trials, self.feasibility.looked_at
         self._searcher = tuning.searcher(
             Problem(
                 space=tuning.space,
@@ -96,7 +99,7 @@ class Loop:
         if self.end.early and len(self.runner.record) == 1:  # for the report of a time budget that was too small
             self.end = replace(self.end, wanted=self.end.wanted or self._next_plan())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
-        self._tuning.seen.stopped, self._tuning.seen.omissions = self.end.stopped, self._searcher.omissions()
+        self.omissions = self._searcher.omissions()
         if self._baseline.key not in self.runner.record:
             self._learn(self._outcome_of_baseline())
             self.runner.check_for_users_fault()
@@ -167,7 +170,6 @@ class Loop:
         if interrupted:
             why = f"{STOPPED_BY_USER}: {error}" if str(error) else STOPPED_BY_USER
         self.end = SearchEnd(why, early=True, interrupted=interrupted)
-        self._tuning.seen.stopped = why
 
     def consider(self, plan: Plan, alone: bool = True) -> Trial:
         """Looks at a plan, then probes it unless it is screened out, and learns from its trial.

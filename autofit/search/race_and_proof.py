@@ -232,8 +232,8 @@ class Final:
             if len(names) < 2:
                 return
             baseline = self._runner.baseline.key
-            race = self._scale.race = Race(names, baseline if baseline in names else None, self._objective.tie_ratio)
-            self._tuning.seen.race = race
+            race = Race(names, baseline if baseline in names else None, self._objective.tie_ratio)
+            self._scale.race = self._loop.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
         self._runner.phase = "race"

@@ -42,8 +42,8 @@ from autofit.search.evidence import (
     Placing,
     SearchEvidence,
     SearchResult,
-    Seen,
     notes_of,
+    race_logs,
 )
 from autofit.search.explanations import loading_caveats
 from autofit.search.loop import Loop
@@ -81,15 +81,12 @@ class SearchInterrupted(KeyboardInterrupt):
 
 
 class EvidenceRecorder:
-    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message.
-
-    Attributes:
-        seen: filled by the search while it runs.
-    """
+    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message."""
 
     def __init__(self, asked: SearchEvidence, note: Note, estimators: Sequence[Estimator], listen: Listen) -> None:
         self._asked, self._note, self._estimators, self._listen = asked, note, estimators, listen
-        self.seen, self._done = Seen(), 0
+        self._loop: Loop | None = None
+        self._done = 0
         self._keep(asked, OPENED)
         self._listen(Event("start", f"searching plans for {asked.title or 'the workload'}", asked=asked))
 
@@ -97,6 +94,10 @@ class EvidenceRecorder:
         """Passes an event of the search on."""
         self._done = event.done
         self._listen(event)
+
+    def follow(self, loop: Loop) -> None:
+        """Receives the search that begins, whose evidence is kept at its end."""
+        self._loop = loop
 
     def show(self, plan: Plan) -> None:
         """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
@@ -122,26 +123,28 @@ class EvidenceRecorder:
 
     def _result(self, answer: Answer | None, **found: object) -> SearchResult:
         """Returns what the search found, with the evidence as it is kept in the study."""
-        seen, plan = self.seen, self._asked.baseline if answer is None else answer.plan
+        loop, plan = self._loop, self._asked.baseline if answer is None else answer.plan
+        trials = () if loop is None else tuple(loop.runner.trials)
         found["answer"] = None if answer is None else answer.model_copy(update={"alternatives": ()})
         with self._harmless("the evidence for the report is incomplete"):
-            verdicts = seen.verdicts.items()
-            others = () if answer is None else answer.alternatives
-            found |= {
-                "stopped": seen.stopped,
-                "gates": tuple(GateRecord(name=name, passed=v.passed, reason=v.reason) for name, v in verdicts),
-                "refused": (*seen.refused, *self._asked.refused),
-                "standings": tuple(Placing(**each.model_dump(exclude={"outcome"})) for each in others),
-                "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
-                "race": tuple(seen.race_logs()),
-                "omissions": tuple(seen.omissions),
-                "answers": tuple(seen.answers),
-                "profile": self._profile(plan),
-                "baseline_profile": None if plan == self._asked.baseline else self._profile(self._asked.baseline),
-            }
+            others, baseline = () if answer is None else answer.alternatives, self._asked.baseline
+            found["standings"] = tuple(Placing(**each.model_dump(exclude={"outcome"})) for each in others)
+            if loop is not None:
+                verdicts, estimates = loop.checks.known.items(), loop.feasibility.looked_at.items()
+                found |= {
+                    "stopped": loop.end.stopped,
+                    "gates": tuple(GateRecord(name=name, passed=v.passed, reason=v.reason) for name, v in verdicts),
+                    "refused": (*loop.checks.refused, *self._asked.refused),
+                    "estimates": {key: estimate for key, estimate in estimates if estimate.is_bounded},
+                    "race": tuple(race_logs(loop.race, trials)),
+                    "omissions": tuple(loop.omissions),
+                    "answers": tuple(loop.answers.log),
+                    "profile": self._profile(plan),
+                    "baseline_profile": None if plan == baseline else self._profile(baseline),
+                }
         evidence = self._asked.model_copy(update=found)
         self._keep(evidence, CLOSED)
-        return SearchResult(answer, evidence, tuple(seen.trials))
+        return SearchResult(answer, evidence, trials)
 
     def _profile(self, plan: Plan) -> Profile | None:
         """Returns the profile of a plan from its trace; None if it was not traced."""
@@ -215,10 +218,11 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         return _search(bench, request, study, clock, tell_all)
 
 
-def run(tuning: Tuning) -> Findings:
+def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Findings:
     """Searches, races the finalists and proves the winner. Once there is an answer, it is returned whatever happens.
 
     An error or an interrupt of the user then only ends the search (`Findings.stopped`, `Findings.interrupted`).
+    `began` is called with the search before its first run.
 
     Raises:
         NothingFits: no plan ran inside the memory budget, or none could be proven.
@@ -232,6 +236,7 @@ def run(tuning: Tuning) -> Findings:
         KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
     """
     loop = Loop(tuning)
+    began(loop)
     final: Final | None = None
     try:
         loop.search()
@@ -260,7 +265,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     recorder = EvidenceRecorder(asked(briefing, budget, request, study.notes), study.note, made, listen)
     tuning = _tuning(bench, budget, request, study, clock, made, recorder)
     try:
-        findings = run(tuning)
+        findings = run(tuning, recorder.follow)
     except AutofitError as error:
         recorder.failed(error)
         raise
@@ -299,7 +304,6 @@ def _tuning(
         isolated=request.isolated,
         proof_start_s=bench.proof_start_s,
         cautious=not briefing.enforced and is_host,
-        seen=recorder.seen,
         noise_ratio=DISTURBED_NOISE_RATIO if is_host else DEVICE_NOISE_RATIO,
         check=bench.check,
         checked_as=hashlib.sha256(held.encode()).hexdigest()[:16],

@@ -1,7 +1,7 @@
 """What a search needs and returns: the interface of a bench, the arguments (Tuning), and the result (Findings)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from autofit.core.answer import Candidate, Ratio
@@ -18,7 +18,7 @@ from autofit.estimators.base import Estimator
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.search.choice import DISTURBED_NOISE_RATIO
-from autofit.search.evidence import Answered, Seen
+from autofit.search.evidence import Answered
 from autofit.search.request import Event
 from autofit.searchers.base import Problem, Searcher
 
@@ -96,7 +96,6 @@ class Tuning:
         isolated: whether `evaluate` starts a fresh process after a poisoned one, so that the search survives one
             poisoned trial.
         proof_start_s: seconds that a proof of its own needs to start a fresh process; 0 if it needs none.
-        seen: what the search sees as it runs, for its evidence.
         noise_ratio: standard deviation of the ratio of two separate probes on this device, beyond their own spread.
         check: checks the gradient of a plan that is about to become the answer; None: every plan passes.
         checked_as: digest of what verdicts hold for: workload, device and versions.
@@ -115,7 +114,6 @@ class Tuning:
     cautious: bool = False
     isolated: bool = False
     proof_start_s: float = 0.0
-    seen: Seen = field(default_factory=Seen)
     noise_ratio: float = DISTURBED_NOISE_RATIO
     check: Check | None = None
     checked_as: str = ""
