@@ -19,9 +19,8 @@ TIE_ROUNDS = 12
 """Number of rounds after which a plan leaves if it is at most two tie margins away from the leader."""
 STANDARD_ERRORS = 2.5
 """Standard errors by which a log ratio must differ from 0 for a plan to be slower beyond the noise, for a normal
-distribution. Student's t widens this for few pairs, by a factor of 1.9 for 4. Without the widening, one of two equal
-plans was called slower in 6 to 35 % of races on recorded noise; with it in 4 to 15 %, after a fifth more rounds. The
-rate exceeds that of a single test, 1.2 %, because every round tests again."""
+distribution. Student's t widens this for few pairs, by a factor of 1.9 for 4. One of two equal plans is then called
+slower in 4 to 15 % of races on recorded noise: more than in a single test, since every round tests again."""
 WIDE_LOG = math.log(1.1)
 """Half width of the 95 % interval of the gain over the pinned plan, as a log ratio. A decided race with a wider one
 continues, because the gain is what a person reads, and "8x (3 to 22)" says little. Where the ratio of two blocks varies

@@ -128,12 +128,11 @@ MAX_PROOFS = 5
 """Give up after this many failed proofs."""
 RACE_RATIO, RACE_S = 0.25, 10.0
 """An undecided race ends, after the minimum number of rounds, once it has taken this share of the search before it and
-at least this many seconds. The seconds count where steps are short: there more rounds cost little. With a share of 1,
-scripts/bench/search (0.33 instead of 0.34 % of regret) and scripts/bench/claims (96.3 % hold) are the same."""
+at least this many seconds. The seconds count where steps are short: there more rounds cost little. A longer race gains
+nothing in scripts/bench/search and scripts/bench/claims."""
 LONG_RACE_RATIO, RACE_LOSS = 3.0, 0.003
 """Longer share, which applies while recommending the current leader would lose more than `RACE_LOSS` on average, as a
-log ratio. That is so where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times
-the search."""
+log ratio. That is so where noise is large. Scored by scripts/bench/search."""
 
 
 class Final:

@@ -3,7 +3,7 @@
 Earlier: the trials of earlier runs, compared with what runs now. `settled` and `doubted` judge ambiguous failures.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from autofit.core.errors import DevicePoisoned
@@ -74,7 +74,11 @@ class Earlier:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning, self._baseline = tuning, tuning.space.baseline
         self.trials = tuple(tuning.log.earlier())
-        self.known = tuple(t for t in self.trials if self._is_informative(t))
+        # A plan with another global batch, or with a knob that is not in play now, cannot be recommended now. The cause
+        # of a loss that is not finite may have been fixed, and without the baseline there is no gain.
+        able = (t for t in self.trials if t.purpose is not Purpose.BLOCK and not tuning.space.violation(t.plan))
+        fixed = (self._baseline, Status.NUMERIC)
+        self.known = tuple(t for t in able if (t.plan, t.outcome.status) != fixed)
         self._dropped: dict[Plan, str] = {}
         self._another = ""
         self._blocks: dict[str, list[Measurement]] = {}
@@ -149,13 +153,6 @@ class Earlier:
         peak = "" if blocks else other_peak(then[-1], outcome)
         budget_bytes = self._tuning.budget.memory_bytes
         return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)
-
-    def _is_informative(self, trial: Trial) -> bool:
-        # The cause of a loss that is not finite may have been fixed, and without the baseline there is no gain.
-        fixed = trial.plan == self._baseline and trial.outcome.status is Status.NUMERIC
-        # A plan with another global batch, or with a knob that is not in play now, cannot be recommended now.
-        foreign = self._tuning.space.violation(trial.plan) is not None
-        return trial.purpose is not Purpose.BLOCK and not fixed and not foreign
 
 
 class TrialRunner:
@@ -307,20 +304,19 @@ def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knob
     search. None of them may look cheaper for that, so each is charged the longest warm-up that it, or a plan with these
     values, has shown.
     """
-    values, found = dict(_warming(plan, knobs)), outcome.measurement
+    found = outcome.measurement
+
+    def warming(plan: Plan) -> dict[str, KnobValue]:
+        """Returns the values of a plan that must warm up."""
+        values = {k.name: plan.values.get(k.name, k.default) for k in knobs if k.warm_up_s}
+        return {k.name: values[k.name] for k in knobs if k.warm_up_s and not same_value(values[k.name], k.default)}
+
     if found is None or found.startup_s is None:
         return outcome
-    alike = (t for t in earlier if t.plan == plan or (values and dict(_warming(t.plan, knobs)) == values))
+    values = warming(plan)
+    alike = (t for t in earlier if t.plan == plan or (values and warming(t.plan) == values))
     measured = (trial.outcome.measurement for trial in alike)
     longest_s = max((m.startup_s for m in measured if m is not None and m.startup_s is not None), default=0.0)
     if longest_s <= found.startup_s:
         return outcome
     return outcome.with_measured(startup_s=longest_s)
-
-
-def _warming(plan: Plan, knobs: Sequence[Knob]) -> Iterator[tuple[str, KnobValue]]:
-    """Yields the values of a plan that must warm up."""
-    for knob in knobs:
-        value = plan.values.get(knob.name, knob.default)
-        if knob.warm_up_s and not same_value(value, knob.default):
-            yield knob.name, value

@@ -24,8 +24,8 @@ from autofit.searchers.guided.exclusions import Exclusion
 TIMES_PAID = 2
 """A warm-up is paid at least twice: by the search, which must measure it, and by the training."""
 USUAL_RATIO = 5.0
-"""A warm-up that was not measured yet is expected to take this many times the least plausible one. On 2 cores, four
-layers compiled in 7 s and the GPT of the examples in 20 s, where 3 s are the least plausible."""
+"""A warm-up that was not measured yet is expected to take this many times the least plausible one, as the GPT of the
+examples compiled in 20 s on 2 cores, where 3 s are the least plausible."""
 OVERDUE_RATIO = 2.0
 """A warm-up that was given up is expected to take this many times as long as it had. The time left has shrunk since, so
 a second attempt would have less."""
@@ -106,21 +106,17 @@ class Payback:
 
 
 MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
-"""Expected gain that is worth a probe, as a log ratio: at first, and at most. With 0.003, a search of the tables takes
-10 probes instead of 11, and the mean regret is 0.49 instead of 0.40 %."""
+"""Expected gain that is worth a probe, as a log ratio: at first, and at most. Scored by scripts/bench/search."""
 MANY_MEASURED = 11
 """From this number of measured plans on, the gain that is worth a probe grows with its square where memory is
-estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search, on
-other devices in spaces of 2,000 and 20,000 plans, and on the tables. On the tables, the mean regret is 0.44 % with 10,
-0.41 % with 11 and 0.40 % with 13. In these spaces, it is 0.31 % with 11 and with 13, which takes half a probe more
-(three devices), and 0.59 % with 10 where 13 has 0.46 % (nine devices). Without estimates, plans also run to show their
-memory, and the mean regret would double."""
+estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search: 10
+loses more, and 13 takes more probes for the same regret. Without estimates, plans also run to show their memory, and
+the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 2, 1.4
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there, and so may the values that it ran with. It is settled if the plan is
 estimated to be slower by `MAX_SLOWDOWN`. With 4 or with 1.1, a space whose values depend on others loses more than
-twice as much (scripts/bench/search --only together_2k). With 1.25, a value whose casts make it 1.6 times slower at a
-small size is never tried at a large one, where it is faster."""
+twice as much (scripts/bench/search --only together_2k)."""
 DIGITS = 9
 """Logarithms that agree to this many digits are equal. Processors round differently, and the search must not depend on
 it."""
