@@ -20,8 +20,8 @@ from autofit.search.choice import PROBE_NOISE_RATIO, keeps_batch, measurement_of
 from autofit.search.common_scale import proof_contradicts
 from autofit.search.evidence import Answered
 from autofit.search.ledger import Ledger
+from autofit.search.request import Tuning
 from autofit.search.trial_runner import TrialRunner
-from autofit.search.tuning import Tuning
 
 CUT_OFF = (Status.TIMED_OUT, Status.SKIPPED)
 """Outcomes of a proof that the end of the time cut off: they say nothing of the plan."""

@@ -13,8 +13,8 @@ from autofit.search.choice import finalists, measurement_of, ranked
 from autofit.search.evidence import STOPPED_BY_USER
 from autofit.search.no_answer import poison_ends_search, too_short
 from autofit.search.race import MIN_ROUNDS, Race
+from autofit.search.request import Tuning
 from autofit.search.trial_runner import TrialRunner
-from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
 
 REPEATS = 100

@@ -18,8 +18,8 @@ from autofit.search.explanations import Explanations, failed_in_race
 from autofit.search.loop import Loop
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, run_race
+from autofit.search.request import Findings
 from autofit.search.trial_runner import TrialRunner
-from autofit.search.tuning import Findings
 
 LATE_WORTH = 0.02
 """Expected gain over the leader, as a log ratio, from which a plan joins a running race: where the leader's probe was

@@ -48,8 +48,7 @@ from autofit.search.evidence import (
 from autofit.search.explanations import loading_caveats
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
-from autofit.search.request import DEFAULT_STUDY, Event, Listen, Request, searcher_of
-from autofit.search.tuning import Bench, Findings, Tuning
+from autofit.search.request import DEFAULT_STUDY, Bench, Event, Findings, Listen, Request, Tuning, searcher_of
 from autofit.study import Study
 from autofit.study.location import writing
 

@@ -18,8 +18,7 @@ from autofit.core.wording import describe_outcome, describe_plan
 from autofit.search.common_scale import NEAR_RATIO, contradiction, other_peak
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
-from autofit.search.request import Event
-from autofit.search.tuning import Tuning
+from autofit.search.request import Event, Tuning
 
 
 def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:

@@ -15,7 +15,7 @@ WITHOUT_TWIN = {
     "autofit/exporters/base.py": BASE,
     "autofit/probing/remote/target.py": "the request that a child is opened with: tests/probing/remote/test_bench.py",
     "autofit/probing/remote/supervisor.py": "a process of its own: tests/faults/test_processes.py",
-    "autofit/search/tuning.py": RECORD,
+    "autofit/search/request.py": RECORD,
     "autofit/searchers/base.py": BASE,
     "autofit/strategies/base.py": BASE,
     "autofit/trackers/base.py": BASE,

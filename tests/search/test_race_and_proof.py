@@ -10,9 +10,8 @@ from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
 from autofit.search.loop import Loop
 from autofit.search.race import Race
-from autofit.search.request import Event
+from autofit.search.request import Event, Findings, Tuning
 from autofit.search.search import run
-from autofit.search.tuning import Findings, Tuning
 from tests.fakes import (
     MIB,
     PRECISION,
