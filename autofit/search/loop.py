@@ -105,10 +105,7 @@ class Loop:
             self.runner.check_for_users_fault()
 
     def _recall(self) -> None:
-        """Learns the trials of earlier runs, after their best plan and the baseline ran again.
-
-        The best plan runs first, so that what an earlier run had found is the answer at once.
-        """
+        """Learns the trials of earlier runs, after their best plan (the answer at once) and the baseline ran again."""
         runner, earlier = self.runner, self.runner.earlier
         if plans := len({trial.plan.key for trial in earlier.known}):
             known = "1 plan is" if plans == 1 else f"{plans} plans are"
@@ -216,10 +213,7 @@ class Loop:
         return self.end.early
 
     def _race_is_worth_more(self, plan: Plan) -> bool:
-        """Returns whether the time left is better spent on a race than on a probe of this plan.
-
-        That is so if a race would not end in time after the probe, and the probe promises less than the race.
-        """
+        """Returns whether a race would not end in time after a probe of a plan, which promises less than the race."""
         left_s, expected_s = self._ledger.left_s(), self._searcher.expected_s(plan)
         if math.isinf(left_s) or self.answers.best is None:
             return False

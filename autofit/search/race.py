@@ -72,10 +72,8 @@ class Pairing:
         return self._margin(DEVIATIONS_95)
 
     def _margin(self, errors: float) -> float:
-        """Returns the margin of this many standard errors, widened for few pairs.
-
-        Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5, two terms).
-        """
+        """Returns the margin of this many standard errors, widened for few pairs."""
+        # Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5, two terms).
         z, df = errors, max(self.pairs - 1, 1)
         return self.error * (z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2))
 

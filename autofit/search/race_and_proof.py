@@ -295,10 +295,8 @@ class Final:
         return choose(pool, self._runner.baseline, self._objective, self._ratio, self._scale.claim)
 
     def _pool(self, left: list[Trial]) -> list[Trial]:
-        """Returns the plans that may be chosen: those of `left` that raced, or else the finalists by their probes.
-
-        Figures of probes and of the race are not comparable, and the race may have contradicted a probe.
-        """
+        """Returns the plans that may be chosen: those of `left` that raced, or else the finalists by their probes."""
+        # Figures of probes and of the race are not comparable, and the race may have contradicted a probe.
         pool = finalists(left, self._runner.baseline, self._objective)
         raced = [t for t in left if self._scale.raced(t)]
         if not raced:
@@ -323,11 +321,7 @@ class Final:
         return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": new_s})
 
     def _prove(self) -> None:
-        """Makes the winner the answer: proves it once more where there is time, and checks it.
-
-        A winner whose proof or check fails is followed by the next one, up to `MAX_PROOFS` times. Where the time does
-        not suffice, the answer stays what it was.
-        """
+        """Makes the winner the answer, proven once more where there is time, and checked; or else the next one."""
         left = [t for t in self._able() if not failed_in_race(self._scale.race, t)]
         self._drop_failed()
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]

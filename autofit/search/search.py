@@ -381,11 +381,8 @@ def _caveats(findings: Findings, briefing: Briefing, clock: Clock) -> Iterator[s
 
 
 def _strategies(findings: Findings, briefing: Briefing) -> Iterator[StrategyRecord]:
-    """Yields the strategies whose values differ between the plan and the baseline.
-
-    Those that a gate found to change this model's gradient, and another global batch, change the result. A strategy
-    whose values the plan only switches off says so.
-    """
+    """Yields the strategies whose values differ between the plan and the baseline; one that is only off says so."""
+    # Values that a gate found to change this model's gradient, and another global batch, change the result.
     changed = findings.plan.changes_from(briefing.space.baseline)
     changing = {name for name, value in changed.items() if f"{name}={value}" in findings.allowed}
     if "accumulation" in findings.allowed:

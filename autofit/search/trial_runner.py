@@ -136,15 +136,12 @@ class Earlier:
             )
 
     def _contradictions(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> tuple[str, str]:
-        """Returns how a run contradicts the peak and the rest that the study has of its plan, each "" if it does not.
-
-        Blocks, whose memory is not compared, are collected until there are enough.
-        """
+        """Returns how a run contradicts the peak and the rest that the study has of its plan; "" for each that agrees."""
         then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
         if not then:
             return "", ""
         blocks: list[Measurement] = []
-        if purpose is Purpose.BLOCK:
+        if purpose is Purpose.BLOCK:  # collected until there are enough; their memory is not compared
             blocks = self._blocks.setdefault(plan.key, [])
             blocks += [] if outcome.measurement is None else [outcome.measurement]
             if outcome.measurement is None or len(blocks) < BLOCKS:
@@ -283,12 +280,7 @@ class TrialRunner:
         return trial
 
     def _refuse_poison(self, outcome: Outcome) -> None:
-        """Ends the search after an interrupt, or if the device stays poisoned.
-
-        Raises:
-            KeyboardInterrupt: the outcome is an interrupt.
-            DevicePoisoned: the device is poisoned in this process, or twice in a row in fresh processes.
-        """
+        """Ends the search after an interrupt, or if the device is poisoned here, or twice in a row in fresh processes."""
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):

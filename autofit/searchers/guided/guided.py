@@ -145,10 +145,7 @@ class Guided(Searcher):
         return self._unsettled(belief, too_long) if place is None else place
 
     def _usual(self, too_long: NDArray[np.bool_]) -> int | None:
-        """Returns the first of the plans that an expert writes at once that ends in time and is likely to fit.
-
-        None once one of each group was measured: from then on the model decides.
-        """
+        """Returns a plan that an expert writes at once, ends in time and is likely to fit; None once each group ran."""
         due = [group for group in self._openers if not any(place in self._scores for place in group)]
         excluded = self._excluded() | too_long
         excluded[[*self._outcomes, *self._declined]] = True
@@ -156,13 +153,11 @@ class Guided(Searcher):
         return next((place for place in able if self._feasibility.is_likely(self._plans[place])), None)
 
     def _is_wanted(self, place: int) -> bool:
-        """Returns whether a plan is to be run, now that it was looked at.
-
-        Where any plan can be estimated, a plan without an estimate of its own is judged by the model.
-        """
+        """Returns whether a plan is to be run, now that it was looked at."""
         if place in self._risks or not self._has_measured:
             return True
         plan = self._plans[place]
+        # Where any plan can be estimated, a plan without an estimate of its own is judged by the model.
         known = self._feasibility.is_estimated(plan) or self._feasibility.baseline_is_estimated
         return not known or self._feasibility.is_likely(plan)
 
@@ -228,10 +223,7 @@ class Guided(Searcher):
         return [*exclusions(self._knobs, self._points, self._outcomes, self._scores), *unpaid]
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
-        """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may.
-
-        Where there is none, a risk; and else a hope, which is looked at before it runs.
-        """
+        """Returns the plan with the most gain per second: one that is likely to fit, a step, else a risk or a hope."""
         fits, least = self._feasibility, self._least_gain()
         candidates = Candidates(gains, seconds, least, self._outcomes, self._looked, fits)
         sure, step, risk, hope = candidates.proposals(self._steps < MAX_STEPS and not fits.baseline_is_estimated)
