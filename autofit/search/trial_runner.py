@@ -136,7 +136,7 @@ class Earlier:
             )
 
     def _contradictions(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> tuple[str, str]:
-        """Returns how a run contradicts the peak and the rest that the study has of its plan; "" for each that agrees."""
+        """Returns how a run contradicts the peak and the rest that the study has of its plan; "" where it agrees."""
         then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
         if not then:
             return "", ""
@@ -280,7 +280,7 @@ class TrialRunner:
         return trial
 
     def _refuse_poison(self, outcome: Outcome) -> None:
-        """Ends the search after an interrupt, or if the device is poisoned here, or twice in a row in fresh processes."""
+        """Ends the search after an interrupt, or a device poisoned here, or twice in a row in fresh processes."""
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
