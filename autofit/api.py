@@ -187,12 +187,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
 
 
 def _check_evaluation(workload: Workload) -> None:
-    """Rejects an `eval_loader` that cannot be used before the training is searched, which may take long.
-
-    Raises:
-        UsageError: there is no training that it belongs to.
-        WorkloadError: it is not a loader.
-    """
+    """Rejects an `eval_loader` that cannot be used before the training is searched, which may take long."""
     if workload.eval_loader is None:
         return
     if not workload.training:

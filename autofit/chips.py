@@ -10,9 +10,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from autofit.core.errors import UsageError
+from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
 _NOISE = ("nvidia", "tesla", "geforce", "tensor", "core", "gpu", "graphics", "card")
@@ -23,7 +24,7 @@ operators took 2.5 ms on a device that computes nothing, with one core of an EPY
 _HELP = "Pass one of them, or leave the device out and pass only the memory, such as 24GiB"
 
 
-class StandIn(BaseModel):
+class StandIn(Strict):
     """The device for which a worker stands in.
 
     Attributes:
@@ -34,8 +35,6 @@ class StandIn(BaseModel):
         multiprocessors: number of multiprocessors.
         threads: maximum number of threads per multiprocessor.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["cuda", "cpu"] = "cuda"
     name: str = "a CUDA device like an A100"
@@ -50,7 +49,7 @@ class StandIn(BaseModel):
         return self.type == "cpu"
 
 
-class Card(BaseModel):
+class Card(Strict):
     """A device and its published specifications.
 
     Attributes:
@@ -65,8 +64,6 @@ class Card(BaseModel):
         sources: sources of the capacity, the chip's properties and the peak rates.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     aliases: tuple[str, ...]
     capacity_bytes: int
@@ -79,13 +76,7 @@ class Card(BaseModel):
 
     def stand_in(self) -> StandIn:
         """Returns the properties that a worker needs to stand in for this device."""
-        return StandIn(
-            name=self.name,
-            capacity_bytes=self.capacity_bytes,
-            capability=self.capability,
-            multiprocessors=self.multiprocessors,
-            threads=self.threads,
-        )
+        return StandIn.model_validate(self.model_dump(include=StandIn.model_fields.keys() - {"type"}))
 
     def ceilings(self) -> Ceilings | None:
         """Returns the peak rates of the device; None if its bandwidth is unknown."""
@@ -95,9 +86,7 @@ class Card(BaseModel):
         return Ceilings(flops_per_s=rates, bytes_per_s=self.bandwidth_bytes_per_s, operator_s=OPERATOR_S, ahead=True)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _File(Strict):
     schema_name: Literal["autofit.devices/1"] = Field(alias="schema")
     devices: tuple[Card, ...]
 

@@ -64,15 +64,11 @@ def head_of(path: Path, most_bytes: int) -> bytes:
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    with open(path, "rb", opener=_opened_at_once) as file:  # Path.open has no opener
+    at_once = getattr(os, "O_NONBLOCK", 0)  # opens even a pipe to which nobody writes
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:  # Path.open has no opener
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "a device or a pipe", str(path))
         return file.read(most_bytes)
-
-
-def _opened_at_once(path: str, flags: int) -> int:
-    """Opens a file, even a pipe to which nobody writes."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_atomically(target: Path, data: bytes) -> None:
@@ -91,7 +87,10 @@ def write_atomically(target: Path, data: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             if earlier is not None:
-                _copy_owner_and_mode(draft, earlier)
+                if hasattr(os, "chown") and (earlier.st_uid, earlier.st_gid) != (os.geteuid(), os.getegid()):
+                    with suppress(OSError):
+                        os.chown(draft, earlier.st_uid, earlier.st_gid)
+                draft.chmod(stat.S_IMODE(earlier.st_mode) & 0o777)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -100,11 +99,3 @@ def write_atomically(target: Path, data: bytes) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
-
-
-def _copy_owner_and_mode(draft: Path, earlier: os.stat_result) -> None:
-    """Gives `draft` the owner and the permissions of an earlier file."""
-    if hasattr(os, "chown") and (earlier.st_uid, earlier.st_gid) != (os.geteuid(), os.getegid()):
-        with suppress(OSError):
-            os.chown(draft, earlier.st_uid, earlier.st_gid)
-    draft.chmod(stat.S_IMODE(earlier.st_mode) & 0o777)

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,9 +167,8 @@ class Fit:
             SpaceError: the plan cannot be applied to this model or device.
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
-        self._check_model(model)
         terms = Terms(loss_fn, step_fn, optimizer, update_fn).completed_by(self.terms)
-        self._check_update(terms, scaler)
+        self._check(model, terms, scaler)
         workload = Workload(
             model,
             loader,
@@ -185,12 +184,13 @@ class Fit:
             source = source_of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
             rebuilt = self._loader(source)
-        self._check_loss(loss, signature(model, source.structure(), loss.name))
-        self._check_length(source.length)
         weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
         draft.scaler, draft.scheduler = scaler, scheduler
-        self._check_optimizer(draft.optimizer)
+        for doubt in self._doubts(
+            loss, signature(model, source.structure(), loss.name), source.length, draft.optimizer
+        ):
+            warnings.warn(doubt, stacklevel=2)
         step = prepare(self.plan, draft, members())
         step.loader = StepLoader.of(self.plan, rebuilt, drop_last=bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None and loss.update is None:
@@ -247,13 +247,25 @@ class Fit:
     def _setting(self, name: str) -> str | None:
         return self.answer.environment.settings.get(name)
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
-        tuned, found = self._setting("optimizer"), names_of(optimizer)
-        if found and tuned is not None and found != tuned:
-            warnings.warn(
-                f"the plan was measured with {tuned}, but this step uses {found}: memory and speed will differ. "
-                f"Pass a {tuned} as optimizer, or tune with {found}.",
-                stacklevel=3,
+    def _doubts(
+        self, loss: LossRule, found: str, length: int | None, optimizer: torch.optim.Optimizer | None
+    ) -> Iterator[str]:
+        """Yields how the loss, the loader and the optimizer of a step differ from what was measured."""
+        tuned, used, total = self._setting("optimizer"), names_of(optimizer), self.plan.global_batch_size
+        if loss.inferred and found != self.answer.environment.workload:
+            yield (
+                f"the loss was inferred here ({loss.about}), but the plan was measured with another loss or other "
+                "batches. Pass loss_fn= or step_fn= as in your call of autofit.tune."
+            )
+        if length is not None and length < total:
+            yield (
+                f"one pass over this loader gives {length} samples, fewer than the global batch of {total}: no step "
+                "will have the plan's global batch. Give more data, or tune with a smaller global_batch_size."
+            )
+        if used and tuned is not None and used != tuned:
+            yield (
+                f"the plan was measured with {tuned}, but this step uses {used}: memory and speed will differ. "
+                f"Pass a {tuned} as optimizer, or tune with {used}."
             )
 
     def _clipping(self) -> float | None:
@@ -266,37 +278,17 @@ class Fit:
                 "file, or pass max_grad_norm=."
             ) from None
 
-    def _check_loss(self, loss: LossRule, found: str) -> None:
-        if loss.inferred and found != self.answer.environment.workload:
-            warnings.warn(
-                f"the loss was inferred here ({loss.about}), but the plan was measured with another loss or other "
-                "batches. Pass loss_fn= or step_fn= as in your call of autofit.tune.",
-                stacklevel=3,
-            )
-
-    def _check_update(self, terms: Terms, scaler: torch.amp.GradScaler | None) -> None:
-        if terms.update_fn is None and self._setting(UPDATE) is not None:
-            raise WorkloadError("found no update_fn; expected the one that the plan was tuned with. Pass update_fn=.")
-        if terms.update_fn is not None and scaler is not None:
-            raise WorkloadError("found scaler beside update_fn, which scales its losses; expected none. Leave it out.")
-
-    def _check_length(self, length: int | None) -> None:
-        total = self.plan.global_batch_size
-        if length is not None and length < total:
-            warnings.warn(
-                f"one pass over this loader gives {length} samples, fewer than the global batch of {total}: no step "
-                "will have the plan's global batch. Give more data, or tune with a smaller global_batch_size.",
-                stacklevel=3,
-            )
-
-    def _check_model(self, model: nn.Module) -> None:
-        made_for = self.answer.environment.workload.partition("-")[0]
-        found = model_signature(model)
+    def _check(self, model: nn.Module, terms: Terms, scaler: torch.amp.GradScaler | None) -> None:
+        made_for, found = self.answer.environment.workload.partition("-")[0], model_signature(model)
         if found != made_for:
             raise PlanFileError(
                 f"the plan was made for a model with a different structure (signature {made_for}, "
                 f"this model has {found}). Tune this model: autofit.tune(model, loader)."
             )
+        if terms.update_fn is None and self._setting(UPDATE) is not None:
+            raise WorkloadError("found no update_fn; expected the one that the plan was tuned with. Pass update_fn=.")
+        if terms.update_fn is not None and scaler is not None:
+            raise WorkloadError("found scaler beside update_fn, which scales its losses; expected none. Leave it out.")
 
     def _device_of(self, workload: Workload) -> torch.device:
         """Returns the device that a step runs on. Warns if the plan was proven on another."""

@@ -13,12 +13,10 @@ from autofit.devices.base import Device
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Listen, Request
-from autofit.search.search import search
-from autofit.trackers.live_line import Yardstick
-from autofit.trackers.progress import Progress, heartbeat, waiting
+from autofit.search.search import STAGE, search, training_request, with_evaluation
+from autofit.trackers.progress import Progress, heartbeat, waiting, watched
 from autofit.workloads.workload import Workload
 
 
@@ -33,41 +31,31 @@ def search_in_process(
 ) -> tuple[Answer, SearchResult | None]:
     """Returns the answer of a search on a device, and its last event's result. The device is locked meanwhile.
 
-    Args:
-        workload: what is trained.
-        chosen: the device to search on.
-        options: what the bench is opened with.
-        request: what the caller wants.
-        clock: running since the call began.
-        progress: see `autofit.tune`.
-        followers: further listeners, which must not raise.
+    `clock` runs since the call began. `followers` are further listeners, which must not raise.
 
     Raises:
         AutofitError: see `autofit.tune`.
     """
     results: list[SearchResult | None] = [None]
+
+    def keep(event: Event) -> None:
+        results.append(event.result or results[-1])
+
     about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
     with ExitStack() as held:
         held.enter_context(private_cache())
-        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen:
+        with watched(progress, None, request, clock, watch) as listen:
             asked_s = clock.elapsed_s
             held.enter_context(locks.held(chosen.lock_key, about, wait_s, waiting(watch, listen)))
             clock.waited_s += clock.elapsed_s - asked_s
             held.enter_context(watch)
-            with watch.telling(lambda text: listen(Event("waiting", text))):
-                bench = _opened(workload, chosen, options, watch)
-        with bench.backstop, bench:
-            against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
-            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                everyone = [
-                    listen,
-                    *followers,
-                    heartbeat(watch),
-                    lambda event: results.append(event.result or results[-1]),
-                ]
-                found = search(bench, request, everyone, clock)
-    found, result = _with_what_changed(found, bench.changed), results[-1]
-    return found, None if result is None else replace(result, answer=found)
+            bench = _opened(workload, chosen, options, watch)
+        with bench.backstop, bench, watched(progress, bench.briefing, request, clock, watch) as listen:
+            found = search(bench, request, [listen, *followers, heartbeat(watch), keep], clock)
+    if bench.changed:
+        note = f"changed while tuning, and could not be restored: {', '.join(bench.changed)}"
+        found = found.model_copy(update={"caveats": (note, *found.caveats)})
+    return found, None if results[-1] is None else replace(results[-1], answer=found)
 
 
 def search_with_evaluation(
@@ -102,20 +90,8 @@ def search_with_evaluation(
 
 
 def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
-    """Opens a bench within the time budget.
-
-    Raises:
-        BudgetSpent: opening the bench used up the time budget.
-    """
+    """Opens a bench within the time budget."""
     try:
         return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
     except Overdue as error:
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
-
-
-def _with_what_changed(found: Answer, changed: Sequence[str]) -> Answer:
-    """Adds a caveat that names what could not be restored, if there is any."""
-    if not changed:
-        return found
-    note = f"changed while tuning, and could not be restored: {', '.join(changed)}"
-    return found.model_copy(update={"caveats": (note, *found.caveats)})

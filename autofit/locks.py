@@ -73,16 +73,11 @@ def held(key: str, what: str, wait_s: float, say: Say = lambda text: None) -> It
     finally:
         keys.discard(key)
         if os.getpid() == owner:  # not in a child that was forked meanwhile: the lock belongs to the parent
-            _release(descriptor)
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)  # a process that this one starts later must not find its signature
+                if fcntl is not None:  # released even if a process that was forked meanwhile has the file open
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
-
-
-def _release(descriptor: int) -> None:
-    """Releases a lock, even if a process that was forked meanwhile has its file open."""
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)  # a process that this one starts later must not find its signature
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def locked(descriptor: int, wait_s: float, waiting: Callable[[], None] = lambda: None) -> bool:
@@ -124,7 +119,11 @@ def holder_of(path: Path) -> str:
     for fields in lines:
         # 1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF; "->" before the type of a waiting lock
         if len(fields) > 5 and fields[5] == mark and int(fields[4]) not in (0, -1, os.getpid()):
-            return _process(int(fields[4]))
+            words = list[str]()
+            with suppress(OSError):
+                words = Path(f"/proc/{fields[4]}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            command = " ".join(Path(word).name for word in words[:2]).strip()
+            return f"process {fields[4]}{f' ({command})' if command else ''}"
     return "another process"
 
 
@@ -166,34 +165,33 @@ def _claim(key: str, what: str, wait_s: float, say: Say) -> int | None:
 
 
 def _taken(descriptor: int, what: str, wait_s: float, say: Say) -> bool:
-    """Takes and signs a lock. Returns False if an ancestor of this process holds it.
-
-    Raises:
-        Busy: another process held it for all of `wait_s`.
-        OSError: the file system does not support such locks.
-    """
+    """Takes and signs a lock. Returns False if an ancestor of this process holds it."""
     began = time.monotonic()
 
+    def holder() -> str:
+        signed = _signed(descriptor)
+        if not signed:
+            return "another process"
+        return f"process {signed.get('pid')} ({signed.get('command')}) since {signed.get('since')}"
+
     def waiting() -> None:
-        say(f"waiting up to {format_duration(wait_s)} for {what}, in use by {_holder(descriptor)}")
+        say(f"waiting up to {format_duration(wait_s)} for {what}, in use by {holder()}")
 
     if _by_ancestor(descriptor):
         return False
     if not locked(descriptor, wait_s, waiting):
         raise Busy(
-            f"{what} is in use: found {_holder(descriptor)}, after {format_duration(time.monotonic() - began)} of "
+            f"{what} is in use: found {holder()}, after {format_duration(time.monotonic() - began)} of "
             "waiting; expected one tuner at a time, since two disturb each other's timing and memory. Wait until "
             "it ends, end it, or allow more time."
         )
-    _sign(descriptor)
-    return True
-
-
-def _sign(descriptor: int) -> None:
+    # The command line has no values of options, which may be secrets.
+    words = [Path(sys.argv[0] or "python").name, *(word.partition("=")[0] for word in sys.argv[1:3])]
+    command = " ".join(word for word in words if "://" not in word)
     since = datetime.now().astimezone().isoformat(timespec="seconds")
-    text = json.dumps({"pid": os.getpid(), "command": _command(), "since": since})
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, text.encode(), 0)
+    os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "command": command, "since": since}).encode(), 0)
+    return True
 
 
 def _signed(descriptor: int) -> dict[str, object]:
@@ -204,42 +202,21 @@ def _signed(descriptor: int) -> dict[str, object]:
         return {}
 
 
-def _holder(descriptor: int) -> str:
-    signed = _signed(descriptor)
-    if not signed:
-        return "another process"
-    return f"process {signed.get('pid')} ({signed.get('command')}) since {signed.get('since')}"
-
-
 def _by_ancestor(descriptor: int) -> bool:
     """Returns whether an ancestor of this process holds the lock."""
-    holder = _signed(descriptor).get("pid")
-    if not isinstance(holder, int) or holder not in _ancestors() or locked(descriptor, 0.0):
+    holder, pid = _signed(descriptor).get("pid"), os.getppid()
+    while pid > 1 and pid != holder:
+        fields = stat_of(pid)
+        pid = int(fields[1]) if fields else 0
+    if pid <= 1 or locked(descriptor, 0.0):
         return False  # if it could be taken, the holder has released it
     return _signed(descriptor).get("pid") == holder  # false if another process has taken it meanwhile
 
 
-def _ancestors() -> Iterator[int]:
-    pid = os.getppid()
-    while pid > 1:
-        yield pid
-        try:
-            pid = int(
-                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
-            )
-        except (OSError, ValueError, IndexError):
-            return
-
-
-def _command() -> str:
-    """Returns the command line of this process without option values, which may be secrets."""
-    words = [Path(sys.argv[0] or "python").name, *(word.partition("=")[0] for word in sys.argv[1:3])]
-    return " ".join(word for word in words if "://" not in word)
-
-
-def _process(pid: int) -> str:
+def stat_of(pid: int) -> list[str]:
+    """Returns the fields of /proc/PID/stat from the state on, see proc(5); [] if there is no such file."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return f"process {pid}"
-    return f"process {pid} ({' '.join(Path(word).name for word in words[:2])})".replace(" )", ")")
+        return []
+    return text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets

@@ -11,10 +11,11 @@ import yaml
 from pydantic import ValidationError
 
 from autofit import strict_yaml
-from autofit.core.answer import PLAN_SCHEMA, Answer, Candidate
+from autofit.core.answer import PLAN_SCHEMA, Answer
 from autofit.core.errors import PlanFileError
 from autofit.core.measurement import Measurement
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.core.objective import Objective
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line
 from autofit.core.wording import a_type, describe_outcome, describe_plan
 from autofit.files import head_of, replaceable, unwritable, write_atomically
@@ -54,16 +55,14 @@ def save(answer: Answer, path: str | Path, *, force: bool = False) -> None:
     Raises:
         PlanFileError: `path` is not a plan file, or cannot be written.
     """
-    path = Path(path)
     data = dumps(answer).encode()
     if len(data) > MAX_BYTES and answer.evaluation is not None:
-        shorter = _with(answer.evaluation, ())
-        answer = answer.model_copy(update={"evaluation": shorter})
+        answer = answer.model_copy(update={"evaluation": _shortened(answer.evaluation, 0.0)})
         data = dumps(answer).encode()
-    kept = answer.alternatives
-    while len(data) > MAX_BYTES and kept:
-        kept = _best_share(kept, _ROOM_RATIO * MAX_BYTES / len(data))
-        data = dumps(_with(answer, kept)).encode()
+    share = 1.0
+    while len(data) > MAX_BYTES and share * len(answer.alternatives) >= 1:
+        share *= _ROOM_RATIO * MAX_BYTES / len(data)
+        data = dumps(_shortened(answer, share)).encode()
     if len(data) > MAX_BYTES:
         raise PlanFileError(
             f"the plan file would be {len(data)} bytes without alternatives; expected at most {MAX_BYTES}, the "
@@ -75,16 +74,13 @@ def save(answer: Answer, path: str | Path, *, force: bool = False) -> None:
         raise unwritable(path, error, PlanFileError) from error
 
 
-def _best_share(candidates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
-    """Returns a share of the candidates, in order. Those on the Pareto front are preferred, then the first ones."""
-    first = sorted(range(len(candidates)), key=lambda at: (not candidates[at].on_front, at))
-    return tuple(candidates[at] for at in sorted(first[: int(share * len(candidates))]))
-
-
-def _with(answer: Answer, alternatives: tuple[Candidate, ...]) -> Answer:
-    total = len(answer.alternatives)
-    caveat = f"{total - len(alternatives)} of {total} alternatives are left out of this file; the study contains them"
-    return answer.model_copy(update={"alternatives": alternatives, "caveats": (*answer.caveats, caveat)})
+def _shortened(answer: Answer, share: float) -> Answer:
+    """Returns an answer with a share of its alternatives: those on the Pareto front, then the first ones; in order."""
+    others, total = answer.alternatives, len(answer.alternatives)
+    first = sorted(range(total), key=lambda at: (not others[at].on_front, at))[: int(share * total)]
+    caveat = f"{total - len(first)} of {total} alternatives are left out of this file; the study contains them"
+    kept = tuple(others[at] for at in sorted(first))
+    return answer.model_copy(update={"alternatives": kept, "caveats": (*answer.caveats, caveat)})
 
 
 def check_replaceable(path: str | Path, *, force: bool = False) -> Path:
@@ -103,9 +99,17 @@ def load(path: str | Path) -> Answer:
     Raises:
         PlanFileError: the file is missing, damaged, too large, or of another schema.
     """
-    data = _parse(_read(Path(path)), path)
+    text = _read(Path(path))
+    try:
+        data = strict_yaml.load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an escape above U+10FFFF
+        where = getattr(error, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where is not None else ""
+        problem = _short(getattr(error, "problem", None) or str(error).partition("\n")[0])
+        raise PlanFileError(f"{path} is not readable as YAML{line}: {problem}. {_AGAIN}") from error
     if not isinstance(data, dict):
-        raise PlanFileError(f"{path}: found {_kind(data)}; expected a mapping that begins with `schema`. {_AGAIN}")
+        found = "nothing" if data is None else a_type(data)
+        raise PlanFileError(f"{path}: found {found}; expected a mapping that begins with `schema`. {_AGAIN}")
     _check_schema(data, path)
     try:
         answer = Answer.model_validate(data)
@@ -117,18 +121,14 @@ def load(path: str | Path) -> Answer:
 
 
 def _comment(answer: Answer) -> str:
-    r = answer
+    plan, baseline, gain = answer.plan, answer.baseline, answer.gain
+    outcome = describe_outcome(baseline.outcome, answer.objective.unit, baseline.rate_per_s)
     lines = [
         "An autofit plan, made by `autofit tune`. `autofit show FILE` explains it, `autofit.load(FILE)` applies it.",
-        f"{describe_plan(r.plan, r.baseline.plan)}{f': {r.gain} the throughput of the baseline' if r.gain else ''}",
-        f"baseline: {describe_plan(r.baseline.plan, r.baseline.plan)}: {_baseline(r)}",
+        f"{describe_plan(plan, baseline.plan)}{f': {gain} the throughput of the baseline' if gain else ''}",
+        f"baseline: {describe_plan(baseline.plan, baseline.plan)}: {outcome}",
     ]
     return "".join(f"# {one_line(line)}\n" for line in lines)
-
-
-def _baseline(r: Answer) -> str:
-    """Returns the outcome of the baseline on the scale of `Answer.rate_per_s`."""
-    return describe_outcome(r.baseline.outcome, r.objective.unit, r.baseline.rate_per_s)
 
 
 def _without_empty(full: Any, changed: Any) -> Any:
@@ -167,16 +167,6 @@ def _read(path: Path) -> str:
         raise PlanFileError(f"{path}: found bytes that are not UTF-8; expected YAML text. {_AGAIN}") from error
 
 
-def _parse(text: str, path: str | Path) -> Any:
-    try:
-        return strict_yaml.load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an escape above U+10FFFF
-        where = getattr(error, "problem_mark", None)
-        line = f" in line {where.line + 1}" if where is not None else ""
-        problem = _short(getattr(error, "problem", None) or str(error).partition("\n")[0])
-        raise PlanFileError(f"{path} is not readable as YAML{line}: {problem}. {_AGAIN}") from error
-
-
 def _check_schema(data: dict[Any, Any], path: str | Path) -> None:
     found = data.get("schema")
     if found == PLAN_SCHEMA:
@@ -203,10 +193,6 @@ def _explained(error: ValidationError) -> str:
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
-def _kind(data: object) -> str:
-    return "nothing" if data is None else a_type(data)
-
-
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]} ..."
 
@@ -221,10 +207,11 @@ def problems(answer: Answer) -> Iterator[str]:
     """Yields values beyond their types that a search cannot have produced, as "place: found ...; expected ..."."""
     r = answer
     candidates = {"baseline": r.baseline} | {f"alternatives.{n}": c for n, c in enumerate(r.alternatives)}
-    yield from _batches(r, candidates)
-    for place, measurement in _measurements(r, candidates).items():
-        positive = min(measurement.step_times_s) > 0
-        yield from _times(place, measurement, r.objective.score(measurement) if positive else 0.0)
+    for place, plan in {"plan": r.plan, **{f"{place}.plan": c.plan for place, c in candidates.items()}}.items():
+        yield from _of_batch(place, plan)
+    runs = {f"{place}.outcome.measurement": c.outcome.measurement for place, c in candidates.items()}
+    for place, run in {"proof": r.proof, **runs}.items():
+        yield from () if run is None else _of_times(place, run, r.objective)
     for place, ratio in {"gain": r.gain, **{f"{place}.gain": c.gain for place, c in candidates.items()}}.items():
         if ratio is not None and not 0 < ratio.low <= ratio.value <= ratio.high < math.inf:
             yield f"{place}: found {ratio.value:g} ({ratio.low:g} to {ratio.high:g}); expected 0 < low <= value <= high"
@@ -234,25 +221,17 @@ def problems(answer: Answer) -> Iterator[str]:
         yield from (f"evaluation.{problem}" for problem in problems(r.evaluation))
 
 
-def _batches(r: Answer, candidates: dict[str, Candidate]) -> Iterator[str]:
+def _of_batch(place: str, plan: Plan) -> Iterator[str]:
     """Checks the knobs that `Plan` uses. Other knobs are checked by the strategies that own them."""
-    for place, plan in {"plan": r.plan, **{f"{place}.plan": c.plan for place, c in candidates.items()}}.items():
-        for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
-            value = plan.values.get(knob, 1 if knob == ACCUMULATION_STEPS else None)
-            if type(value) is not int or not 1 <= value <= MOST_SAMPLES:
-                yield (
-                    f"{place}.values: found {knob}: {reprlib.repr(value)}; expected an integer from 1 to {MOST_SAMPLES}"
-                )
+    for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
+        value = plan.values.get(knob, 1 if knob == ACCUMULATION_STEPS else None)
+        if type(value) is not int or not 1 <= value <= MOST_SAMPLES:
+            yield f"{place}.values: found {knob}: {reprlib.repr(value)}; expected an integer from 1 to {MOST_SAMPLES}"
 
 
-def _measurements(r: Answer, candidates: dict[str, Candidate]) -> dict[str, Measurement]:
-    runs = {f"{place}.outcome.measurement": c.outcome.measurement for place, c in candidates.items()}
-    return {"proof": r.proof} | {place: run for place, run in runs.items() if run is not None}
-
-
-def _times(place: str, measurement: Measurement, per_s: float) -> Iterator[str]:
-    if not 0 < per_s < math.inf:
-        times = reprlib.repr(list(measurement.step_times_s))
+def _of_times(place: str, run: Measurement, objective: Objective) -> Iterator[str]:
+    if not (min(run.step_times_s) > 0 and 0 < objective.score(run) < math.inf):
+        times = reprlib.repr(list(run.step_times_s))
         yield f"{place}: found step times of {times} s; expected seconds above 0 and a finite throughput"
-    if not math.isfinite(measurement.startup_s or 0.0):
-        yield f"{place}.startup_s: found {measurement.startup_s}; expected seconds"
+    if not math.isfinite(run.startup_s or 0.0):
+        yield f"{place}.startup_s: found {run.startup_s}; expected seconds"

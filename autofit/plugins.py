@@ -40,8 +40,9 @@ def plugins(family: str, base: type[Any], known: Iterable[type[Member]], label: 
             if name in taken:
                 raise ValueError(f"another member of the family has the {label} {name!r}")
         except Exception as error:  # noqa: BLE001  # importing foreign code may raise any exception
+            package = "that provides it" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
             warnings.warn(
-                f"the package {_package(entry)} adds {entry.name!r} ({entry.value}) to autofit.{family}, which cannot "
+                f"the package {package} adds {entry.name!r} ({entry.value}) to autofit.{family}, which cannot "
                 f"be used: {type(error).__name__}: {error}. It is left out; update the package or uninstall it.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -65,7 +66,3 @@ def _loaded(entry: EntryPoint, base: type[Any]) -> type[Any]:
         missing = ", ".join(sorted(getattr(member, "__abstractmethods__", ())))
         raise TypeError(f"{member.__qualname__} has no {missing}")
     return member
-
-
-def _package(entry: EntryPoint) -> str:
-    return "that provides it" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"

@@ -25,9 +25,18 @@ def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainSt
         SpaceError: the plan names a knob that no strategy owns, or a value that cannot be applied here. Strategies
             applied before the error are undone.
     """
-    _check_knobs(plan, strategies)
-    if draft.loss.update is not None:
-        _check_update(plan, strategies)
+    known = {name for strategy in strategies for name in strategy.owns}
+    if unknown := sorted(set(plan.values) - known):
+        raise SpaceError(
+            f"the plan has the knobs {', '.join(unknown)}, which no strategy of this version owns; "
+            f"expected {', '.join(sorted(known))}. Install the autofit version that made the plan."
+        )
+    inside = {name for strategy in strategies if not strategy.fits_update_fn for name in strategy.owns}
+    if draft.loss.update is not None and (found := sorted(set(plan.values) & inside)):
+        raise SpaceError(
+            f"the plan has the knobs {', '.join(found)}, but {WHOLE}; expected techniques that leave its inside as it "
+            "is. Tune again with update_fn."
+        )
     with ExitStack() as undo:
         for strategy in _acting(plan, strategies):
             undo.enter_context(strategy.apply(plan, draft))
@@ -48,26 +57,6 @@ def batches_of(plan: Plan, source: BatchSource, strategies: Sequence[Strategy]) 
 def _acting(plan: Plan, strategies: Sequence[Strategy]) -> list[Strategy]:
     """Returns the strategies that change anything under `plan`, in the order of their phases."""
     return sorted((each for each in strategies if each.acts(plan)), key=lambda member: member.phase)
-
-
-def _check_knobs(plan: Plan, strategies: Sequence[Strategy]) -> None:
-    known = {name for strategy in strategies for name in strategy.owns}
-    unknown = sorted(set(plan.values) - known)
-    if unknown:
-        raise SpaceError(
-            f"the plan has the knobs {', '.join(unknown)}, which no strategy of this version owns; "
-            f"expected {', '.join(sorted(known))}. Install the autofit version that made the plan."
-        )
-
-
-def _check_update(plan: Plan, strategies: Sequence[Strategy]) -> None:
-    """Checks that no technique of `plan` would change the inside of a step that the user does."""
-    inside = {name for strategy in strategies if not strategy.fits_update_fn for name in strategy.owns}
-    if found := sorted(set(plan.values) & inside):
-        raise SpaceError(
-            f"the plan has the knobs {', '.join(found)}, but {WHOLE}; expected techniques that leave its inside as it "
-            "is. Tune again with update_fn."
-        )
 
 
 class PlanBatches:

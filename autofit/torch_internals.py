@@ -31,46 +31,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils.data import _utils as loader_utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-__all__ = [
-    "BatchNorm",
-    "ConvNd",
-    "DataDependentOutputException",
-    "DropoutNd",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "InstanceNorm",
-    "LoaderIterator",
-    "NormBase",
-    "OpOverload",
-    "TorchDispatchMode",
-    "backward_id",
-    "current_node",
-    "foreach",
-    "foreach_types",
-    "global_step_hooks",
-    "handles_child_signal",
-    "has_kernel",
-    "has_step_hooks",
-    "is_traceable_wrapper_subclass",
-    "is_transforming",
-    "is_view",
-    "is_wrapped_by_functorch",
-    "loader_utils",
-    "next_sequence_number",
-    "packet_of",
-    "pytree",
-    "run_backward",
-    "schema_of",
-    "sequence_number",
-    "set_version",
-    "start_memory_record",
-    "stop_memory_record",
-    "storage_id",
-    "use_count",
-    "without_dispatch",
-    "without_tensor_subclasses",
-]
+__all__ = [  # what is imported from here, beside what is defined here
+    "BatchNorm", "ConvNd", "DataDependentOutputException", "DropoutNd", "DynamicOutputShapeException", "FakeTensor",
+    "FakeTensorMode", "InstanceNorm", "LoaderIterator", "NormBase", "OpOverload", "TorchDispatchMode", "foreach",
+    "is_traceable_wrapper_subclass", "loader_utils", "pytree",
+]  # fmt: skip
 
 without_tensor_subclasses = _C.DisableTorchFunctionSubclass
 """Context manager: functions of torch see a tensor's data, not its subclass."""

@@ -25,13 +25,11 @@ from autofit.reports.applying import command_line
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import brief
 from autofit.reports.writing import attached
-from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.request import DEFAULT_STUDY, Event, Request
-from autofit.search.search import SearchInterrupted, search
+from autofit.search.search import STAGE, SearchInterrupted, search, training_request, with_evaluation
 from autofit.study.location import dereferenced
 from autofit.trackers.following import following
-from autofit.trackers.live_line import Yardstick
-from autofit.trackers.progress import Progress, heartbeat, waiting
+from autofit.trackers.progress import heartbeat, waiting, watched
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -85,11 +83,8 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
         ) as followers,
         ExitStack() as held,
     ):
-        watch = held.enter_context(Watchdog(clock))
-        with (
-            Progress.of(not given.quiet, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen,
-            watch.telling(lambda text: listen(Event("waiting", text))),
-        ):
+        watch, shown = held.enter_context(Watchdog(clock)), not given.quiet
+        with watched(shown, None, request, clock, watch) as listen:
             listen(Event("stage", STAGE if target.evaluation else f"looking at {given.target}"))
             wait_s, wait = locks.patience_s(request.time_s), waiting(watch, listen)
 
@@ -102,11 +97,7 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             listen(Event("stage", _device(bench.briefing.environment, given.device)))
         if bench.briefing.evaluates:  # known only once the target is open
             request = training_request(request)
-        against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
-        with (
-            Progress.of(not given.quiet, against) as listen,
-            watch.telling(lambda text: listen(Event("waiting", text))),
-        ):
+        with watched(shown, bench.briefing, request, clock, watch) as listen:
             found = search(bench, request, [listen, *followers, heartbeat(watch)], clock)
             return found, bench.briefing.evaluates
 

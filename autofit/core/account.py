@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from autofit.core.strict import Strict
 
 
-class Account(BaseModel):
+class Account(Strict):
     """How a device accounts for memory.
 
     Attributes:
@@ -13,8 +13,6 @@ class Account(BaseModel):
         settings: options of the caching allocator in the syntax of `PYTORCH_ALLOC_CONF`; "" for torch's defaults.
         outside_bytes: memory that this process holds on the device outside the allocator: context and libraries.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     allocator: Literal["caching", "host"]
     settings: str = ""

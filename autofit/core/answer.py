@@ -3,7 +3,7 @@
 import math
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
@@ -14,12 +14,13 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal, StrategyRecord
 from autofit.core.statistics import DEVIATIONS_95, expected_gain
+from autofit.core.strict import Strict
 from autofit.core.units import format_ratio
 
 PLAN_SCHEMA = "autofit.plan/1"
 
 
-class Ratio(BaseModel):
+class Ratio(Strict):
     """A throughput ratio with its 95 % interval.
 
     Attributes:
@@ -28,8 +29,6 @@ class Ratio(BaseModel):
         high: upper end of the interval.
         pairs: number of measured pairs of blocks; 0 for the ratio of two separate probes.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     value: float
     low: float
@@ -50,7 +49,7 @@ class Ratio(BaseModel):
         return f"{format_ratio(self.value)} ({format_ratio(self.low, sign='')} to {format_ratio(self.high, sign='')})"
 
 
-class Candidate(BaseModel):
+class Candidate(Strict):
     """A plan that was measured or tried, with its outcome.
 
     Attributes:
@@ -65,8 +64,6 @@ class Candidate(BaseModel):
         on_front: whether no measured plan is as fast with less memory (`autofit.search.choice`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     plan: Plan
     outcome: Outcome
     gain: Ratio | None = None
@@ -76,7 +73,7 @@ class Candidate(BaseModel):
     on_front: bool = False
 
 
-class Answer(BaseModel):
+class Answer(Strict):
     """The chosen plan with its proof. Written to the plan file, read back by `autofit.load`.
 
     Attributes:
@@ -108,7 +105,7 @@ class Answer(BaseModel):
             None without an `eval_loader`, or if no plan was found.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     schema_name: Literal["autofit.plan/1"] = Field(default="autofit.plan/1", alias="schema")
     plan: Plan

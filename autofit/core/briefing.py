@@ -2,17 +2,18 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.plan import KnobValue
 from autofit.core.space import SpaceFacts
+from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
 
-class GateRecord(BaseModel):
+class GateRecord(Strict):
     """The result of one numerical check of a technique.
 
     Attributes:
@@ -21,14 +22,12 @@ class GateRecord(BaseModel):
         reason: what was compared, what was found, and what is allowed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     passed: bool
     reason: str
 
 
-class Briefing(BaseModel):
+class Briefing(Strict):
     """What is known about a workload on a device before the first probe.
 
     Attributes:
@@ -43,8 +42,6 @@ class Briefing(BaseModel):
         sequence_length: second extent of the tensors of a batch, if they have one in common and plans are only traced.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     space: SpaceFacts
     environment: Environment
     budget: Budget
@@ -56,7 +53,7 @@ class Briefing(BaseModel):
     sequence_length: int | None = None
 
 
-class Options(BaseModel):
+class Options(Strict):
     """The options of `tune()` that also travel to a child process.
 
     Attributes:
@@ -74,8 +71,6 @@ class Options(BaseModel):
         resident_bytes: bytes that a training keeps on the device between two steps, if the workload is its evaluation.
             Those that the workload does not hold itself, such as the optimizer's state, are taken off the budget.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     memory_budget: int | float | str | None = None
     numerics: Literal["exact", "mixed", "any"] = "mixed"

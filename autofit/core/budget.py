@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict
-
 from autofit.core.errors import ClockError
+from autofit.core.strict import Strict
 
 
-class Budget(BaseModel):
+class Budget(Strict):
     """The limits of one `tune()`.
 
     Attributes:
@@ -20,8 +19,6 @@ class Budget(BaseModel):
         time_s: seconds after which no new trial starts; None for no limit.
         max_trials: maximum number of probes; None for no limit.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     memory_bytes: int
     memory_note: str = ""

@@ -1,6 +1,6 @@
 """Environment: where a measurement was made, which decides what it may be compared with."""
 
-from pydantic import BaseModel, ConfigDict
+from autofit.core.strict import Strict
 
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
@@ -9,7 +9,7 @@ WEIGHING, TRAINER = "weighing", "trainer"
 whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""
 
 
-class Environment(BaseModel):
+class Environment(Strict):
     """Device, library versions and workload signature.
 
     Attributes:
@@ -21,8 +21,6 @@ class Environment(BaseModel):
         versions: version by name: python, torch, autofit, driver, ...
         settings: other settings that affect measurements: the optimizer, the mode, allocator settings.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     workload: str
     device_type: str

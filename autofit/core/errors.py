@@ -75,14 +75,10 @@ class Untraceable(UsageError):
     Attributes:
         reason: why the trace stopped, such as the name of an operator.
         where: the line of the user's code that caused it, or the operation in progress.
-
-    Args:
-        reason: see above.
-        where: see above.
-        advice: complete sentences on what is still known and what to do next.
     """
 
     def __init__(self, reason: str, where: str, advice: str = "") -> None:
+        """The `advice` is complete sentences on what is still known and what to do next."""
         super().__init__(f"this workload's memory cannot be traced: {reason} ({where}). {advice}".rstrip())
         self.reason, self.where = reason, where
 

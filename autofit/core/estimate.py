@@ -1,9 +1,9 @@
 """Estimate: an estimated memory peak with its bounds."""
 
-from pydantic import BaseModel, ConfigDict
+from autofit.core.strict import Strict
 
 
-class Estimate(BaseModel):
+class Estimate(Strict):
     """An estimated peak, in the reading that is compared with the budget.
 
     Attributes:
@@ -16,8 +16,6 @@ class Estimate(BaseModel):
         static_bytes: the part that is kept between steps, which a smaller batch does not reduce; None if unknown.
         basis: source of the numbers, for the reason shown to the user.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     value_bytes: int
     lower_bytes: int | None = None

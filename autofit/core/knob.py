@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from autofit.core.plan import KnobValue, same_value
+from autofit.core.strict import Strict
 
 _COLUMNS = ("expected", "growth", "warm_up_s", "ceiling", "frees_bytes")  # what a knob says of each value
 
 
-class Trade(BaseModel):
+class Trade(Strict):
     """How a knob trades time for memory, and how an estimate words it.
 
     Attributes:
@@ -18,14 +19,12 @@ class Trade(BaseModel):
         between: whether the whole numbers between its values can be applied too.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     technique: str
     counted: str
     between: bool = False
 
 
-class Knob(BaseModel):
+class Knob(Strict):
     """One named choice with its domain.
 
     Attributes:
@@ -46,8 +45,6 @@ class Knob(BaseModel):
             more time than the one before. An estimate finds the smallest that suffices.
         of_process: whether a process keeps the first value that it runs, so that another value needs another process.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     values: tuple[KnobValue, ...]

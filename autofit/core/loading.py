@@ -1,12 +1,14 @@
 """Loading: how fast the user's loader makes batches, and the fewest worker processes with which it keeps up."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from autofit.core.strict import Strict
 
 PREFETCH_FACTOR = 2
 """Number of batches that a worker process prepares ahead, unless the user's loader has another: torch's default."""
 
 
-class LoadingTrial(BaseModel):
+class LoadingTrial(Strict):
     """How fast the loader was with a number of worker processes.
 
     Attributes:
@@ -17,8 +19,6 @@ class LoadingTrial(BaseModel):
         reason: why there is no measurement, or "".
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     workers: int = Field(ge=0)
     samples_per_s: float | None = Field(default=None, gt=0)
     startup_s: float = 0.0
@@ -26,7 +26,7 @@ class LoadingTrial(BaseModel):
     reason: str = ""
 
 
-class Loading(BaseModel):
+class Loading(Strict):
     """The settings with which the loader keeps up with the steps of a plan, chosen after the plan.
 
     Attributes:
@@ -38,8 +38,6 @@ class Loading(BaseModel):
         pin_memory: whether batches are copied into page-locked memory; None keeps the user's setting.
         persistent_workers: whether the workers live on after an epoch.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     needed_per_s: float = Field(gt=0)
     trials: tuple[LoadingTrial, ...] = Field(min_length=1)

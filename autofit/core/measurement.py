@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from autofit.core.loading import Loading
+from autofit.core.strict import Strict
 
 
-class Memory(BaseModel):
+class Memory(Strict):
     """The memory peak of a probe.
 
     Attributes:
@@ -23,8 +24,6 @@ class Memory(BaseModel):
         swallowed_ooms: out-of-memory errors that the user's code caught and hid.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     allocated_bytes: int
     judged_bytes: int
     judged_by: str
@@ -35,7 +34,7 @@ class Memory(BaseModel):
     swallowed_ooms: int = 0
 
 
-class Measurement(BaseModel):
+class Measurement(Strict):
     """The speed and memory that a probe measured.
 
     Attributes:
@@ -66,8 +65,6 @@ class Measurement(BaseModel):
         last_batch: why the incomplete last batch of an epoch is not proven; "" if it ran, or if there is none.
         compiler_notes: what torch.compile reported of this plan's code: graph breaks and recompilations, with causes.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step_times_s: tuple[float, ...] = Field(min_length=1)
     samples_per_step: int = Field(gt=0)

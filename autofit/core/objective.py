@@ -2,15 +2,16 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from autofit.core.measurement import Measurement
+from autofit.core.strict import Strict
 
 TIE_RATIO = 0.02
 """Default tie margin: 2 %, which is less than the noise of 40 paired steps (reference/reliability.md 9.3)."""
 
 
-class Objective(BaseModel):
+class Objective(Strict):
     """Samples or useful tokens per second of whole optimizer steps.
 
     Attributes:
@@ -21,8 +22,6 @@ class Objective(BaseModel):
         planned_samples: number of samples in the planned training. Warm-up cost is amortised over them. The
             unit is samples, because the size of a step depends on the plan. None ignores warm-up.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     unit: Literal["samples", "tokens"] = "samples"
     tie_ratio: float = Field(default=TIE_RATIO, ge=0, allow_inf_nan=False)

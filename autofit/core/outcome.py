@@ -2,9 +2,10 @@
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from autofit.core.measurement import Measurement
+from autofit.core.strict import Strict
 
 DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
@@ -63,7 +64,7 @@ class Status(StrEnum):
         return self in (Status.USER_ERROR, Status.DATA_ERROR)
 
 
-class Outcome(BaseModel):
+class Outcome(Strict):
     """A Measurement, or the reason there is none.
 
     Attributes:
@@ -76,8 +77,6 @@ class Outcome(BaseModel):
         duration_s: duration of the attempt in seconds, with preparation and cleanup.
         leaked: description of the memory that the run left on the device; "" if none.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     status: Status
     reason: str = ""

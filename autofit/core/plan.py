@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict
+from autofit.core.strict import Strict
 
 KnobValue = bool | int | str
 
@@ -19,13 +19,11 @@ def same_value(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-class Plan(BaseModel):
+class Plan(Strict):
     """A value for each knob in play.
 
     A knob without a value keeps the user's setting. The empty plan changes nothing.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     values: Mapping[str, KnobValue] = {}
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
+from autofit.core.strict import Strict
 
 Effect = Literal["exact", "rounding", "changes the result"]
 """What a strategy does to trained values: nothing, another order or precision of their arithmetic, something else."""
@@ -22,7 +21,7 @@ EFFECT_ON_RESULTS: dict[Effect, str] = {
 """The effects as they are shown."""
 
 
-class StrategyRecord(BaseModel):
+class StrategyRecord(Strict):
     """What a strategy does, costs and changes.
 
     Attributes:
@@ -34,8 +33,6 @@ class StrategyRecord(BaseModel):
         words: its values in words, by "knob=value", where "VALUE KNOB" does not say it well.
         parts: for a knob that counts parts of the model, such as its blocks, how many there are; {} if unknown.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     knobs: tuple[str, ...]
@@ -54,7 +51,7 @@ MAX_PLANS = 1_000_000
 """Maximum number of plans of a search space. The default searcher estimates all of them before each probe."""
 
 
-class Refusal(BaseModel):
+class Refusal(Strict):
     """A strategy, or one value of a knob, that is left out of the search, with the reason.
 
     Attributes:
@@ -62,17 +59,13 @@ class Refusal(BaseModel):
         origin: "gate" for a check of this model's gradient, "device" for a missing capability, "" for anything else.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     reason: str
     origin: Literal["", "gate", "device"] = ""
 
 
-class Conflict(BaseModel):
+class Conflict(Strict):
     """Knob values that do not go together, with the reason. No plan that has all of them is in the space."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     values: Mapping[str, KnobValue]
     reason: str
@@ -82,7 +75,7 @@ class Conflict(BaseModel):
         return all(same_value(plan.values.get(name), value) for name, value in self.values.items())
 
 
-class SpaceFacts(BaseModel):
+class SpaceFacts(Strict):
     """A search space as data, as a child process reports it.
 
     Attributes:
@@ -96,8 +89,6 @@ class SpaceFacts(BaseModel):
         batch_limit: what limits the size of a free batch and how to raise it, in words; "" without such a limit.
         strategies: what the strategies that are searched do.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     knobs: tuple[Knob, ...]
     sizes: tuple[int, ...]
@@ -236,7 +227,7 @@ class Basis(StrEnum):
     ASSUMED = "assumed"  # inferred from similar plans
 
 
-class Omission(BaseModel):
+class Omission(Strict):
     """The reason why no plan of a combination was measured.
 
     Attributes:
@@ -244,8 +235,6 @@ class Omission(BaseModel):
         basis: evidence behind the reason.
         reason: the reason, in words.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: Plan
     basis: Basis

@@ -2,12 +2,13 @@
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
+from autofit.core.strict import Strict
 
 
 class Purpose(StrEnum):
@@ -18,15 +19,13 @@ class Purpose(StrEnum):
     PROOF = "proof"  # at least 3 whole steps on the worst batch, inside the budget, as returned
 
 
-class Trial(BaseModel):
+class Trial(Strict):
     """The durable record of one run of one plan.
 
     Attributes:
         number: position in the study, from 0.
         earlier: whether the trial was made by an earlier run of the same study.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int
     plan: Plan
@@ -41,7 +40,7 @@ STEPS, SLOW_STEPS = 8, 4
 """Number of steps that a probe makes, warm-up and worst batch included, and that of one with slow steps."""
 
 
-class RunTerms(BaseModel):
+class RunTerms(Strict):
     """The terms of one run.
 
     Attributes:
@@ -50,8 +49,6 @@ class RunTerms(BaseModel):
         above: score above which a probe continues to its proof in the same run: whole steps on the worst batch, without
             clearing the cache. 0: its first steps are those of a proof. None: it never does.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit_s: float | None = Field(default=None, gt=0)
     objective: Objective = Objective()

@@ -20,10 +20,7 @@ def uninterrupted(*signals: int) -> Iterator[list[int]]:
 
     Only the main thread has signal handlers. In another one, nothing is held back. A handler that the body installs
     stays, and gets what was held back. A signal whose handler was installed outside Python is not held, since Python
-    could not install it again.
-
-    Args:
-        signals: numbers; those of `FROM_OUTSIDE` if there are none.
+    could not install it again. Without numbers, the signals of `FROM_OUTSIDE` are held.
 
     Yields:
         The numbers of the signals that have arrived so far.

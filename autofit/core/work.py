@@ -1,9 +1,9 @@
 """Work: arithmetic and memory traffic of a training step, and the peak rates of a device."""
 
-from pydantic import BaseModel, ConfigDict
+from autofit.core.strict import Strict
 
 
-class Work(BaseModel):
+class Work(Strict):
     """The work of the operators in a part of a step.
 
     Attributes:
@@ -13,14 +13,12 @@ class Work(BaseModel):
         operators: number of operators that compute or copy.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     flops: dict[str, int] = {}
     traffic_bytes: int = 0
     operators: int = 0
 
 
-class StepWork(BaseModel):
+class StepWork(Strict):
     """The work of a training step.
 
     Attributes:
@@ -28,13 +26,11 @@ class StepWork(BaseModel):
         update: work done once per optimizer step: clipping and the update.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     micro: Work
     update: Work
 
 
-class Ceilings(BaseModel):
+class Ceilings(Strict):
     """Peak rates of a device.
 
     Attributes:
@@ -43,8 +39,6 @@ class Ceilings(BaseModel):
         operator_s: seconds to issue one operator.
         ahead: whether operators are issued while earlier ones still run, so that the longer of the two times applies.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     flops_per_s: dict[str, float]
     bytes_per_s: float

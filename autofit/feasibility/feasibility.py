@@ -1,7 +1,7 @@
 """Feasibility: whether a plan fits into the memory budget."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from statistics import median
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
@@ -38,70 +38,22 @@ def plans_to_estimate(space: SearchSpace, estimate: Callable[[Plan], Estimate | 
     peaks = {plan.micro_batch_size: e.value_bytes for plan in baseline if (e := estimate(plan)) is not None}
     if len(peaks) < max(len(baseline), 2) or max(peaks.values()) <= SCARCE_RATIO * memory_bytes:
         return []
-    turns = zip_longest(*(_changed(knob, space.baseline) for knob in space.facts.knobs))
-    changes = [change for turn in turns for change in turn if change is not None]
-    plans = [space.at(plan.combination, _critical_size(peaks, growth, memory_bytes)) for plan, growth in changes]
-    over = [plan for plan in baseline if peaks[plan.micro_batch_size] > memory_bytes]
-    within = [plan for plan in baseline if peaks[plan.micro_batch_size] <= memory_bytes]
-    return [*within[-1:], *over[:1], *(plan for plan in plans if space.violation(plan) is None)]
-
-
-def _changed(knob: Knob, baseline: Plan) -> list[tuple[Plan, float]]:
-    """Returns the baseline with each other value of a knob, and the expected factor on the part that grows."""
-    growth = knob.growth or (1.0,) * len(knob.values)
-    changed = [(baseline.replace(**{knob.name: v}), g) for v, g in zip(knob.values, growth, strict=True)]
-    return [(plan, g) for plan, g in reversed(changed) if plan != baseline]
-
-
-def _critical_size(peaks: dict[int, int], growth: float, memory_bytes: int) -> int:
-    """Returns the smallest size that is too large once the growing part is multiplied; the largest if none is."""
-    sizes = sorted(peaks)
-    low, high = sizes[-2:]
+    low, high = sorted(peaks)[-2:]
     slope = (peaks[high] - peaks[low]) / (high - low)
     fixed = max(peaks[high] - slope * high, 0.0)
-    return min((size for size in sizes if fixed + growth * (peaks[size] - fixed) > memory_bytes), default=sizes[-1])
 
+    def changed(knob: Knob) -> Iterator[Plan]:
+        """Yields the baseline with each other value of a knob, at the smallest size that is too large with it."""
+        for value, growth in reversed(list(zip(knob.values, knob.growth or (1.0,) * len(knob.values), strict=True))):
+            too_large = (size for size in space.sizes if fixed + growth * (peaks[size] - fixed) > memory_bytes)
+            if (plan := space.baseline.replace(**{knob.name: value})) != space.baseline:
+                yield space.at(plan.combination, min(too_large, default=high))
 
-class JointEstimate:
-    """Several estimators as one; the one with the most trusted value comes first."""
-
-    def __init__(self, estimators: Sequence[Estimator]) -> None:
-        self._estimators = estimators
-        self._cache: dict[str, Estimate | None] = {}  # valid until an estimator learns more
-
-    def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns the tightest bounds of all estimates, and the first value that comes with a bound."""
-        if plan.key not in self._cache:
-            self._cache[plan.key] = self._combined(plan)
-        return self._cache[plan.key]
-
-    def bounded(self) -> set[str] | None:
-        """Returns the keys of the combinations of which a plan may have an estimate with a bound; None: of any."""
-        each = [estimator.bounded() for estimator in self._estimators]
-        return None if None in each else {key for keys in each if keys is not None for key in keys}
-
-    def learn(self, teach: Callable[[Estimator], None]) -> None:
-        """Calls `teach` with each estimator: one of `tell`, `refine` and `refine_all`."""
-        try:
-            for estimator in self._estimators:
-                teach(estimator)
-        finally:
-            self._cache.clear()
-
-    def _combined(self, plan: Plan) -> Estimate | None:
-        estimates = [e for estimator in self._estimators if (e := estimator.estimate(plan)) is not None]
-        if len(estimates) < 2:
-            return estimates[0] if estimates else None
-        first = next((e for e in estimates if e.is_bounded and not e.worst_case), estimates[0])
-        lower = max((e.lower_bytes for e in estimates if e.lower_bytes is not None), default=None)
-        upper = min((e.upper_bytes for e in estimates if e.upper_bytes is not None), default=None)
-        value = first.value_bytes if upper is None else min(first.value_bytes, upper)
-        value = value if lower is None else max(value, lower)
-        moved = first.value_bytes if value != first.value_bytes else None
-        if (value, lower, upper) == (first.value_bytes, first.lower_bytes, first.upper_bytes):
-            return first
-        bounds = {"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper}
-        return first.model_copy(update=bounds | {"said_bytes": moved})
+    turns = zip_longest(*map(changed, space.facts.knobs))
+    plans = [plan for turn in turns for plan in turn if plan is not None and space.violation(plan) is None]
+    over = [plan for plan in baseline if peaks[plan.micro_batch_size] > memory_bytes]
+    within = [plan for plan in baseline if peaks[plan.micro_batch_size] <= memory_bytes]
+    return [*within[-1:], *over[:1], *plans]
 
 
 SAFE_RATIO = 0.5
@@ -131,8 +83,6 @@ class Feasibility:
     else is cheap.
 
     Args:
-        space: the plans that may be proposed.
-        memory_bytes: the budget.
         estimators: estimate memory, the one with the most trusted value first.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
         hurried: whether time is limited: the baseline then first runs without an estimate, because it is an answer.
@@ -157,14 +107,12 @@ class Feasibility:
         self.hurried, self.light = hurried, light
         self._begun, self._now = False, now
         self._looks_s: list[float] = []
-        self._joint = JointEstimate(estimators)
+        self._estimators = estimators
+        self._estimates: dict[str, Estimate | None] = {}  # valid until an estimator learns more
         self._trials: dict[str, Trial] = {}
         self._survey_is_due = False
         self._current: set[str] = set()  # plans that were looked at since the last trial
         self._probabilities: dict[str, float] = {}  # valid until something is learned
-        self._baseline_is_estimated: bool | None = None  # likewise
-        self._is_known: NDArray[np.bool_] | None = None  # likewise; by combination
-        self._has_room: Array | None = None  # likewise
         self.looked_at: dict[str, Estimate] = {}
 
     @cached_property
@@ -178,8 +126,7 @@ class Feasibility:
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial. The peak model ignores blocks of a race and interrupted trials."""
-        self._joint.learn(lambda each: each.tell(trial))
-        self._learned()
+        self._teach(lambda each: each.tell(trial))
         self._current.clear()
         if trial.purpose is Purpose.BLOCK or trial.outcome.status is Status.INTERRUPTED:
             return
@@ -232,7 +179,8 @@ class Feasibility:
             self.begin()
         if self._survey_is_due and not alone and not self.light:
             self._survey_is_due = False
-            self._survey()
+            plans = plans_to_estimate(self._space, self.estimate, self._memory_bytes)
+            self._teach(lambda each: each.refine_all(plans))
         if plan.key in self._current:
             return
         known, limit = self.estimate(plan), self._memory_bytes
@@ -261,41 +209,55 @@ class Feasibility:
         place = self.plans.place(plan) if self.light else None
         return place is not None and bool(self._room[place] >= self.required_probability)
 
-    @property
+    @cached_property
     def _room(self) -> Array:
-        """Probability that each plan has room by the plans that ran, [plans]; 0 where they do not tell.
-
-        A peak grows at most in proportion to the micro batch. So a combination that ran surely has room at a size whose
-        proportional peak is inside the budget. Another combination most likely has, if its proportional peak, with the
-        growth that its knobs expect, leaves some of the budget.
-        """
-        if self._has_room is None:
-            limit, plans = self._memory_bytes, self.plans
-            self._has_room = np.zeros(len(plans.sizes))
-            for trial in self._trials.values():
-                place = plans.place(trial.plan)
-                if place is None or trial.outcome.measurement is None:
-                    continue
-                same = plans.points.combinations == plans.points.combinations[place]
+        """Probability that each plan has room by the plans that ran, [plans]; 0 where they do not tell."""
+        # A peak grows at most in proportion to the micro batch. So a combination that ran surely has room at a size
+        # whose proportional peak is inside the budget. Another combination most likely has, if its proportional peak,
+        # with the growth that its knobs expect, leaves some of the budget.
+        limit, plans, tried = self._memory_bytes, self.plans, list[tuple[int, Outcome]]()
+        for trial in self._trials.values():
+            if (place := plans.place(trial.plan)) is not None:
+                tried.append((place, trial.outcome))
+        room, combinations = np.zeros(len(plans.sizes)), plans.points.combinations
+        for place, outcome in tried:
+            if outcome.measurement is not None:
                 times = plans.sizes / plans.sizes[place] * np.exp(self._log_growth - self._log_growth[place])
-                most = np.maximum(times, 1.0) * trial.outcome.measurement.memory.judged_bytes
+                most = np.maximum(times, 1.0) * outcome.measurement.memory.judged_bytes
                 likely = most < (CAUTIOUS_RATIO if self._cautious else FREE_RATIO) * limit
                 other = np.where(most < AMPLE_RATIO * limit, SURE, np.where(likely, LIKELY, 0.0))
-                found = np.where(same, np.where(most < limit, SURE, 0.0), other)
-                self._has_room = np.maximum(self._has_room, found)
-            for trial in self._trials.values():
-                if trial.outcome.status.does_not_fit and (place := plans.place(trial.plan)) is not None:
-                    refused = plans.points.combinations == plans.points.combinations[place]
-                    self._has_room[refused & (plans.sizes >= plans.sizes[place])] = 0.0
-        return self._has_room
+                same = np.where(most < limit, SURE, 0.0)
+                room = np.maximum(room, np.where(combinations == combinations[place], same, other))
+        for place, outcome in tried:
+            if outcome.status.does_not_fit:
+                room[(combinations == combinations[place]) & (plans.sizes >= plans.sizes[place])] = 0.0
+        return room
 
     @cached_property
     def _log_growth(self) -> Array:
         return expected_of(self._space.facts.knobs, self.plans.points, "growth")[0]
 
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns what all estimators say together; None where no estimator has an estimate. See `JointEstimate`."""
-        return self._joint.estimate(plan)
+        """Returns what all estimators say together; None where no estimator has an estimate."""
+        if plan.key not in self._estimates:
+            self._estimates[plan.key] = self._combined(plan)
+        return self._estimates[plan.key]
+
+    def _combined(self, plan: Plan) -> Estimate | None:
+        """Returns the tightest bounds of all estimates, and the first value that comes with a bound."""
+        estimates = [e for estimator in self._estimators if (e := estimator.estimate(plan)) is not None]
+        if len(estimates) < 2:
+            return estimates[0] if estimates else None
+        first = next((e for e in estimates if e.is_bounded and not e.worst_case), estimates[0])
+        lower = max((e.lower_bytes for e in estimates if e.lower_bytes is not None), default=None)
+        upper = min((e.upper_bytes for e in estimates if e.upper_bytes is not None), default=None)
+        value = first.value_bytes if upper is None else min(first.value_bytes, upper)
+        value = value if lower is None else max(value, lower)
+        moved = first.value_bytes if value != first.value_bytes else None
+        if (value, lower, upper) == (first.value_bytes, first.lower_bytes, first.upper_bytes):
+            return first
+        bounds = {"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper}
+        return first.model_copy(update=bounds | {"said_bytes": moved})
 
     def probability(self, plan: Plan) -> float:
         """Returns the probability that a plan fits."""
@@ -316,13 +278,17 @@ class Feasibility:
 
         The probability that they fit follows from the plans that share a part with them, for all at once.
         """
-        if self._is_known is None:
-            keys = self._joint.bounded()
-            self._is_known = np.full(self.plans.combinations, keys is None)
-            tried = (trial.plan.combination.key for trial in self._trials.values())
-            numbers = (self.plans.number(Plan(values=json.loads(key))) for key in {*(keys or ()), *tried})
-            self._is_known[[number for number in numbers if number is not None]] = True
-        return ~self._is_known[self.plans.points.combinations[places]]
+        return ~self._known_combinations[self.plans.points.combinations[places]]
+
+    @cached_property
+    def _known_combinations(self) -> NDArray[np.bool_]:
+        """Which combinations were tried or may have an estimate with a bound, [combinations]."""
+        bounded = [estimator.bounded() for estimator in self._estimators]  # None: any combination
+        known = np.full(self.plans.combinations, None in bounded)
+        keys = {trial.plan.combination.key for trial in self._trials.values()}.union(*(each or () for each in bounded))
+        numbers = (self.plans.number(Plan(values=json.loads(key))) for key in keys)
+        known[[number for number in numbers if number is not None]] = True
+        return known
 
     @property
     def required_probability(self) -> float:
@@ -346,12 +312,10 @@ class Feasibility:
         estimate = self.estimate(plan)
         return estimate is not None and is_two_sided(estimate)
 
-    @property
+    @cached_property
     def baseline_is_estimated(self) -> bool:
         """Whether the baseline's combination is estimated at every size. Then any plan can be, before it runs."""
-        if self._baseline_is_estimated is None:
-            self._baseline_is_estimated = self._model.baseline_is_estimated
-        return self._baseline_is_estimated
+        return self._model.baseline_peaks() is not None
 
     @property
     def is_careful(self) -> bool:
@@ -395,11 +359,9 @@ class Feasibility:
         return None
 
     def _guessed_bytes(self, plan: Plan, estimate: Estimate) -> int:
-        """Returns the guessed peak of a plan, less the static memory that its changes are expected to free.
-
-        The estimate is the peak of a similar plan as it is. While nothing has fitted, what the changes are expected to
-        save of the growing part counts too: otherwise the plans that may fit would all be refused.
-        """
+        """Returns the guessed peak of a plan, less the static memory that its changes are expected to free."""
+        # The estimate is the peak of a similar plan as it is. While nothing has fitted, what the changes are expected
+        # to save of the growing part counts too: otherwise the plans that may fit would all be refused.
         if (place := self.plans.place(plan)) is None:
             return estimate.value_bytes
         guessed = estimate.value_bytes - int(self._model.freed_bytes[place])
@@ -413,26 +375,24 @@ class Feasibility:
         estimate = self.estimate(plan)  # of a plan beyond those that are modelled
         return UNKNOWN if estimate is None or not is_two_sided(estimate) else self._model.bounded_probability(estimate)
 
-    def _survey(self) -> None:
-        try:
-            plans = plans_to_estimate(self._space, self.estimate, self._memory_bytes)
-            self._joint.learn(lambda each: each.refine_all(plans))
-        finally:
-            self._learned()
-
     def _refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         began_s = self._now()
         try:
-            self._joint.learn(lambda each: each.refine(plan, along))
+            self._teach(lambda each: each.refine(plan, along))
         finally:
             self._looks_s.append(self._now() - began_s)
-            self._learned()
 
-    def _learned(self) -> None:
-        """Drops what was derived from the estimates."""
-        self._probabilities.clear()
-        self._baseline_is_estimated = self._is_known = self._has_room = None
-        self._model.forget()
+    def _teach(self, teach: Callable[[Estimator], None]) -> None:
+        """Calls `teach` with each estimator, and drops what was derived from the estimates."""
+        try:
+            for estimator in self._estimators:
+                teach(estimator)
+        finally:
+            self._estimates.clear()
+            self._probabilities.clear()
+            for derived in ("baseline_is_estimated", "_known_combinations", "_room"):
+                vars(self).pop(derived, None)
+            self._model.forget()
 
 
 def _is_rough(estimate: Estimate) -> bool:

@@ -2,7 +2,7 @@
 
 An estimate with bounds is taken as it is, corrected by the observed error of such estimates. A plan surely fits if the
 straight line from the static memory through a smaller size of its combination does; the line through two such sizes
-gives a probability that is known from recorded peaks (`tried_sizes`). For any other plan, the part of the peak that
+gives a probability that is known from recorded peaks (`TriedSizes`). For any other plan, the part of the peak that
 grows with the batch starts from that of the baseline's combination where it is estimated at every size, and else from
 a power of the micro batch. Each change multiplies it by a factor. A surrogate learns the factors from the peaks of the
 plans that ran: a change has about the same effect at another size and in combination with other changes.
@@ -10,6 +10,7 @@ plans that ran: a change has about the same effect at another size and in combin
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -17,12 +18,149 @@ from numpy.typing import NDArray
 
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
-from autofit.core.outcome import Outcome
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.statistics import below
-from autofit.feasibility.plan_features import Array, PlanList, expected_of, freed_of
+from autofit.feasibility.plan_features import Array, PlanList, expected_of
 from autofit.feasibility.surrogate import Belief, Covariances, Kernel, Scales, Surrogate
-from autofit.feasibility.tried_sizes import TriedSizes, was_refused
+
+EQUAL_RATIO = 0.01
+"""Peaks that differ by less than this share count as equal."""
+MAX_REACH = 2.0
+"""Maximum extrapolation of a line through two sizes, as a multiple of the larger size."""
+BELOW_LINE, ABOVE_LINE, BEND = 0.05, 0.25, 0.15
+"""Share of recorded peaks below such a line, share above it, and their mean excess as a share of the line's increase.
+Measured over the recorded tables, 741 plans (tests/feasibility/test_tried_sizes.py)."""
+MANY_OUT_OF_MEMORY = 3
+"""After this many out-of-memory errors a search is more careful: one refusal at a size counts where two did before,
+and a value that was only ever refused takes no part in steps towards a larger size."""
+
+
+class TriedSizes:
+    """Outcomes of the plans that were tried, by combination and size.
+
+    Attributes:
+        outcomes: outcome of each plan that was tried, by its place in the list of plans.
+    """
+
+    def __init__(self, plans: PlanList, limit_bytes: int) -> None:
+        self._sizes, self._points, self._limit_bytes = plans.sizes, plans.points, limit_bytes
+        self._by_combination: dict[int, dict[int, Outcome]] = {}  # combination -> size -> outcome
+        self.outcomes: dict[int, Outcome] = {}
+
+    def tell(self, place: int, outcome: Outcome) -> None:
+        """Adds the outcome of a plan."""
+        self.outcomes[place] = outcome
+        self._by_combination.setdefault(self.combination(place), {})[self._size(place)] = outcome
+
+    def has_refused_value(self, place: int) -> bool:
+        """Returns whether a plan has a value that was refused and never ran: it may need memory at any size.
+
+        Always False before `MANY_OUT_OF_MEMORY` errors.
+        """
+        if not self._many_failed:
+            return False
+        of_plan, values = self._points.values[place], self._points.values
+        refused = [other for other, outcome in self.outcomes.items() if outcome.status.does_not_fit]
+        ran = [other for other, outcome in self.outcomes.items() if outcome.measurement is not None]
+        return bool(((values[refused] == of_plan).any(axis=0) & ~(values[ran] == of_plan).any(axis=0)).any())
+
+    def upper_bound_bytes(self, place: int) -> float:
+        """Returns an upper bound on the peak from the smaller sizes that ran, in bytes; infinity if none did.
+
+        No phase of a step needs less than the static memory, and each phase is affine in the batch.
+        """
+        size, bound = self._size(place), math.inf
+        for ran, outcome in self._sizes_tried(place).items():
+            memory = None if outcome.measurement is None else outcome.measurement.memory
+            if memory is not None and memory.static_bytes and ran <= size:
+                static = memory.static_bytes
+                bound = min(bound, static + (memory.judged_bytes - static) * size / ran)
+        return bound
+
+    def line_probability(self, place: int) -> float | None:
+        """Returns the probability that a plan fits by the line through two smaller sizes; None without a line.
+
+        A peak is the maximum over phases that are each affine in the batch, so it may bend upwards.
+        """
+        size, peaks, limit = self._size(place), self._peaks(place), self._limit_bytes
+        ran = sorted(each for each in peaks if each < size)[-2:]
+        if len(ran) < 2 or size > MAX_REACH * ran[1]:
+            return None
+        first, last = (peaks[each] for each in ran)
+        if last <= (1 + EQUAL_RATIO) * first:
+            return None
+        increase = (last - first) * (size - ran[1]) / (ran[1] - ran[0])
+        room = (limit - last - increase) / increase
+        return BELOW_LINE if room < 0 else 1 - ABOVE_LINE * math.exp(-room / BEND)
+
+    def max_probability_at_size(self, place: int) -> float:
+        """Returns an upper bound on the probability that a plan fits, from the plans of the same size.
+
+        It is 1 until two of them did not fit; one is enough after `MANY_OUT_OF_MEMORY` errors. From then on it follows
+        Laplace's rule of succession: a library may need memory at one size only, whatever the combination.
+        """
+        size = self._size(place)
+        same = [tried[size] for tried in self._by_combination.values() if size in tried]
+        refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
+        return 1.0 if refused < (1 if self._many_failed else 2) else (ran + 1) / (ran + refused + 2)
+
+    def max_probability_below_refused(self, place: int) -> float:
+        """Returns an upper bound on the probability that a plan fits, from the sizes of its combination.
+
+        The largest size that fits is uniformly distributed between the largest that ran and the smallest refused.
+        """
+        size, tried = self._size(place), self._sizes_tried(place)
+        refused = min((s for s, outcome in tried.items() if was_refused(outcome)), default=None)
+        if refused is None:
+            return 1.0
+        ran = max((s for s, outcome in tried.items() if outcome.measured and s < refused), default=0)
+        return max(1 - (size - ran) / (refused - ran), 0.0)
+
+    def peak_may_be_fixed(self, place: int) -> bool:
+        """Returns whether the peak of a plan may come from a phase that does not grow.
+
+        It may if the peak equals that of another size, or that of the baseline's combination at the same size.
+        """
+        baseline, mine = self._peaks(0), self._peaks(place)
+        size = self._size(place)
+        peak = mine[size]
+        if any(s != size and _equal(p, peak) for s, p in (baseline | mine).items()):
+            return True
+        changed = self.combination(place) != self.combination(0)
+        same = size in baseline and _equal(peak, baseline[size])
+        return changed and same and not any(s < size and p < peak for s, p in baseline.items())
+
+    def _size(self, place: int) -> int:
+        return int(self._sizes[place])
+
+    def combination(self, place: int) -> int:
+        """Returns the number of a plan's combination."""
+        return int(self._points.combinations[place])
+
+    def _peaks(self, place: int) -> dict[int, int]:
+        """Returns the measured peaks of a plan's combination by size."""
+        sizes = self._sizes_tried(place).items()
+        return {size: o.measurement.memory.judged_bytes for size, o in sizes if o.measurement is not None}
+
+    @property
+    def _many_failed(self) -> bool:
+        failed = sum(each.status is Status.OUT_OF_MEMORY for each in self.outcomes.values())
+        return failed >= MANY_OUT_OF_MEMORY
+
+    def _sizes_tried(self, place: int) -> dict[int, Outcome]:
+        """Returns the outcomes of a plan's combination by size."""
+        return self._by_combination.get(self.combination(place), {})
+
+
+def _equal(a: int, b: int) -> bool:
+    return abs(a / b - 1) < EQUAL_RATIO
+
+
+def was_refused(outcome: Outcome) -> bool:
+    """Returns whether a plan does not fit, or was skipped for that reason."""
+    return outcome.status.does_not_fit or outcome.status is Status.SKIPPED
+
 
 ESTIMATED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.07, alone=0.02, kinship=0.2, joint_kinship=0.2)
 PROPORTIONAL = Scales(
@@ -75,19 +213,19 @@ class PeakModel:
         memory_bytes: int,
         estimate: Callable[[Plan], Estimate | None],
     ) -> None:
-        self._plans, self._points, self._memory_bytes, self._estimate_of = (
-            plans.plans, plans.points, memory_bytes, estimate,
-        )  # fmt: skip
+        self._plans, self._points, self._memory_bytes = plans.plans, plans.points, memory_bytes
+        self._estimate_of = estimate
         self._sizes, self._size_places = np.unique(plans.sizes, return_inverse=True)
         self._changes, covered = expected_of(knobs, self._points, "growth")
-        self.freed_bytes = freed_of(knobs, self._points)
+        indices = zip(knobs, self._points.values.T, strict=True)
+        freed = (np.array(knob.frees_bytes)[index] for knob, index in indices if knob.frees_bytes)
+        self.freed_bytes: Array = sum(freed, start=np.zeros(len(plans.sizes)))
         ratios = [GROWTH_RATIO if known else 1.0 for known in covered]
         self._with_estimates = Covariances(Kernel(knobs, ESTIMATED, ratios), self._points)
         self._without = Covariances(Kernel(knobs, PROPORTIONAL, ratios), self._points)
-        self.tried = TriedSizes(self._plans, self._points, memory_bytes)
+        self.tried = TriedSizes(plans, memory_bytes)
         changed = (self._points.values != self._points.values[:1]).sum(axis=1)
         self._single_changes = [int(place) for place in np.flatnonzero(changed == 1)]
-        self._belief: Belief | None = None
         self._static_bytes = 0.0
         self._expected: dict[int, int] = {}
         self._errors: list[float] = []  # log of measured over estimated peak
@@ -102,18 +240,13 @@ class PeakModel:
 
     def forget(self) -> None:
         """Drops the posterior, because an estimate has changed."""
-        self._belief = None
+        vars(self).pop("_posterior", None)
 
     def expect(self, place: int) -> None:
         """Keeps the estimate of a plan that is about to run, to learn the error of such estimates."""
         estimate = self._with_bounds(place)
         if estimate is not None and not _narrow(estimate):
             self._expected[place] = _original_bytes(estimate)
-
-    @property
-    def baseline_is_estimated(self) -> bool:
-        """Whether the baseline's combination is estimated at every size. Then any plan can be, before it runs."""
-        return self._baseline_peaks() is not None
 
     def probability(self, place: int) -> float:
         """Returns the probability that a plan fits."""
@@ -133,13 +266,12 @@ class PeakModel:
         """Returns the peak that is expected of a plan, by theory and by the plans that ran; None if none did."""
         if not any(outcome.measurement for outcome in self.tried.outcomes.values()):
             return None
-        return round(float(self._static_of(place)) + math.exp(float(self._posterior().mean[place])))
+        return round(float(self._static_of(place)) + math.exp(float(self._posterior.mean[place])))
 
     def probabilities(self, places: NDArray[np.int64]) -> Array:
         """Returns the probability that each of some plans fits, by the plans that share a part with it.
 
-        Args:
-            places: plans of combinations of which none was tried or has an estimate with a bound.
+        None of their combinations was tried or has an estimate with a bound.
         """
         sizes = self._size_places[places]
         each, first = np.unique(sizes, return_index=True)
@@ -169,22 +301,18 @@ class PeakModel:
 
     def _by_posterior(self, places: NDArray[np.int64]) -> Array:
         """Returns the probability that plans fit by the posterior of their growing bytes alone."""
-        belief = self._posterior()
+        belief = self._posterior
         room = np.log(np.maximum(self._memory_bytes - self._static_of(places), 1.0))
         return np.asarray(_BELOW((room - belief.mean[places]) / belief.deviation[places]), dtype=np.float64)
-
-    def _posterior(self) -> Belief:
-        if self._belief is None:
-            self._belief = self._believe()
-        return self._belief
 
     def _with_bounds(self, place: int) -> Estimate | None:
         estimate = self._estimate_of(self._plans[place])
         return estimate if estimate is not None and is_two_sided(estimate) else None
 
-    def _believe(self) -> Belief:
-        """Returns the posterior of the log of the growing bytes, for every plan."""
-        baseline = self._baseline_peaks()
+    @cached_property
+    def _posterior(self) -> Belief:
+        """Posterior of the log of the growing bytes of every plan, valid until something is learned."""
+        baseline = self.baseline_peaks()
         measured = [
             (o.measurement.memory.static_bytes or 0) + self.freed_bytes[place]
             for place, o in self.tried.outcomes.items() if o.measurement is not None
@@ -208,14 +336,18 @@ class PeakModel:
 
     def _observed(self, baseline_is_estimated: bool) -> dict[int, tuple[float, float]]:
         """Returns the log of the growing bytes and its standard deviation, of each plan where they are known."""
-        observed = {
-            place: seen for place in self.tried.outcomes if (seen := self._observation(place, baseline_is_estimated))
-        }
-        if baseline_is_estimated:  # an estimate of a single change informs all plans with that change
-            untried = (place for place in self._single_changes if place not in self.tried.outcomes)
-            observed |= {
-                place: (self._log(e.value_bytes, place), NOISE) for place in untried if (e := self._with_bounds(place))
-            }
+        observed, tried = dict[int, tuple[float, float]](), self.tried.outcomes
+        # An estimate of a single change informs all plans with that change.
+        untried = [place for place in self._single_changes if place not in tried] if baseline_is_estimated else []
+        for place in (*tried, *untried):
+            outcome = tried.get(place)
+            if outcome is not None and outcome.measurement is not None:
+                log = self._log(outcome.measurement.memory.judged_bytes, place)
+                known = baseline_is_estimated and self.tried.combination(place) == self.tried.combination(0)
+                fixed = not known and self.tried.peak_may_be_fixed(place)
+                observed[place] = (log - FIXED_PEAK_LOG, FIXED_PEAK_LOG) if fixed else (log, NOISE)
+            elif (outcome is None or not outcome.status.does_not_fit) and (estimate := self._with_bounds(place)):
+                observed[place] = (self._log(estimate.value_bytes, place), NOISE)
         return observed
 
     def _refused(self, observed: dict[int, tuple[float, float]], belief: Belief) -> dict[int, tuple[float, float]]:
@@ -238,18 +370,7 @@ class PeakModel:
         believed = Surrogate(model, places, noise, level).believe(values[:, None])
         return Belief(believed.mean[:, 0] + expected, believed.deviation)
 
-    def _observation(self, place: int, baseline_is_estimated: bool) -> tuple[float, float] | None:
-        """Returns the log of the growing bytes of a plan that was tried, with its standard deviation, or None."""
-        measurement = self.tried.outcomes[place].measurement
-        if measurement is not None:
-            log = self._log(measurement.memory.judged_bytes, place)
-            known = baseline_is_estimated and self.tried.combination(place) == self.tried.combination(0)
-            fixed = not known and self.tried.peak_may_be_fixed(place)
-            return (log - FIXED_PEAK_LOG, FIXED_PEAK_LOG) if fixed else (log, NOISE)
-        estimate = None if self.tried.outcomes[place].status.does_not_fit else self._with_bounds(place)
-        return None if estimate is None else (self._log(estimate.value_bytes, place), NOISE)
-
-    def _baseline_peaks(self) -> dict[int, int] | None:
+    def baseline_peaks(self) -> dict[int, int] | None:
         """Returns the peaks of the baseline's combination by size, where all of them are estimated with bounds."""
         found: dict[int, int] = {}
         for place in np.flatnonzero(self._points.combinations == self._points.combinations[0]):

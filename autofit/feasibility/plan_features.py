@@ -49,8 +49,7 @@ class PlanList:
 
     Plans are made when they are asked for: a large space has hundreds of thousands, of which a search runs a dozen.
 
-    Args:
-        space: the space. Only its first `MAX_PLANS` plans are listed.
+    Only the first `MAX_PLANS` plans of a space are listed.
 
     Attributes:
         plans: the plans, in the order of `SearchSpace.plans`.
@@ -65,7 +64,7 @@ class PlanList:
         self._of_baseline = [space.baseline, *(p for s in space.sizes if (p := space.at(first, s)) != space.baseline)]
         self._value_places = [{typed(value): place for place, value in enumerate(k.values)} for k in space.facts.knobs]
         self._rows = _rows(space, self._value_places)
-        self._found: dict[str, int | None] = {}
+        self._found = lru_cache(MOST_MADE)(self._find)
         self._made = lru_cache(MOST_MADE)(self._make)
         others, count = len(self._rows) - 1, len(self._of_baseline)
         first_sizes = [plan.micro_batch_size for plan in self._of_baseline]
@@ -80,11 +79,7 @@ class PlanList:
 
     def place(self, plan: Plan) -> int | None:
         """Returns the index of a plan in the list, or None."""
-        if plan.key not in self._found:
-            if len(self._found) >= MOST_MADE:
-                self._found.clear()
-            self._found[plan.key] = self._find(plan)
-        return self._found[plan.key]
+        return self._found(plan)
 
     @property
     def combinations(self) -> int:
@@ -197,15 +192,6 @@ def expected_of(knobs: Sequence[Knob], points: Points, name: Literal["expected",
         if ratios:
             total += np.log(np.array(ratios))[points.values[:, index]]
     return total, covered
-
-
-def freed_of(knobs: Sequence[Knob], points: Points) -> Array:
-    """Returns the bytes that the values of each plan are expected to free (`Knob.frees_bytes`), [plans]."""
-    total = np.zeros(len(points.octaves))
-    for index, knob in enumerate(knobs):
-        if knob.frees_bytes:
-            total += np.array(knob.frees_bytes)[points.values[:, index]]
-    return total
 
 
 def typed(value: KnobValue) -> tuple[type, KnobValue]:

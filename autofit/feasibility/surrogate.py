@@ -8,7 +8,7 @@ share a part with it. Where nothing was observed, the uncertainty is that of the
 Processes for Machine Learning, 2006, sections 2.2 and 4.2.4 on sums of kernels).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -60,8 +60,6 @@ class Kernel:
     """Prior covariance of two plans.
 
     Args:
-        knobs: knobs of the space.
-        scales: usual magnitudes of the parts.
         ratios: for each knob the factor on the magnitude of its effect, below 1 where theory covers part of it.
         kinships: for each knob the least kinship of its values, above that of the scales where they are known to do
             much the same.
@@ -122,12 +120,7 @@ class Belief:
 class Covariances:
     """Covariances of single plans with all plans of a space, in parts of which there are far fewer than plans.
 
-    Args:
-        kernel: prior covariance of two plans.
-        points: every plan of the space.
-
-    Attributes:
-        variances: variance of each plan, [plans].
+    `variances` is the variance of each plan, [plans].
     """
 
     def __init__(self, kernel: Kernel, points: Points) -> None:
@@ -136,58 +129,32 @@ class Covariances:
         self._each_combination = points.values[first]
         _, first, self._sizes = np.unique(points.octaves, return_index=True, return_inverse=True)
         self._each_size = points.of(first)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, tuple[Array, ...]] = {}
         self.variances = kernel.variances(points)
 
-    def rows(self, places: Sequence[int]) -> "Rows":
-        """Returns the covariances of these plans with all, of which any part can be had."""
+    def of(self, places: Sequence[int]) -> Callable[[slice | Sequence[int]], Array]:
+        """Returns a function that gives the covariances of some plans with any part of all plans, [places, part]."""
         for place in places:
             if place not in self._rows:
-                self._rows[place] = self._row(place)
+                here = self._points.of([place])
+                total, pairs = self._kernel.of_values(here.values, self._each_combination)
+                curve, slope, alone = self._kernel.of_sizes(here, self._each_size)
+                self._rows[place] = total[0], pairs[0], curve[0], slope[0], alone[0]
+        # The first two depend on values, [places, combinations], the others on sizes, [places, sizes].
         total, pairs, curve, slope, alone = map(np.array, zip(*(self._rows[place] for place in places), strict=True))
-        here = self._combinations[list(places)]
-        return Rows(total, pairs, curve, slope, alone, here, self._combinations, self._sizes)
+        their_combinations = self._combinations[list(places)]
 
-    def _row(self, place: int) -> "_Row":
-        here = self._points.of([place])
-        total, pairs = self._kernel.of_values(here.values, self._each_combination)
-        curve, slope, alone = self._kernel.of_sizes(here, self._each_size)
-        return total[0], pairs[0], curve[0], slope[0], alone[0]
+        def within(part: slice | Sequence[int]) -> Array:
+            combinations, sizes = self._combinations[part], self._sizes[part]
+            found = slope[:, sizes]
+            found *= total[:, combinations]
+            found += curve[:, sizes]
+            found += pairs[:, combinations]
+            first, second = np.nonzero(combinations[None, :] == their_combinations[:, None])
+            found[first, second] += alone[first, sizes[second]]
+            return np.asarray(found, dtype=np.float64)
 
-
-_Row = tuple[Array, Array, Array, Array, Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Covariances of some plans with all plans of a space, in parts (see `Kernel`).
-
-    Attributes:
-        total, pairs: parts that depend on values, [places, combinations].
-        curve, slope, alone: parts that depend on sizes, [places, sizes].
-        places: combination of each of the plans, [places].
-        combinations, sizes: combination and size of every plan of the space, [plans].
-    """
-
-    total: Array
-    pairs: Array
-    curve: Array
-    slope: Array
-    alone: Array
-    places: NDArray[np.int64]
-    combinations: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-
-    def within(self, part: slice | Sequence[int]) -> Array:
-        """Returns the covariances with a part of the plans, [places, part]."""
-        combinations, sizes = self.combinations[part], self.sizes[part]
-        found = self.slope[:, sizes]
-        found *= self.total[:, combinations]
-        found += self.curve[:, sizes]
-        found += self.pairs[:, combinations]
-        first, second = np.nonzero(combinations[None, :] == self.places[:, None])
-        found[first, second] += self.alone[first, sizes[second]]
-        return found
+        return within
 
 
 class Surrogate:
@@ -198,7 +165,6 @@ class Surrogate:
     results have a first axis for them.
 
     Args:
-        covariances: covariances of the plans of a space.
         observed: places of the observed plans.
         noise: standard deviation of each observation, [observed] or [models, observed].
         level: standard deviation of the level that all plans share.
@@ -213,9 +179,9 @@ class Surrogate:
         level: float,
         amplitude: float | Array = 1.0,
     ) -> None:
-        self._rows, self._variances = covariances.rows(observed), covariances.variances
+        self._covariances, self._variances = covariances.of(observed), covariances.variances
         self._scale, self._level = np.asarray(amplitude, dtype=np.float64)[..., None] ** 2, level**2
-        among = self._scale[..., None] * self._rows.within(observed) + self._level
+        among = self._scale[..., None] * self._covariances(observed) + self._level
         self._factor = np.linalg.cholesky(among + noise[..., None] ** 2 * np.eye(len(observed)))
         self._inverse = np.linalg.inv(self._factor)
 
@@ -245,7 +211,7 @@ class Surrogate:
         scale, level = self._scale[..., None], self._level * self._inverse.sum(axis=-1)[..., None]
         step = max(BLOCK // self._factor[..., 0].size, 1)
         for block in (slice(start, start + step) for start in range(0, len(self._variances), step)):
-            solved = self._inverse @ self._rows.within(block)
+            solved = self._inverse @ self._covariances(block)
             solved *= scale
             solved += level
             explained = np.einsum("...np,...np->...p", solved, solved)

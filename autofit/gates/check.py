@@ -90,7 +90,7 @@ class GradientCheck:
             self.undecided = tuple(Refusal(name=value, reason=reason, origin="gate") for value in values)
 
     def result(self) -> Checked:
-        """Returns the result of what was found so far, as `autofit.search.tuning.Bench.check` says."""
+        """Returns the result of what was found so far, as `autofit.search.request.Bench.check` says."""
         fault, verdicts = self._fault(), {**self.known, **self.found}
         if fault and not self._any:
             found = {name: each for name, each in verdicts.items() if at_fault(self._values, {name: each})}

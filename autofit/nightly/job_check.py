@@ -23,8 +23,7 @@ from autofit.nightly.records import NOT_MEASURED, HistorySegment, NightRecord, V
 from autofit.nightly.verdict import Tonight, failed, judge
 from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.watchdog import Watchdog
-from autofit.search.request import Event, Request
-from autofit.search.tuning import Bench
+from autofit.search.request import Bench, Event, Request
 from autofit.trackers.progress import waiting
 
 PARTS = 3

@@ -20,8 +20,8 @@ from autofit.nightly.verdict import rate_text
 from autofit.search.ledger import BLOCK_STEPS, PROOF_STEPS, RUNAWAY_RATIO, RUNAWAY_S
 from autofit.search.no_answer import for_good
 from autofit.search.race import Pairing, pair
+from autofit.search.request import Bench
 from autofit.search.trial_runner import doubted
-from autofit.search.tuning import Bench
 from autofit.study.stored_trials import completed
 
 ROUNDS = 3

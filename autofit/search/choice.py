@@ -24,9 +24,8 @@ probe was 31 % too fast (scripts/bench/claims.py)."""
 DEVICE_NOISE_RATIO = 0.015
 """The same on an accelerator, which one process uses alone: on an H100, steps of one plan differ by about 1 %."""
 TIE_LOSS = 0.75
-"""Maximum average cost of a tie, as a share of the tie margin. At 1.0, 7 more of 1,550 searches of scripts/bench/search
-are off by over 3 %; at 0.5, the lighter of two equal plans is chosen in 60 % of races on recorded noise instead of 76 %
-(tests/search/test_race_error_rates.py)."""
+"""Maximum average cost of a tie, as a share of the tie margin. At 1.0, more searches of scripts/bench/search are off by
+over 3 %; at 0.5, fewer races choose the lighter of two equal plans (tests/search/test_race_error_rates.py)."""
 SAME_MEMORY_RATIO = 0.01
 """Peaks that differ by less than this share are equal, because readings of one plan differ by as much."""
 

@@ -9,7 +9,7 @@ Contradiction: two measurements of one plan whose difference noise cannot explai
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from autofit.core.statistics import DEVIATIONS_95, clipped, expected_gain
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, short_number
 from autofit.search.choice import DISTURBED_NOISE_RATIO, PROBE_NOISE_RATIO, measurement_of, quotient
-from autofit.search.race import MIN_ROUNDS, Pairing, Race
+from autofit.search.race import MIN_ROUNDS, Race
 
 SPEED_RATIO = 1.5
 """Ratio up to which two whole runs differ on a shared machine, beyond the spread of their steps."""
@@ -41,8 +41,12 @@ def contradiction(
     `now` is the last, the median counts. The peak of live tensors is not compared (`other_peak`).
     """
     old, new = then.measurement, now.measurement
-    if old is None or new is None:
-        return _fits_no_more(then, now, memory_bytes)
+    if old is None or new is None:  # it fits now and did not before, or the other way round, unless it is close
+        ran, other = (then, now) if then.status is Status.MEASURED else (now, then)
+        if ran.measurement is None or ran.status is not Status.MEASURED or not other.status.does_not_fit:
+            return ""
+        near = ran.measurement.memory.judged_bytes > NEAR_RATIO * memory_bytes
+        return "" if near else f"{now.status.value}, was {then.status.value}"
     old, new = (found.model_copy(update={"new_shape_s": 0.0}) for found in (old, new))  # a block has none
     objective = objective.model_copy(update={"planned_samples": None})  # steady steps only, without the warm-up
     middle = median(objective.score(block) for block in blocks) if blocks else objective.score(new)
@@ -75,20 +79,27 @@ def other_peak(then: Outcome, now: Outcome) -> str:
     return f"a peak of {format_bytes(found)} of live tensors, was {format_bytes(was)}"
 
 
-def _fits_no_more(then: Outcome, now: Outcome, memory_bytes: int) -> str:
-    """Returns that a plan fits now and did not before, or the other way round, unless it is close to the budget."""
-    ran, other = (then, now) if then.status is Status.MEASURED else (now, then)
-    if ran.measurement is None or ran.status is not Status.MEASURED or not other.status.does_not_fit:
-        return ""
-    if ran.measurement.memory.judged_bytes > NEAR_RATIO * memory_bytes:
-        return ""
-    return f"{now.status.value}, was {then.status.value}"
-
-
 CLAIM_RATIO = 1.12
 """Factor on the width of the interval that is reported after a race. A race ends when it looks decided, and the best of
 several plans is reported, so the interval of a single pair is too narrow: without the factor, 90 % of the claims hold
 if time has no limit. Scored by scripts/bench/claims.py."""
+
+
+class Scale(NamedTuple):
+    """The scale of a race; without plans if no two ran enough rounds together.
+
+    Attributes:
+        logs: log throughput of the plans that ran enough rounds, by name.
+        shift: log throughput in a probe less that in the race: of the anchor, else the mean over the plans that raced.
+        doubt: standard deviation of that difference for a single plan.
+    """
+
+    logs: dict[str, float]
+    shift: float
+    doubt: float
+
+
+NO_SCALE = Scale({}, 0.0, 0.0)
 
 
 class CommonScale:
@@ -104,7 +115,7 @@ class CommonScale:
         self._objective, self._noise_ratio = objective, noise_ratio
         self._probe_logs = {t.plan.key: math.log(objective.score(measurement_of(t))) for t in measured}
         self.race: Race | None = None
-        self._scale = Scale({}, 0.0, 0.0)
+        self._scale = NO_SCALE
         self._at: tuple[int, int] | None = None
         self._anchor: str | None = None
 
@@ -129,23 +140,19 @@ class CommonScale:
         """Returns the throughput of the first over the second, with `pairs` 0 unless both raced."""
         if ours.plan == theirs.plan:
             return Ratio(value=1.0, low=1.0, high=1.0, pairs=self.race.rounds if self.race is not None else 0)
-        if self.race is None or not self.decided_by_race:
+        race, shift = self.race, self._now().shift
+        if race is None or not self.decided_by_race:
             return quotient(measurement_of(ours), measurement_of(theirs), self._objective, self._noise_ratio)
-        pairing = self._pairing(self.race, ours.plan.key, theirs.plan.key)
+        pairing = race.pairing(ours.plan.key, theirs.plan.key)
+        if self._anchor is not None and self._anchor not in (ours.plan.key, theirs.plan.key):
+            first, second = race.pairing(ours.plan.key, self._anchor), race.pairing(self._anchor, theirs.plan.key)
+            if first is not None and second is not None:  # as both compare with the anchor
+                pairing = first.followed_by(second)
         if pairing is not None:
             return pairing.ratio()
         log = self._log(ours) - self._log(theirs)
-        shift = self._now().shift
         half = DEVIATIONS_95 * math.hypot(self._deviation(ours, shift), self._deviation(theirs, shift))
         return Ratio(value=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
-
-    def _pairing(self, race: Race, ours: str, theirs: str) -> Pairing | None:
-        """Returns the comparison of two plans, through the anchor if there is one."""
-        if self._anchor is not None and self._anchor not in (ours, theirs):
-            first, second = race.pairing(ours, self._anchor), race.pairing(self._anchor, theirs)
-            if first is not None and second is not None:
-                return first.followed_by(second)
-        return race.pairing(ours, theirs)
 
     def claim(self, ours: Trial, theirs: Trial) -> Ratio:
         """Returns the ratio as it is reported: with an interval that holds after a race (`CLAIM_RATIO`)."""
@@ -181,51 +188,29 @@ class CommonScale:
         return math.log(self._objective.score(measurement_of(trial))) - scale.shift
 
     def _deviation(self, trial: Trial, shift: float = 0.0) -> float:
-        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced.
-
-        Reported ones include the `shift`: where the machine has changed its speed between the probes and the race, a
-        plan that did not race may have run before or after that.
-        """
+        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced."""
+        # Reported ones include the `shift`: where the machine has changed its speed between the probes and the race, a
+        # plan that did not race may have run before or after that.
         if self.raced(trial):
             return 0.0
         return math.hypot(self._now().doubt, measurement_of(trial).spread_ratio, shift)
 
-    def _now(self) -> "Scale":
+    def _now(self) -> Scale:
         """Returns the scale; computed again after each round of the race."""
         race = self.race
-        if race is not None and self._at != (race.rounds, len(race.names)):
-            self._at = (race.rounds, len(race.names))
-            self._scale = scale_of(race, self._probe_logs, self._anchor)
+        if race is None or self._at == (race.rounds, len(race.names)):
+            return self._scale
+        self._at, self._scale = (race.rounds, len(race.names)), NO_SCALE
+        ripe = [name for name in race.names if len(race.logs[name]) >= MIN_ROUNDS]
+        if len(ripe) < 2:
+            return self._scale
+        # All are compared with the same opponent: the anchor, or else the pinned plan, or the one with the most rounds.
+        opponent = max(ripe, key=lambda name: (name == self._anchor, name == race.pinned, len(race.logs[name])))
+        level = fmean(clipped(race.logs[opponent]))
+        pairings = {name: race.pairing(name, opponent) for name in ripe}
+        logs = {name: level + pairing.log_ratio for name, pairing in pairings.items() if pairing is not None}
+        differences = {name: self._probe_logs[name] - log for name, log in logs.items()}
+        spread = max(pstdev(differences.values()), PROBE_NOISE_RATIO)
+        shift = differences[self._anchor] if self._anchor in differences else fmean(differences.values())
+        self._scale = Scale(logs, shift, math.hypot(spread, spread / math.sqrt(len(differences))))
         return self._scale
-
-
-class Scale(NamedTuple):
-    """The scale of a race.
-
-    Attributes:
-        logs: log throughput of the plans that ran enough rounds, by name.
-        shift: log throughput in a probe less that in the race: of the anchor, else the mean over the plans that raced.
-        doubt: standard deviation of that difference for a single plan.
-    """
-
-    logs: dict[str, float]
-    shift: float
-    doubt: float
-
-
-def scale_of(race: Race, probe_logs: Mapping[str, float], anchor: str | None = None) -> Scale:
-    """Returns the scale of a race; it has no plans if no two ran enough rounds together.
-
-    All plans are compared with the same opponent: the anchor, or else the pinned plan, or the one with the most rounds.
-    """
-    ripe = [name for name in race.names if len(race.logs[name]) >= MIN_ROUNDS]
-    if len(ripe) < 2:
-        return Scale({}, 0.0, 0.0)
-    opponent = max(ripe, key=lambda name: (name == anchor, name == race.pinned, len(race.logs[name])))
-    level = fmean(clipped(race.logs[opponent]))
-    pairings = {name: race.pairing(name, opponent) for name in ripe}
-    logs = {name: level + pairing.log_ratio for name, pairing in pairings.items() if pairing is not None}
-    differences = {name: probe_logs[name] - log for name, log in logs.items()}
-    spread = max(pstdev(differences.values()), PROBE_NOISE_RATIO)
-    shift = differences[anchor] if anchor in differences else fmean(differences.values())
-    return Scale(logs, shift, math.hypot(spread, spread / math.sqrt(len(differences))))

@@ -5,11 +5,11 @@ ends. A search that was killed leaves the first alone.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.briefing import GateRecord
@@ -20,8 +20,8 @@ from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import ascii_json
 from autofit.core.space import Omission, Refusal
+from autofit.core.strict import Strict
 from autofit.core.trial import Purpose, Trial
-from autofit.gates.verdict import GateVerdict
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
 from autofit.study.stored_trials import STORED_LETTERS
@@ -46,11 +46,7 @@ OPENED, CLOSED = "search", "evidence"
 """Names of the notes of a study."""
 
 
-class _EvidencePart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Placing(_EvidencePart):
+class Placing(Strict):
     """How a measured plan compares with the others; the attributes are those of `Candidate`."""
 
     plan: Plan
@@ -61,7 +57,7 @@ class Placing(_EvidencePart):
     on_front: bool = False
 
 
-class Answered(_EvidencePart):
+class Answered(Strict):
     """An answer of the search: a plan that was proven and checked, and faster than the one before.
 
     Attributes:
@@ -76,7 +72,7 @@ class Answered(_EvidencePart):
     ratio: float | None = None
 
 
-class RaceLog(_EvidencePart):
+class RaceLog(Strict):
     """The blocks of one plan in the race.
 
     Attributes:
@@ -91,7 +87,7 @@ class RaceLog(_EvidencePart):
     note: str = ""
 
 
-class SearchEvidence(_EvidencePart):
+class SearchEvidence(Strict):
     """What a search knows beside its answer. Attributes that are not listed here are those of `Answer`.
 
     Attributes:
@@ -129,7 +125,7 @@ class SearchEvidence(_EvidencePart):
     failure_code: int = 0
     answer: Answer | None = None
     standings: tuple[Placing, ...] = ()
-    estimates: dict[str, Estimate] = {}
+    estimates: Mapping[str, Estimate] = {}
     race: tuple[RaceLog, ...] = ()
     omissions: tuple[Omission, ...] = ()
     answers: tuple[Answered, ...] = ()
@@ -153,32 +149,14 @@ class SearchEvidence(_EvidencePart):
         return self.answer.model_copy(update={"alternatives": tuple(alternatives)})
 
 
-@dataclass(slots=True)
-class Seen:
-    """What a search has seen so far, for its `SearchEvidence`. The search fills it while it runs.
-
-    Attributes:
-        trials: every trial, those of earlier runs first.
-        verdicts: verdicts of checks, by value.
-        refused: values that checks found at fault.
-    """
-
-    trials: Sequence[Trial] = ()
-    estimates: Mapping[str, Estimate] = field(default_factory=dict)
-    omissions: Sequence[Omission] = ()
-    race: Race | None = None
-    answers: Sequence[Answered] = ()
-    stopped: str = ""
-    verdicts: dict[str, GateVerdict] = field(default_factory=dict)
-    refused: list[Refusal] = field(default_factory=list)
-
-    def race_logs(self) -> Iterator[RaceLog]:
-        """Yields the blocks of each plan that raced, those that began the race first."""
-        race, plans = self.race, {trial.plan.key: trial.plan for trial in self.trials}
-        if race is not None:
-            for name in race.names:
-                logs, note = tuple(race.logs[name]), race.left.get(name, "")
-                yield RaceLog(plan=plans[name], joined=race.joined.get(name, 0), log_rates=logs, note=note)
+def race_logs(race: Race | None, trials: Iterable[Trial]) -> Iterator[RaceLog]:
+    """Yields the blocks of each plan that raced, those that began the race first."""
+    plans = {trial.plan.key: trial.plan for trial in trials}
+    if race is None:
+        return
+    for name in race.names:
+        logs, note = tuple(race.logs[name]), race.left.get(name, "")
+        yield RaceLog(plan=plans[name], joined=race.joined.get(name, 0), log_rates=logs, note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,29 @@ class Explanations:
 
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
         """Returns the caveats, except those of the proof."""
-        found = [*self._on_race(), *self._on_gain(winner), *self._on_shapes(winner), *self._on_runs()]
+        found = [*self._on_race(), *self._on_gain(winner), *self._on_runs(winner)]
         return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
 
-    def faults(self, plan: Plan) -> list[str]:
-        """Returns what the runs of a plan show of the user's own code. It harms the training under any plan."""
-        return [*self._on_growth(plan), *self._on_gradients(plan)]
+    def faults(self, plan: Plan) -> Iterator[str]:
+        """Yields what the runs of a plan show of the user's own code. It harms the training under any plan."""
+        runs = [m for t in self._runner.trials if t.plan == plan and (m := t.outcome.measurement)]
+        most = max(runs, key=lambda run: run.growth_bytes, default=None)
+        if most is not None and most.growth_bytes:
+            free = max(self._runner.tuning.budget.memory_bytes - most.memory.judged_bytes, 0)
+            steps = most.worst_steps + free // most.growth_bytes
+            yield (
+                f"live memory grew by {format_bytes(most.growth_bytes)} with each step on the worst batch. At this "
+                f"pace, training exceeds the budget after about {steps:,} steps. Look for tensors that are kept from "
+                "step to step: in a list, on the model, by a hook, or a loss with its graph"
+            )
+        # A plan may use up its gradients before they can be looked at.
+        runs += [m for t in self._runner.trials if t.plan == self._runner.baseline and (m := t.outcome.measurement)]
+        seen = (run.without_gradient for run in reversed(runs) if run.proven and run.without_gradient)
+        if found := next(seen, ""):
+            yield (
+                f"{found}, so these steps do not train them. If they should, look for detach(), no_grad() or "
+                "reentrant checkpointing on the way from them to the loss; otherwise freeze them"
+            )
 
     def why_not(self, trial: Trial, winner: Trial) -> str:
         """Returns why a measured plan was not chosen."""
@@ -96,8 +113,12 @@ class Explanations:
             which = "No other plan ran" if more else f"{self._runner.named(plan)} was tried"
             outcome = ran[-1].outcome
             return f"{which}: {outcome.status.value}, {cut_middle(outcome.reason, _REASON)}".rstrip(".")
+        facts = self._runner.tuning.space.facts
+        if not end.early and (facts.knobs or len(facts.sizes) > 1):
+            return "No other plan is likely to fit and be faster"
         if not end.early:
-            return self._alone() or "No other plan is likely to fit and be faster"
+            refused = ", ".join(refusal.name for refusal in facts.refused if refusal.origin == "gate")
+            return f"There is no other plan{f': checks of the gradient refused {refused}' if refused else ''}"
         next_one = "" if end.wanted is None else f"; {self._runner.named(end.wanted)} was next"
         most = self._runner.tuning.budget.max_trials
         if most is not None and self._runner.probes >= most:
@@ -141,15 +162,7 @@ class Explanations:
         elif gain.low <= 1 < gain.value and not self.is_unknown(gain):
             yield f"the gain over the baseline, {gain}, is within the noise"
 
-    def _alone(self) -> str:
-        """Returns that the search had no other plan, with the techniques that gates refused; "" if it had one."""
-        facts = self._runner.tuning.space.facts
-        if facts.knobs or len(facts.sizes) > 1:
-            return ""
-        refused = [refusal.name for refusal in facts.refused if refusal.origin == "gate"]
-        return "There is no other plan" + (f": checks of the gradient refused {', '.join(refused)}" if refused else "")
-
-    def _on_shapes(self, winner: Trial) -> Iterator[str]:
+    def _on_runs(self, winner: Trial) -> Iterator[str]:
         most = max(self._measured, key=_new_shape_share)
         share, recommended = _new_shape_share(most), _new_shape_share(winner)
         if share > 0:
@@ -158,30 +171,6 @@ class Explanations:
                 f"({self._runner.named(most.plan)}), {recommended:.0%} with the recommended plan: counted in full, as "
                 "if each batch had a new shape"
             )
-
-    def _on_growth(self, plan: Plan) -> Iterator[str]:
-        runs = (t.outcome.measurement for t in self._runner.trials if t.plan == plan)
-        most = max((run for run in runs if run), key=lambda run: run.growth_bytes, default=None)
-        if most is None or not most.growth_bytes:
-            return
-        free = max(self._runner.tuning.budget.memory_bytes - most.memory.judged_bytes, 0)
-        yield (
-            f"live memory grew by {format_bytes(most.growth_bytes)} with each step on the worst batch. At this pace, "
-            f"training exceeds the budget after about {most.worst_steps + free // most.growth_bytes:,} steps. Look for "
-            "tensors that are kept from step to step: in a list, on the model, by a hook, or a loss with its graph"
-        )
-
-    def _on_gradients(self, plan: Plan) -> Iterator[str]:
-        plans = plan, self._runner.baseline  # a plan may use up its gradients before they can be looked at
-        runs = (t.outcome.measurement for one in plans for t in self._runner.trials if t.plan == one)
-        proofs = [run for run in runs if run and run.proven]
-        if found := next((run.without_gradient for run in reversed(proofs) if run.without_gradient), ""):
-            yield (
-                f"{found}, so these steps do not train them. If they should, look for detach(), no_grad() or "
-                "reentrant checkpointing on the way from them to the loss; otherwise freeze them"
-            )
-
-    def _on_runs(self) -> Iterator[str]:
         leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
         if len(leaks) > 1:  # a single one is a table that is made once and kept
             yield f"{len(leaks)} runs left memory behind, and so would training: {leaks[-1]}"

@@ -9,7 +9,7 @@ from statistics import median
 
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
-from autofit.search.tuning import Tuning
+from autofit.search.request import Tuning
 
 BLOCK_STEPS, PROOF_STEPS = 5, 10
 """Number of steps, warm-up included, in a block of a race and in a proof of its own."""

@@ -4,17 +4,17 @@ import math
 from dataclasses import dataclass, replace
 
 from autofit.core.plan import Plan
+from autofit.core.space import Omission
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
-from autofit.search.answers import Answers
-from autofit.search.checks import Checks
+from autofit.search.answers import Answers, Checks
 from autofit.search.choice import finalists, measurement_of, ranked
 from autofit.search.evidence import STOPPED_BY_USER
 from autofit.search.no_answer import poison_ends_search, too_short
-from autofit.search.race import MIN_ROUNDS
+from autofit.search.race import MIN_ROUNDS, Race
+from autofit.search.request import Tuning
 from autofit.search.trial_runner import TrialRunner
-from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
 
 REPEATS = 100
@@ -35,7 +35,6 @@ class SearchEnd:
             the time left was too short for it; else None.
         wanted_s: expected duration of its probe in seconds; None if unknown.
         interrupted: whether the user ended it.
-        failed: the error that ended it, in words; "" without one.
     """
 
     stopped: str
@@ -43,7 +42,6 @@ class SearchEnd:
     wanted: Plan | None = None
     wanted_s: float | None = None
     interrupted: bool = False
-    failed: str = ""
 
 
 class Loop:
@@ -55,6 +53,8 @@ class Loop:
         answers: the best plan so far that is proven and checked.
         feasibility: answers whether a plan fits.
         end: how the search ended; a limit appears here as soon as it is reached.
+        omissions: why combinations were not measured, once the search has ended.
+        race: the race that follows, once it has begun.
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -70,10 +70,10 @@ class Loop:
             light=tuning.budget.time_s is not None and not (tuning.cautious and tuning.budget.requested),
             now=lambda: tuning.clock.elapsed_s,
         )
-        self.end = SearchEnd("")
+        self.end, self.omissions = SearchEnd(""), list[Omission]()
+        self.race: Race | None = None
         self._tuning, self._baseline, self._ledger = tuning, tuning.space.baseline, self.runner.ledger
         self._refused, self._naming = 0, False
-        tuning.seen.trials, tuning.seen.estimates = self.runner.trials, self.feasibility.looked_at
         self._searcher = tuning.searcher(
             Problem(
                 space=tuning.space,
@@ -86,11 +86,26 @@ class Loop:
             )
         )
 
-    def _recall(self) -> None:
-        """Learns the trials of earlier runs, after their best plan and the baseline ran again.
+    def search(self) -> None:
+        """Learns what earlier runs found, then searches. The baseline has an outcome when this returns.
 
-        The best plan runs first, so that what an earlier run had found is the answer at once.
+        Raises:
+            UserCodeError: the user's code fails with any plan, or the baseline gives a loss that is not finite.
+            BudgetSpent: the time was over before any plan ran, and the baseline did not end one step.
         """
+        self._recall()
+        self.runner.say("stage", "searching")
+        self._ask_and_run()
+        if self.end.early and len(self.runner.record) == 1:  # for the report of a time budget that was too small
+            self.end = replace(self.end, wanted=self.end.wanted or self._next_plan())
+        self.runner.say("stage", f"search ended: {self.end.stopped}")
+        self.omissions = self._searcher.omissions()
+        if self._baseline.key not in self.runner.record:
+            self._learn(self._outcome_of_baseline())
+            self.runner.check_for_users_fault()
+
+    def _recall(self) -> None:
+        """Learns the trials of earlier runs, after their best plan (the answer at once) and the baseline ran again."""
         runner, earlier = self.runner, self.runner.earlier
         if plans := len({trial.plan.key for trial in earlier.known}):
             known = "1 plan is" if plans == 1 else f"{plans} plans are"
@@ -108,54 +123,42 @@ class Loop:
 
     def _known_best(self) -> Trial | None:
         """Runs the best plan of earlier runs, which becomes the answer; returns its new trial, or None."""
-        able = [t for t in ranked(self.runner.earlier.known, self._tuning.objective) if self._may_win(t.plan)]
-        if not able or able[0].plan == self._baseline:
+        plans = (trial.plan for trial in ranked(self.runner.earlier.known, self._tuning.objective))
+        able = (p for p in plans if self._tuning.space.unpinned(p) is None and not self.checks.refusal(p))
+        best = next(able, self._baseline)
+        if best == self._baseline:
             return None
-        trial = self.runner.probe(able[0].plan, self.answers.terms(able[0].plan, None))
+        trial = self.runner.probe(best, self.answers.terms(best, None))
         if not trial.outcome.measured:
             return None
-        self.runner.record[trial.plan.key] = trial
+        self.runner.record[best.key] = trial
         self.answers.consider(trial)
         return trial
 
-    def _may_win(self, plan: Plan) -> bool:
-        return self._tuning.space.unpinned(plan) is None and not self.checks.refusal(plan)
-
-    def search(self) -> None:
-        """Learns what earlier runs found, then searches. The baseline has an outcome when this returns.
-
-        Raises:
-            UserCodeError: the user's code fails with any plan, or the baseline gives a loss that is not finite.
-            BudgetSpent: the time was over before any plan ran, and the baseline did not end one step.
-        """
-        self._recall()
-        self._ask_and_run()
-        self._ensure_baseline()
-
     def _ask_and_run(self) -> None:
         """Asks and runs until the searcher has nothing left, a limit is reached, or a race is worth more."""
-        self.runner.say("stage", "searching")
-        repeats = 0
+        repeats, fits = 0, self.feasibility
         while not self._spent():
-            self._begin_estimates()
+            # Estimates of all other plans begin with those of the baseline; where time is limited, once it has run.
+            if not fits.light and (not fits.hurried or self._baseline.key in self.runner.record):
+                with poison_ends_search():
+                    fits.begin()
             plan = self._ask()
             if plan is None and self._spent():  # a limit was reached while the searcher looked at plans
-                break
+                return
             if plan is None or repeats > REPEATS:
                 self.end = self._exhausted() if plan is None else SearchEnd("the searcher repeats itself")
-                break
+                return
             known = self.runner.record.get(plan.key)
             repeats = repeats + 1 if known is not None else 0
             if known is not None:
                 self._searcher.tell(known)
-                continue
-            if self._race_is_worth_more(plan):
+            elif self._race_is_worth_more(plan):
                 left = format_duration(self._ledger.left_s())
                 self.end = SearchEnd(f"a race of the best plans was worth more than a probe in the last {left}", True)
-                break
-            self._look(plan)
-            self._run(plan)
-        self._close()
+                return
+            else:
+                self.consider(plan, alone=False)
 
     def stop(self, error: BaseException) -> None:
         """Records that an error or the user ended the search, after there was an answer."""
@@ -163,41 +166,36 @@ class Loop:
         why = f"{type(error).__name__}: {error}"
         if interrupted:
             why = f"{STOPPED_BY_USER}: {error}" if str(error) else STOPPED_BY_USER
-        self.end = SearchEnd(why, early=True, interrupted=interrupted, failed="" if interrupted else why)
-        self._tuning.seen.stopped = why
+        self.end = SearchEnd(why, early=True, interrupted=interrupted)
 
-    def _close(self) -> None:
-        """Says how the search ended, and keeps what it left out."""
-        if self.end.early and len(self.runner.record) == 1:  # for the report of a time budget that was too small
-            self.end = replace(self.end, wanted=self.end.wanted or self._next_plan())
-        self.runner.say("stage", f"search ended: {self.end.stopped}")
-        self._tuning.seen.stopped, self._tuning.seen.omissions = self.end.stopped, self._searcher.omissions()
-
-    def consider(self, plan: Plan) -> Trial:
+    def consider(self, plan: Plan, alone: bool = True) -> Trial:
         """Looks at a plan, then probes it unless it is screened out, and learns from its trial.
+
+        `alone` is as in `Feasibility.look`.
 
         Raises:
             UserCodeError: the user's code fails with any plan.
         """
-        self._look(plan, alone=True)
-        return self._run(plan)
+        self._look(plan, alone)
+        trial = self._screened(plan)
+        self._learn(trial)
+        self.runner.check_for_users_fault()
+        self.answers.consider(trial)
+        if len(self.checks.refused) != self._refused:  # plans with these values cannot be the answer any more
+            self._refused = len(self.checks.refused)
+            self._searcher.leave_out(lambda plan: bool(self.checks.refusal(plan)))
+        return trial
 
-    def _ensure_baseline(self) -> None:
-        """Gives the baseline an outcome if the searcher did not ask for it."""
-        record, runner = self.runner.record, self.runner
-        if self._baseline.key in record:
-            return
+    def _outcome_of_baseline(self) -> Trial:
+        """Returns a trial of the baseline, for which the searcher did not ask."""
         refused, late = self.feasibility.refused_size(self._baseline), self._ledger.left_s() <= 0
-        if late and not record:
+        if late and not self.runner.record:
             raise too_short(self.end.stopped, self._tuning.clock.elapsed_s)
         if refused is not None:
-            trial = runner.skip(self._baseline, f"the same combination did not fit at micro batch {refused}")
-        elif late and record:
-            trial = runner.skip(self._baseline, "the time budget was spent before it was run")
-        else:
-            trial = self._run_baseline()
-        self._learn(trial)
-        runner.check_for_users_fault()
+            return self.runner.skip(self._baseline, f"the same combination did not fit at micro batch {refused}")
+        if late:
+            return self.runner.skip(self._baseline, "the time budget was spent before it was run")
+        return self._run_baseline()
 
     def _patience_s(self) -> float:
         """Returns the seconds that a probe may take now; infinity for a plan that is only named."""
@@ -215,24 +213,17 @@ class Loop:
         return self.end.early
 
     def _race_is_worth_more(self, plan: Plan) -> bool:
-        """Returns whether the time left is better spent on a race than on a probe of this plan.
-
-        That is so if a race would not end in time after the probe, and the probe promises less than the race.
-        """
+        """Returns whether a race would not end in time after a probe of a plan, which promises less than the race."""
         left_s, expected_s = self._ledger.left_s(), self._searcher.expected_s(plan)
         if math.isinf(left_s) or self.answers.best is None:
             return False
-        race_s = self._race_s()
-        if not race_s or race_s > left_s or left_s - (expected_s or self._ledger.probe_s()) > race_s:
+        measured = [t for t in self.runner.record.values() if t.outcome.measured]
+        able = finalists(measured, self._baseline, self._tuning.objective, most=2)
+        race_s = MIN_ROUNDS * sum(self._ledger.block_s(measurement_of(t)) for t in able)
+        if len(able) < 2 or race_s > left_s or left_s - (expected_s or self._ledger.probe_s()) > race_s:
             return False
         gain = self._searcher.expected_gain(plan)
         return gain is None or gain < RACE_GAIN
-
-    def _race_s(self) -> float:
-        """Returns the seconds of the least rounds of a race; 0 if there is nothing to race."""
-        measured = [t for t in self.runner.record.values() if t.outcome.measured]
-        able = finalists(measured, self._baseline, self._tuning.objective, most=2)
-        return MIN_ROUNDS * sum(self._ledger.block_s(measurement_of(t)) for t in able) if len(able) > 1 else 0.0
 
     def _ask(self) -> Plan | None:
         with poison_ends_search():
@@ -255,34 +246,13 @@ class Loop:
         why = f"the time ended before another plan could run, with {format_duration(left_s)} left"
         return SearchEnd(why, early=True, wanted=wanted, wanted_s=wanted_s)
 
-    def _begin_estimates(self) -> None:
-        """Has the baseline estimated, as estimates of all other plans begin; where time is limited, once it has run."""
-        fits = self.feasibility
-        if not fits.light and (not fits.hurried or self._baseline.key in self.runner.record):
-            with poison_ends_search():
-                fits.begin()
-
-    def _look(self, plan: Plan, alone: bool = False) -> None:
+    def _look(self, plan: Plan, alone: bool) -> None:
         with poison_ends_search():
             self.feasibility.look(plan, alone, self._searcher.expected_s(plan))
 
     def _run_baseline(self) -> Trial:
         self._look(self._baseline, alone=True)
         return self._screened(self._baseline)
-
-    def _run(self, plan: Plan) -> Trial:
-        trial = self._screened(plan)
-        self._learn(trial)
-        self.runner.check_for_users_fault()
-        self.answers.consider(trial)
-        self._leave_out_refused()
-        return trial
-
-    def _leave_out_refused(self) -> None:
-        """Tells the searcher which plans cannot be the answer any more, after a check has refused a value."""
-        if len(self.checks.refused) != self._refused:
-            self._refused = len(self.checks.refused)
-            self._searcher.leave_out(lambda plan: bool(self.checks.refusal(plan)))
 
     def _screened(self, plan: Plan) -> Trial:
         violation = self._tuning.space.violation(plan)

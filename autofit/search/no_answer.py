@@ -68,7 +68,11 @@ def nothing_measured(
     `trials` are all trials, the skipped ones included. `early` says that a limit ended the search, and
     `estimated` is the estimated peak of each plan by its key.
     """
-    crashed, note = _crashed_throughout(trials), f" ({budget.memory_note})" if budget.memory_note else ""
+    note = f" ({budget.memory_note})" if budget.memory_note else ""
+    gated = "; ".join(f"{r.name} ({cut_middle(r.reason, _WORDS)})" for r in refused if r.origin == "gate")
+    left_out = f" A check of this model's gradient left out {gated}." if gated else ""  # it might have fitted
+    ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    crashed = ran if all(t.outcome.status.inconclusive for t in ran) else []
     said = len(crashed) > 1 or any(_last_error(t.outcome.traceback_text) for t in crashed)  # else something killed it
     if crashed and (not early or (said and all(t.outcome.status is Status.CRASHED for t in crashed))):
         return _crash(crashed, baseline)
@@ -85,7 +89,7 @@ def nothing_measured(
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
             f"no plan fits into {format_bytes(budget.memory_bytes)}{note}. "
-            f"{_smallest(trials, baseline, budget, estimated)} {_tried(trials, baseline)}{_gated(refused)} "
+            f"{_smallest(trials, baseline, budget, estimated)} {_tried(trials, baseline)}{left_out} "
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials, baseline)}")
@@ -184,12 +188,6 @@ def _user_code(trial: Trial, times: int, baseline: Plan) -> UserCodeError:
     )
 
 
-def _crashed_throughout(trials: Sequence[Trial]) -> list[Trial]:
-    """Returns the trials that crashed or hung if every trial that ran did, else none."""
-    ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
-    return ran if all(t.outcome.status.inconclusive for t in ran) else []
-
-
 def _crash(trials: Sequence[Trial], baseline: Plan) -> UserCodeError:
     """Returns the error for a workload whose process crashed or hung with every plan."""
     first, plans = trials[0], len({t.plan.key for t in trials})
@@ -211,23 +209,19 @@ def _last_error(text: str) -> str:
 
 def _smallest(trials: Sequence[Trial], baseline: Plan, budget: Budget, estimated: Mapping[str, Estimate]) -> str:
     """Returns the smallest measured or else estimated peak in words, with the part that no smaller batch saves."""
-    measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
-    if measured:
-        memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
-        peak, named = _peak(memory.judged_bytes, memory.static_bytes, budget), describe_plan(plan, baseline)
-        return f"The smallest measured peak is {peak}, with {named}."
-    thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
-    if not thought:
+    memories = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
+    measured = [(memory.judged_bytes, memory.static_bytes, plan) for memory, plan in memories]
+    estimates = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
+    found = measured or [(estimate.value_bytes, estimate.static_bytes, plan) for estimate, plan in estimates]
+    if not found:
         return "No step was completed, so no peak is known."
-    estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
-    peak, named = _peak(estimate.value_bytes, estimate.static_bytes, budget), describe_plan(plan, baseline)
-    return f"No step was completed; the smallest estimated peak is {peak}, with {named}."
-
-
-def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:
-    static = "" if static_bytes is None else f", of which {format_bytes(static_bytes)} stay between steps"
-    missing = peak_bytes - budget.memory_bytes
-    return format_bytes(peak_bytes) + static + (f", {format_bytes(missing)} above the budget" if missing > 0 else "")
+    peak_bytes, static_bytes, plan = min(found, key=lambda each: each[0])
+    missing, static = peak_bytes - budget.memory_bytes, ""
+    if static_bytes is not None:
+        static = f", of which {format_bytes(static_bytes)} stay between steps"
+    above = f", {format_bytes(missing)} above the budget" if missing > 0 else ""
+    which = "The smallest measured" if measured else "No step was completed; the smallest estimated"
+    return f"{which} peak is {format_bytes(peak_bytes)}{static}{above}, with {describe_plan(plan, baseline)}."
 
 
 def _tried(trials: Sequence[Trial], baseline: Plan) -> str:
@@ -244,12 +238,6 @@ def _tried(trials: Sequence[Trial], baseline: Plan) -> str:
         last = f"{describe_plan(skipped[-1].plan, baseline)}: {cut_middle(skipped[-1].outcome.reason, _WORDS)}"
         unrun = f" Not run: {last}{f'; and {len(skipped) - 1} more' if len(skipped) > 1 else ''}."
     return f"Tried: {'; '.join(lines)}{more}.{unrun}"
-
-
-def _gated(refused: Sequence[Refusal]) -> str:
-    """Returns what a check of the gradient left out: it might have fitted."""
-    found = [f"{each.name} ({cut_middle(each.reason, _WORDS)})" for each in refused if each.origin == "gate"]
-    return f" A check of this model's gradient left out {'; '.join(found)}." if found else ""
 
 
 def _became(trial: Trial) -> str:

@@ -19,9 +19,8 @@ TIE_ROUNDS = 12
 """Number of rounds after which a plan leaves if it is at most two tie margins away from the leader."""
 STANDARD_ERRORS = 2.5
 """Standard errors by which a log ratio must differ from 0 for a plan to be slower beyond the noise, for a normal
-distribution. Student's t widens this for few pairs, by a factor of 1.9 for 4. Without the widening, one of two equal
-plans was called slower in 6 to 35 % of races on recorded noise; with it in 4 to 15 %, after a fifth more rounds. The
-rate exceeds that of a single test, 1.2 %, because every round tests again."""
+distribution. Student's t widens this for few pairs, by a factor of 1.9 for 4. One of two equal plans is then called
+slower in 4 to 15 % of races on recorded noise: more than in a single test, since every round tests again."""
 WIDE_LOG = math.log(1.1)
 """Half width of the 95 % interval of the gain over the pinned plan, as a log ratio. A decided race with a wider one
 continues, because the gain is what a person reads, and "8x (3 to 22)" says little. Where the ratio of two blocks varies
@@ -73,10 +72,8 @@ class Pairing:
         return self._margin(DEVIATIONS_95)
 
     def _margin(self, errors: float) -> float:
-        """Returns the margin of this many standard errors, widened for few pairs.
-
-        Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5, two terms).
-        """
+        """Returns the margin of this many standard errors, widened for few pairs."""
+        # Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5, two terms).
         z, df = errors, max(self.pairs - 1, 1)
         return self.error * (z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2))
 
@@ -251,12 +248,9 @@ def run_race(
 ) -> None:
     """Runs rounds until the race is over, or `enough()` or `late()` returns True.
 
-    Args:
-        race: changed in place.
-        block: runs one block of the plan with this name; returns its throughput, or the reason of a failure.
-        enough: called before every round.
-        joining: called before `enough`; returns the names that join.
-        late: called before every block but the first of a round. If it returns True, the round is given up.
+    `block` runs one block of the plan with this name and returns its throughput, or the reason of a failure. Before
+    every round, `joining` returns the names that join, then `enough` is called; `late` before every block but the
+    first of a round, which is then given up.
     """
     while True:
         for name in joining():

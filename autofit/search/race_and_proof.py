@@ -1,7 +1,7 @@
 """Race and proof: races the best plans and the baseline, proves the winner, and explains the choice."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from statistics import fmean
 
 from autofit.core.answer import Candidate, Ratio
@@ -10,8 +10,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.search.answers import CUT_OFF, Answers, is_proven
-from autofit.search.checks import Checks
+from autofit.search.answers import CUT_OFF, is_proven
 from autofit.search.choice import FrontPoint, choose, finalists, front, measurement_of, quotient, ranked
 from autofit.search.common_scale import CommonScale
 from autofit.search.evidence import BLOCK_CUT_OFF, BLOCK_FAILED, NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED, Placing
@@ -19,8 +18,8 @@ from autofit.search.explanations import Explanations, failed_in_race
 from autofit.search.loop import Loop
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, run_race
+from autofit.search.request import Findings
 from autofit.search.trial_runner import TrialRunner
-from autofit.search.tuning import Findings
 
 LATE_WORTH = 0.02
 """Expected gain over the leader, as a log ratio, from which a plan joins a running race: where the leader's probe was
@@ -80,7 +79,10 @@ class Finalists:
     def joining(self) -> list[Trial]:
         """Returns the plans that join now: finalists for which there was no time before, then others that may win."""
         race = self._scale.race
-        if race is None or not race.rounds or not self._room_for_one_more(race):
+        if race is None or not race.rounds or race.rounds + MIN_ROUNDS > MAX_ROUNDS:
+            return []
+        needed_s = MIN_ROUNDS * (len(race.running) + 1) * fmean(self._blocks_s)
+        if needed_s > self._runner.ledger.left_s():
             return []
         if waiting := [t for t in self._rivals if t.plan.key not in race.names]:
             return waiting[:1]
@@ -109,10 +111,6 @@ class Finalists:
             if knob.trades_memory is not None and knob.name in changes
         )
 
-    def _room_for_one_more(self, race: Race) -> bool:
-        needed_s = MIN_ROUNDS * (len(race.running) + 1) * fmean(self._blocks_s)
-        return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._runner.ledger.left_s()
-
 
 def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:
     """Returns the plans by their expected gain over the one with the fastest probe, which comes first."""
@@ -130,12 +128,11 @@ MAX_PROOFS = 5
 """Give up after this many failed proofs."""
 RACE_RATIO, RACE_S = 0.25, 10.0
 """An undecided race ends, after the minimum number of rounds, once it has taken this share of the search before it and
-at least this many seconds. The seconds count where steps are short: there more rounds cost little. With a share of 1,
-scripts/bench/search (0.33 instead of 0.34 % of regret) and scripts/bench/claims (96.3 % hold) are the same."""
+at least this many seconds. The seconds count where steps are short: there more rounds cost little. A longer race gains
+nothing in scripts/bench/search and scripts/bench/claims."""
 LONG_RACE_RATIO, RACE_LOSS = 3.0, 0.003
 """Longer share, which applies while recommending the current leader would lose more than `RACE_LOSS` on average, as a
-log ratio. That is so where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times
-the search."""
+log ratio. That is so where noise is large. Scored by scripts/bench/search."""
 
 
 class Final:
@@ -148,10 +145,8 @@ class Final:
     def __init__(self, loop: Loop) -> None:
         self._loop, runner = loop, loop.runner
         self._runner, self._tuning, self._ledger = runner, runner.tuning, runner.ledger
-        self._answers: Answers = loop.answers
-        self._checks: Checks = loop.checks
+        self._answers, self._checks = loop.answers, loop.checks
         self._estimates = loop.feasibility.looked_at
-        self._consider: Callable[[Plan], Trial] = loop.consider
         self._objective = self._tuning.objective
         self._record: Mapping[str, Trial] = runner.record
         self._measured = ranked(self._record.values(), self._objective)
@@ -189,33 +184,32 @@ class Final:
         self._scale.anchor(winner)
         doubt = self._scale.doubt_of_proof(winner, proof)
         explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven, doubt)
-        gain = self._gain(winner)
-        self._caveats = explanations.faults(winner.plan) + self._caveats + self._passed_over_caveats()
-        self._caveats += explanations.caveats(winner, self._loop.end)
-        self._caveats += self._checks.caveats(winner.plan)
+        gain, end, trials = self._gain(winner), self._loop.end, self._runner.trials
+        for why, (first, *more) in self._passed_over.items():
+            also = f" (the same for {len(more)} more)" if more else ""
+            self._caveats.append(f"{first} was the choice, but {why}{also}")
+        doubts = [doubt] if doubt else []
         if not is_proven(answer):
-            self._caveats.insert(0, "; ".join(("the baseline is not proven", *proof.warnings)))
-        if doubt:
-            self._caveats.insert(0, doubt)
+            doubts.append("; ".join(("the baseline is not proven", *proof.warnings)))
+        notes = (*explanations.faults(winner.plan), *self._caveats, *explanations.caveats(winner, end))
         keys = self._front(winner, proof)
+        shown = (winner.plan, self._baseline.plan)
+        claims = [(t, self._scale.claim(t, winner)) for t in self._measured if t.plan not in shown]
+        others = [(t, None if explanations.is_unknown(over) else over) for t, over in claims]
         return Findings(
             plan=winner.plan,
             proof=proof,
-            baseline=self._candidate(self._baseline, "", keys),
+            baseline=self._candidate(self._baseline, keys),
             gain=None if gain and winner is not self._baseline and explanations.is_unknown(gain) else gain,
             rate_per_s=self._scale.rate_per_s(winner),
-            untried=explanations.untried(winner, self._loop.end, self._searched_s),
-            alternatives=tuple(
-                self._alternative(t, winner, explanations, keys)
-                for t in self._measured
-                if t.plan not in (winner.plan, self._baseline.plan)
-            ),
-            caveats=(*self._runner.earlier.caveats, *self._caveats),
-            trials=tuple(self._runner.trials),
-            counts=dict(Counter(t.outcome.status.value for t in self._runner.trials)),
-            stopped=self._loop.end.stopped,
+            untried=explanations.untried(winner, end, self._searched_s),
+            alternatives=tuple(self._candidate(t, keys, explanations.why_not(t, winner), over) for t, over in others),
+            caveats=(*self._runner.earlier.caveats, *doubts, *notes, *self._checks.caveats(winner.plan)),
+            trials=tuple(trials),
+            counts=dict(Counter(t.outcome.status.value for t in trials)),
+            stopped=end.stopped,
             estimate=self._estimates.get(winner.plan.key),
-            interrupted=self._loop.end.interrupted,
+            interrupted=end.interrupted,
             weighing=self._checks.weighing,
             refused=tuple(self._checks.refused),
             allowed=self._checks.allowed,
@@ -237,8 +231,8 @@ class Final:
             if len(names) < 2:
                 return
             baseline = self._runner.baseline.key
-            race = self._scale.race = Race(names, baseline if baseline in names else None, self._objective.tie_ratio)
-            self._tuning.seen.race = race
+            race = Race(names, baseline if baseline in names else None, self._objective.tie_ratio)
+            self._scale.race = self._loop.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
         self._runner.phase = "race"
@@ -301,10 +295,8 @@ class Final:
         return choose(pool, self._runner.baseline, self._objective, self._ratio, self._scale.claim)
 
     def _pool(self, left: list[Trial]) -> list[Trial]:
-        """Returns the plans that may be chosen: those of `left` that raced, or else the finalists by their probes.
-
-        Figures of probes and of the race are not comparable, and the race may have contradicted a probe.
-        """
+        """Returns the plans that may be chosen: those of `left` that raced, or else the finalists by their probes."""
+        # Figures of probes and of the race are not comparable, and the race may have contradicted a probe.
         pool = finalists(left, self._runner.baseline, self._objective)
         raced = [t for t in left if self._scale.raced(t)]
         if not raced:
@@ -329,11 +321,7 @@ class Final:
         return measurement.model_copy(update={"startup_s": startup_s, "new_shape_s": new_s})
 
     def _prove(self) -> None:
-        """Makes the winner the answer: proves it once more where there is time, and checks it.
-
-        A winner whose proof or check fails is followed by the next one, up to `MAX_PROOFS` times. Where the time does
-        not suffice, the answer stays what it was.
-        """
+        """Makes the winner the answer, proven once more where there is time, and checked; or else the next one."""
         left = [t for t in self._able() if not failed_in_race(self._scale.race, t)]
         self._drop_failed()
         left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
@@ -390,14 +378,6 @@ class Final:
         self._passed_over.setdefault(why, []).append(self._runner.named(chosen.plan))
         return why
 
-    def _passed_over_caveats(self) -> list[str]:
-        """Returns why plans that were the choice are not the answer, in one sentence for each reason."""
-        found = list[str]()
-        for why, (first, *others) in self._passed_over.items():
-            more = f" (the same for {len(others)} more)" if others else ""
-            found.append(f"{first} was the choice, but {why}{more}")
-        return found
-
     def _proof(self, chosen: Trial) -> Trial | None:
         """Returns the trial of a proof; None if it failed, which is recorded."""
         self._runner.phase = "proof"
@@ -426,27 +406,23 @@ class Final:
         plan = self._tuning.space.at(plans[-1].combination, sizes[-1]) if sizes else None
         if plan is None or plan.key in self._runner.record:
             return []
-        trial = self._consider(plan)
+        trial = self._loop.consider(plan)
         return [trial] if trial.outcome.measured else []
 
     def _gain(self, trial: Trial) -> Ratio | None:
         return self._scale.claim(trial, self._baseline) if self._baseline.outcome.measured else None
 
-    def _candidate(self, trial: Trial, note: str, keys: Set[str]) -> Candidate:
-        gain = self._gain(trial) if trial.outcome.measured else None
+    def _candidate(self, trial: Trial, keys: Set[str], note: str = "", over: Ratio | None = None) -> Candidate:
+        measured = trial.outcome.measured
         return Candidate(
             plan=trial.plan,
             outcome=trial.outcome,
-            gain=gain,
-            rate_per_s=self._scale.rate_per_s(trial) if trial.outcome.measured else None,
+            gain=self._gain(trial) if measured else None,
+            rate_per_s=self._scale.rate_per_s(trial) if measured else None,
+            over_recommended=over,
             note=note,
             on_front=trial.plan.key in keys,
         )
-
-    def _alternative(self, trial: Trial, winner: Trial, explanations: Explanations, keys: Set[str]) -> Candidate:
-        found = self._candidate(trial, explanations.why_not(trial, winner), keys)
-        ratio = self._scale.claim(trial, winner)
-        return found.model_copy(update={"over_recommended": None if explanations.is_unknown(ratio) else ratio})
 
     def _front(self, winner: Trial, proof: Measurement) -> Set[str]:
         """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""

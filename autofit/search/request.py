@@ -1,18 +1,28 @@
-"""Request and Event: what a search is asked beside its bench, and what it reports to listeners while it runs."""
+"""What a search is asked (Request), needs (Bench, Tuning), reports while it runs (Event), and returns (Findings)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from autofit import searchers
-from autofit.core.answer import Ratio
+from autofit.core.answer import Candidate, Ratio
+from autofit.core.briefing import Briefing
+from autofit.core.budget import Budget, Clock
 from autofit.core.errors import UsageError
 from autofit.core.estimate import Estimate
+from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.trial import Trial
-from autofit.search.evidence import Placing, SearchEvidence, SearchResult
-from autofit.searchers.base import Searcher
+from autofit.core.space import Refusal, SearchSpace
+from autofit.core.trial import OPEN, Purpose, RunTerms, Trial
+from autofit.estimators.base import Estimator
+from autofit.gates.verdict import Checked, GateVerdict
+from autofit.memory.trace import Trace
+from autofit.search.choice import DISTURBED_NOISE_RATIO
+from autofit.search.evidence import Answered, Placing, SearchEvidence, SearchResult
+from autofit.searchers.base import Problem, Searcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +32,8 @@ class Event:
     Attributes:
         kind: "start", when a search begins; "stage", "trial", "skipped", "answer", "race" or "proof"; "running" when a
             probe or a proof begins; "busy" if the device or the study is in use by another tuner, for which the search
-            waits;
-            "result" for the last event of a search; or "waiting", which comes from another thread if a run makes no
-            progress for long.
+            waits; "result" for the last event of a search; or "waiting", which comes from another thread if a run
+            makes no progress for long.
         text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
         done: number of trials run so far.
@@ -69,11 +78,9 @@ class Request:
         max_trials: maximum number of probes; None for no limit.
         study: storage of the trials: a path, an Optuna storage URL, ":memory:", or None for `DEFAULT_STUDY`.
         searcher: name of the searcher; None for the default.
-        objective: the quantity to maximise.
         planned_steps: optimizer steps of the planned training at the baseline's global batch. The warm-up cost of a
             plan is amortised over the samples of these steps. None ignores the warm-up cost, or assumes
             `search.PLANNED_STEPS` if a knob of the space has one.
-        seed: makes the search repeatable.
         isolated: whether plans run in a process that is replaced when its device is poisoned.
         title: what is tuned, for reports.
         command: the command or call that started the search, without secrets.
@@ -115,3 +122,131 @@ def searcher_of(name: str | None) -> type[Searcher]:
             return member
     known = ", ".join(member.name for member in searchers.members())
     raise UsageError(f"unknown searcher {name!r}; expected one of {known}.")
+
+
+class Bench(Protocol):
+    """A workload on a device, ready to run plans.
+
+    `autofit.probing` has two implementations, one in this process and one in a child process. Benchmarks of the search
+    use a third one, which reads a recorded table.
+    """
+
+    @property
+    def briefing(self) -> Briefing:
+        """Facts that are known before the first probe. Without an `account`, no plan is traced."""
+
+    @property
+    def proof_start_s(self) -> float:
+        """Seconds that a proof needs to start a fresh process; 0 if it needs none."""
+
+    def evaluate(self, plan: Plan, purpose: Purpose, terms: RunTerms = OPEN) -> Outcome:
+        """Runs a plan on the given terms.
+
+        Expected events are outcomes. Only `KeyboardInterrupt` or an `AutofitError` is raised.
+        """
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Compares the gradient of a plan with the baseline's, given the verdicts on values that are known."""
+
+    def trace(self, plan: Plan) -> Trace:
+        """Returns the allocations of a plan's training steps, without running them.
+
+        Raises:
+            Untraceable: something in the step cannot run without data.
+            SpaceError: the plan cannot be applied to this workload.
+        """
+
+
+Evaluate = Callable[[Plan, Purpose, RunTerms], Outcome]
+"""Runs a plan on the given terms. Expected events are outcomes; raises only KeyboardInterrupt or an `AutofitError`."""
+Check = Callable[[Plan, Mapping[str, GateVerdict]], Checked]
+"""Compares the gradient of a plan with the baseline's, given the verdicts that are known."""
+
+
+class TrialLog(Protocol):
+    """Keeps trials; `autofit.study.Study` is one."""
+
+    def begin(self, plan: Plan, purpose: Purpose) -> int:
+        """Records on disk that a plan is running, and returns the number of its trial."""
+
+    def finish(self, number: int, outcome: Outcome) -> Trial:
+        """Records the outcome on disk, then returns the trial."""
+
+    def earlier(self) -> Sequence[Trial]:
+        """Returns the comparable trials of earlier runs, in order."""
+
+    def drop(self, reason: str, plan: Plan | None = None) -> None:
+        """Discards the comparable trials of earlier runs, or those of a plan, for good, and records the reason."""
+
+    def note(self, name: str, value: dict[str, object]) -> None:
+        """Records a value beside the trials."""
+
+    def kept_notes(self) -> Mapping[str, object]:
+        """Returns the values beside the trials, those of earlier runs among them."""
+
+
+@dataclass(slots=True)
+class Tuning:
+    """The arguments of one search.
+
+    Attributes:
+        estimators: estimate memory, the one with the most trusted value first.
+        listen: called with each event, in this process, between two runs.
+        cautious: whether exceeding the budget harms the machine, so that a plan that is estimated above it is not run;
+            see `autofit.feasibility.Feasibility.refusal`.
+        isolated: whether `evaluate` starts a fresh process after a poisoned one, so that the search survives one
+            poisoned trial.
+        proof_start_s: seconds that a proof of its own needs to start a fresh process; 0 if it needs none.
+        noise_ratio: standard deviation of the ratio of two separate probes on this device, beyond their own spread.
+        check: checks the gradient of a plan that is about to become the answer; None: every plan passes.
+        checked_as: digest of what verdicts hold for: workload, device and versions.
+    """
+
+    space: SearchSpace
+    evaluate: Evaluate
+    objective: Objective
+    budget: Budget
+    log: TrialLog
+    searcher: Callable[[Problem], Searcher]
+    estimators: Sequence[Estimator]
+    clock: Clock
+    listen: Callable[[Event], None]
+    seed: int = 0
+    cautious: bool = False
+    isolated: bool = False
+    proof_start_s: float = 0.0
+    noise_ratio: float = DISTURBED_NOISE_RATIO
+    check: Check | None = None
+    checked_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The result of a search. Attributes that are not listed here are those of `autofit.core.answer.Answer`.
+
+    Attributes:
+        trials: all trials, those of earlier runs first. Of the blocks of the race, only those that failed are trials.
+        interrupted: whether the user stopped the search.
+        weighing: quantity by which micro batches are weighted; "" for their number of samples.
+        refused: values that were found to change the gradient.
+        allowed: values that change the gradient, and are allowed.
+        answers: each answer of the search, with the seconds at which it came.
+    """
+
+    plan: Plan
+    proof: Measurement
+    baseline: Candidate
+    gain: Ratio | None
+    alternatives: tuple[Candidate, ...]
+    caveats: tuple[str, ...]
+    trials: tuple[Trial, ...]
+    counts: dict[str, int]
+    stopped: str
+    estimate: Estimate | None = None
+    rate_per_s: float | None = None
+    untried: str = ""
+    interrupted: bool = False
+    weighing: str = ""
+    refused: tuple[Refusal, ...] = ()
+    allowed: tuple[str, ...] = ()
+    answers: tuple[Answered, ...] = ()

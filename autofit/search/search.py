@@ -5,19 +5,28 @@ Never loads torch: the command line runs it in a process that does not import th
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from autofit import estimators, locks
-from autofit.core.answer import Answer, Candidate
-from autofit.core.briefing import Briefing, GateRecord
+from autofit.core.answer import Answer
+from autofit.core.briefing import Briefing, GateRecord, Options
 from autofit.core.budget import Budget, Clock
-from autofit.core.environment import WEIGHING, Environment
-from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, StudyError
-from autofit.core.objective import Objective
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.environment import WEIGHING
+from autofit.core.errors import (
+    AutofitError,
+    BudgetSpent,
+    Busy,
+    DevicePoisoned,
+    NothingFits,
+    RestoreError,
+    StudyError,
+    UsageError,
+    UserCodeError,
+)
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Effect, SearchSpace, StrategyRecord
 from autofit.core.units import format_duration
 from autofit.core.wording import describe_plan
@@ -33,14 +42,13 @@ from autofit.search.evidence import (
     Placing,
     SearchEvidence,
     SearchResult,
-    Seen,
     notes_of,
+    race_logs,
 )
 from autofit.search.explanations import loading_caveats
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
-from autofit.search.request import DEFAULT_STUDY, Event, Listen, Request, searcher_of
-from autofit.search.tuning import Bench, Findings, Tuning
+from autofit.search.request import DEFAULT_STUDY, Bench, Event, Findings, Listen, Request, Tuning, searcher_of
 from autofit.study import Study
 from autofit.study.location import writing
 
@@ -72,83 +80,70 @@ class SearchInterrupted(KeyboardInterrupt):
 
 
 class EvidenceRecorder:
-    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message.
-
-    Attributes:
-        seen: filled by the search while it runs.
-    """
+    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message."""
 
     def __init__(self, asked: SearchEvidence, note: Note, estimators: Sequence[Estimator], listen: Listen) -> None:
         self._asked, self._note, self._estimators, self._listen = asked, note, estimators, listen
-        self.seen, self._done = Seen(), 0
+        self._loop: Loop | None = None
+        self._done = 0
         self._keep(asked, OPENED)
-        text = f"searching plans for {asked.title or 'the workload'}"
-        self._listen(Event("start", text, asked=asked))
+        self._listen(Event("start", f"searching plans for {asked.title or 'the workload'}", asked=asked))
 
     def tell(self, event: Event) -> None:
         """Passes an event of the search on."""
         self._done = event.done
         self._listen(event)
 
+    def follow(self, loop: Loop) -> None:
+        """Receives the search that begins, whose evidence is kept at its end."""
+        self._loop = loop
+
     def show(self, plan: Plan) -> None:
         """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
-        with self._harmless(f"{self._named(plan)} was not traced for the report"):
+        named = describe_plan(plan, self._asked.baseline)
+        with self._harmless(f"{named} was not traced for the report"):
             if self._profile(plan) is None:
-                self._say(f"tracing {self._named(plan)} for the report")
+                self._listen(Event("stage", f"tracing {named} for the report", done=self._done))
                 for estimator in self._estimators:
                     estimator.show(plan)
 
-    @contextmanager
-    def _harmless(self, what: str) -> Iterator[None]:
-        """Reports an error inside: the answer matters more than what is shown with it."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # whatever it is
-            self._say(f"{what}: {type(error).__name__}: {error}")
-
-    def _named(self, plan: Plan) -> str:
-        return describe_plan(plan, self._asked.baseline)
-
     def found(self, answer: Answer) -> None:
         """Keeps the evidence for an answer, and tells the listener both."""
-        text = f"recommended: {self._named(answer.plan)}"
-        self._listen(Event("result", text, done=self._done, result=self._result(answer, None)))
+        text = f"recommended: {describe_plan(answer.plan, self._asked.baseline)}"
+        self._listen(Event("result", text, done=self._done, result=self._result(answer)))
 
     def failed(self, error: AutofitError) -> None:
         """Keeps the evidence of a search that ends with an error, and tells the listener."""
-        result = self._result(None, error)
+        result = self._result(None, failure=str(error), failure_code=error.exit_code)
         try:
             self._listen(Event("result", "no plan is recommended", done=self._done, result=result))
         except Exception as lesser:  # noqa: BLE001  # the caller raises the error that ended the search
             error.add_note(f"a listener failed too: {type(lesser).__name__}: {lesser}")
 
-    def _result(self, answer: Answer | None, failed: AutofitError | None) -> SearchResult:
-        ended = {} if failed is None else {"failure": str(failed), "failure_code": failed.exit_code}
-        kept = None if answer is None else answer.model_copy(update={"alternatives": ()})
-        evidence = self._asked.model_copy(update={**ended, "answer": kept})
+    def _result(self, answer: Answer | None, **found: object) -> SearchResult:
+        """Returns what the search found, with the evidence as it is kept in the study."""
+        loop, plan = self._loop, self._asked.baseline if answer is None else answer.plan
+        trials = () if loop is None else tuple(loop.runner.trials)
+        found["answer"] = None if answer is None else answer.model_copy(update={"alternatives": ()})
         with self._harmless("the evidence for the report is incomplete"):
-            evidence = self._evidence(answer, evidence)
+            others, baseline = () if answer is None else answer.alternatives, self._asked.baseline
+            found["standings"] = tuple(Placing(**each.model_dump(exclude={"outcome"})) for each in others)
+            if loop is not None:
+                verdicts, estimates = loop.checks.known.items(), loop.feasibility.looked_at.items()
+                found |= {
+                    "stopped": loop.end.stopped,
+                    "gates": tuple(GateRecord(name=name, passed=v.passed, reason=v.reason) for name, v in verdicts),
+                    "refused": (*loop.checks.refused, *self._asked.refused),
+                    "estimates": {key: estimate for key, estimate in estimates if estimate.is_bounded},
+                    "race": tuple(race_logs(loop.race, trials)),
+                    "omissions": tuple(loop.omissions),
+                    "answers": tuple(loop.answers.log),
+                    "profile": self._profile(plan),
+                    "baseline_profile": None if plan == baseline else self._profile(baseline),
+                }
+        evidence = self._asked.model_copy(update=found)
         self._keep(evidence, CLOSED)
-        return SearchResult(answer, evidence, tuple(self.seen.trials))
-
-    def _evidence(self, answer: Answer | None, asked: SearchEvidence) -> SearchEvidence:
-        seen, baseline, r = self.seen, self._asked.baseline, answer
-        others = () if r is None else r.alternatives
-        verdicts = seen.verdicts.items()
-        return asked.model_copy(
-            update={
-                "stopped": seen.stopped,
-                "gates": tuple(GateRecord(name=name, passed=v.passed, reason=v.reason) for name, v in verdicts),
-                "refused": (*seen.refused, *asked.refused),
-                "standings": tuple(Placing(**each.model_dump(exclude={"outcome"})) for each in others),
-                "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
-                "race": tuple(seen.race_logs()),
-                "omissions": tuple(seen.omissions),
-                "answers": tuple(seen.answers),
-                "profile": self._profile(baseline if r is None else r.plan),
-                "baseline_profile": None if r is None or r.plan == baseline else self._profile(baseline),
-            }
-        )
+        return SearchResult(answer, evidence, trials)
 
     def _profile(self, plan: Plan) -> Profile | None:
         """Returns the profile of a plan from its trace; None if it was not traced."""
@@ -160,8 +155,13 @@ class EvidenceRecorder:
             for part, value in notes_of(evidence, name).items():
                 self._note(part, value)
 
-    def _say(self, text: str) -> None:
-        self._listen(Event("stage", text, done=self._done))
+    @contextmanager
+    def _harmless(self, what: str) -> Iterator[None]:
+        """Reports an error inside: the answer matters more than what is shown with it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._listen(Event("stage", f"{what}: {type(error).__name__}: {error}", done=self._done))
 
 
 def asked(briefing: Briefing, budget: Budget, request: Request, notes: Sequence[str]) -> SearchEvidence:
@@ -182,17 +182,17 @@ def asked(briefing: Briefing, budget: Budget, request: Request, notes: Sequence[
 def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Answer:
     """Searches the space of a bench and returns the proven answer.
 
-    Args:
-        bench: the workload on its device.
-        request: the options of the search.
-        listen: called with each event, for progress.
-        clock: clock that runs since the call began, so that the time for opening the bench counts.
+    The `clock` runs since the call began, so that the time for opening the bench counts.
 
     Raises:
         AutofitError: see `run` and `autofit.study.Study`.
     """
-    clock, briefing = clock or Clock(), bench.briefing
-    request = replace(request, objective=_planned(request, briefing))
+    clock, briefing, steps = clock or Clock(), bench.briefing, request.planned_steps
+    if steps is None and any(knob.warm_up_s for knob in briefing.space.knobs):
+        steps = PLANNED_STEPS
+    if steps is not None:  # in samples, which are independent of a plan's batch
+        planned = {"planned_samples": steps * briefing.space.baseline.global_batch_size}
+        request = replace(request, objective=request.objective.model_copy(update=planned))
     location = DEFAULT_STUDY if request.study is None else request.study
     name = f"{briefing.environment.workload}-{request.objective.unit}"
     left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
@@ -217,10 +217,11 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         return _search(bench, request, study, clock, tell_all)
 
 
-def run(tuning: Tuning) -> Findings:
+def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Findings:
     """Searches, races the finalists and proves the winner. Once there is an answer, it is returned whatever happens.
 
     An error or an interrupt of the user then only ends the search (`Findings.stopped`, `Findings.interrupted`).
+    `began` is called with the search before its first run.
 
     Raises:
         NothingFits: no plan ran inside the memory budget, or none could be proven.
@@ -234,6 +235,7 @@ def run(tuning: Tuning) -> Findings:
         KeyboardInterrupt: the user stopped the search before there was an answer; the running trial is recorded.
     """
     loop = Loop(tuning)
+    began(loop)
     final: Final | None = None
     try:
         loop.search()
@@ -252,18 +254,23 @@ def run(tuning: Tuning) -> Findings:
 def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Answer:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
-    made = _estimators(bench, budget, clock)
+    context = Context(
+        limit_bytes=budget.memory_bytes,
+        account=briefing.account,
+        allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
+        trace=bench.trace,
+    )
+    made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
     recorder = EvidenceRecorder(asked(briefing, budget, request, study.notes), study.note, made, listen)
     tuning = _tuning(bench, budget, request, study, clock, made, recorder)
     try:
-        findings = run(tuning)
+        findings = run(tuning, recorder.follow)
     except AutofitError as error:
         recorder.failed(error)
         raise
     if not findings.interrupted:
         recorder.show(findings.plan)
-    caveats = [estimator.caveat for estimator in made if estimator.caveat]
-    found = _answer(findings, briefing, budget, request, study, clock, caveats)
+    found = _answer(findings, briefing, tuning, request, study)
     recorder.found(found)
     if findings.interrupted:
         raise SearchInterrupted(found)
@@ -276,11 +283,11 @@ def _tuning(
     request: Request,
     study: Study,
     clock: Clock,
-    made: Sequence[estimators.Estimator],
+    made: Sequence[Estimator],
     recorder: EvidenceRecorder,
 ) -> Tuning:
     """Returns the arguments of the search."""
-    briefing = bench.briefing
+    briefing, is_host = bench.briefing, bench.briefing.environment.is_host
     held = json.dumps([briefing.environment.model_dump(mode="json"), briefing.space.baseline.key], sort_keys=True)
     return Tuning(
         space=SearchSpace(briefing.space),
@@ -295,34 +302,11 @@ def _tuning(
         seed=request.seed,
         isolated=request.isolated,
         proof_start_s=bench.proof_start_s,
-        cautious=not briefing.enforced and briefing.environment.is_host,
-        seen=recorder.seen,
-        noise_ratio=DISTURBED_NOISE_RATIO if briefing.environment.is_host else DEVICE_NOISE_RATIO,
+        cautious=not briefing.enforced and is_host,
+        noise_ratio=DISTURBED_NOISE_RATIO if is_host else DEVICE_NOISE_RATIO,
         check=bench.check,
         checked_as=hashlib.sha256(held.encode()).hexdigest()[:16],
     )
-
-
-def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.Estimator]:
-    """Makes the estimators that this workload has what they need for."""
-    context = Context(
-        limit_bytes=budget.memory_bytes,
-        account=bench.briefing.account,
-        allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
-        trace=bench.trace,
-    )
-    return [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
-
-
-def _planned(request: Request, briefing: Briefing) -> Objective:
-    """Returns the objective with the samples of the planned training, which are independent of a plan's batch."""
-    steps = request.planned_steps
-    if steps is None and any(knob.warm_up_s for knob in briefing.space.knobs):
-        steps = PLANNED_STEPS
-    if steps is None:
-        return request.objective
-    samples = steps * briefing.space.baseline.global_batch_size
-    return request.objective.model_copy(update={"planned_samples": samples})
 
 
 def tracing_s(time_s: float | None, spent_s: float) -> float:
@@ -332,121 +316,133 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
     return max(min(TRACING_RATIO * (time_s - spent_s), TRACING_S), 0.0)
 
 
-def _answer(
-    findings: Findings,
-    briefing: Briefing,
-    budget: Budget,
-    request: Request,
-    study: Study,
-    clock: Clock,
-    estimating: Sequence[str],
-) -> Answer:
-    # The most important first: what to change with the answer, doubts about it, then how it was found.
-    answer = [
-        *_learning_rate(findings, briefing),
-        *_changes_of_result(findings, briefing),
-        *findings.caveats,
-        *findings.proof.compiler_notes,
-        *([findings.proof.last_batch] if findings.proof.last_batch else ()),
-        *_at_limit(findings, briefing),
-        *loading_caveats(findings.proof),
-    ]
-    caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats, *estimating]
+def _answer(findings: Findings, briefing: Briefing, tuning: Tuning, request: Request, study: Study) -> Answer:
+    """Returns the answer, with what is known of it beside the search."""
+    estimating = [estimator.caveat for estimator in tuning.estimators if estimator.caveat]
+    caveats = [*_caveats(findings, briefing, tuning.clock), *study.notes, *briefing.caveats, *estimating]
+    environment, outcome = briefing.environment, findings.baseline.outcome
+    if findings.weighing:
+        settings = {**environment.settings, WEIGHING: findings.weighing}
+        environment = environment.model_copy(update={"settings": settings})
+    shared = outcome.model_copy(update={"traceback_text": ""})  # a plan file is shared, without the user's source lines
     return Answer(
         plan=findings.plan,
         proof=findings.proof,
         estimate=findings.estimate,
-        baseline=_without_traceback(findings.baseline),
+        baseline=findings.baseline.model_copy(update={"outcome": shared}),
         gain=findings.gain,
         rate_per_s=findings.rate_per_s,
-        strategies=_strategies(findings, briefing),
+        strategies=tuple(_strategies(findings, briefing)),
         untried=findings.untried,
         alternatives=findings.alternatives,
         caveats=tuple(dict.fromkeys(caveats)),
         refused=(*findings.refused, *briefing.space.refused),
         stopped=findings.stopped,
-        budget=budget,
+        budget=tuning.budget,
         objective=request.objective,
-        environment=_weighted(briefing.environment, findings.weighing),
+        environment=environment,
         study=study.location,
         title=request.title,
         command=request.command,
         counts=findings.counts,
-        duration_s=round(clock.elapsed_s, 2),
+        duration_s=round(tuning.clock.elapsed_s, 2),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _weighted(environment: Environment, weighing: str) -> Environment:
-    """Returns the environment of an answer, with the quantity by which its plan weights micro batches."""
-    if not weighing:
-        return environment
-    return environment.model_copy(update={"settings": {**environment.settings, WEIGHING: weighing}})
+def _changes_batch(plan: Plan, briefing: Briefing) -> bool:
+    """Returns whether a plan changes the global batch of a training."""
+    return plan.global_batch_size != briefing.space.baseline.global_batch_size and not briefing.environment.is_inference
 
 
-def _without_traceback(candidate: Candidate) -> Candidate:
-    """Returns a candidate without the user's source lines, because a plan file is shared."""
-    return candidate.model_copy(update={"outcome": candidate.outcome.model_copy(update={"traceback_text": ""})})
-
-
-def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
-    """Returns the caveat about a changed global batch."""
-    old, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
-    if old == new or briefing.environment.is_inference:
-        return []
-    return [
-        f"{BATCH_CHANGED} from {old} to {new}: adjust the learning rate and the number of "
-        f"steps ({LEARNING_RATE_RULE}). "
-        "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
-    ]
-
-
-def _changes_of_result(findings: Findings, briefing: Briefing) -> list[str]:
-    """Returns a caveat for each strategy of the plan that changes the result of any training."""
-    changed, found = findings.plan.changes_from(briefing.space.baseline), []
-    for each in briefing.space.strategies:
+def _caveats(findings: Findings, briefing: Briefing, clock: Clock) -> Iterator[str]:
+    """Yields the caveats: what to change with the answer, doubts about it, then how it was found."""
+    space, plan, proof = briefing.space, findings.plan, findings.proof
+    if _changes_batch(plan, briefing):
+        yield (
+            f"{BATCH_CHANGED} from {space.baseline.global_batch_size} to {plan.global_batch_size}: adjust the learning "
+            f"rate and the number of steps ({LEARNING_RATE_RULE}). "
+            "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
+        )
+    changed = plan.changes_from(space.baseline)
+    for each in space.strategies:
         values = [f"{name}={changed[name]}" for name in each.knobs if name in changed]
         if values and each.effect == _CHANGES:
-            found.append(f"{' '.join(values)} changes the result of the training{f': {each.about}' * bool(each.about)}")
-    return found
+            yield f"{' '.join(values)} changes the result of the training{f': {each.about}' * bool(each.about)}"
+    yield from (*findings.caveats, *proof.compiler_notes)
+    if proof.last_batch:
+        yield proof.last_batch
+    if space.batch_limit and plan.micro_batch_size in space.sizes[-2:]:
+        yield f"the search tried at most {space.sizes[-1]:,} samples per step, {space.batch_limit}"
+    yield from loading_caveats(proof)
+    if clock.waited_s >= LEAST_WAIT_S:
+        waited, whole = format_duration(clock.waited_s), format_duration(clock.elapsed_s)
+        yield f"{waited} of the {whole} of this search were spent waiting for the device, which another process used"
 
 
-def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord, ...]:
-    """Returns the strategies whose values differ between the plan and the baseline.
-
-    Those that a gate found to change this model's gradient, and another global batch, change the result.
-    """
+def _strategies(findings: Findings, briefing: Briefing) -> Iterator[StrategyRecord]:
+    """Yields the strategies whose values differ between the plan and the baseline; one that is only off says so."""
+    # Values that a gate found to change this model's gradient, and another global batch, change the result.
     changed = findings.plan.changes_from(briefing.space.baseline)
-    failed = set(findings.allowed)
-    changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
-    changing |= {ACCUMULATION_STEPS} & changed.keys() if "accumulation" in failed else set()
-    changing |= {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()
-    found = [each for each in briefing.space.strategies if not changed.keys().isdisjoint(each.knobs)]
-    found = [
-        each if changing.isdisjoint(each.knobs) else each.model_copy(update={"effect": _CHANGES}) for each in found
-    ]
-    return tuple(_as_used(each, changed) for each in found)
+    changing = {name for name, value in changed.items() if f"{name}={value}" in findings.allowed}
+    if "accumulation" in findings.allowed:
+        changing |= {ACCUMULATION_STEPS} & changed.keys()
+    if _changes_batch(findings.plan, briefing):
+        changing.add(MICRO_BATCH_SIZE)
+    for strategy in briefing.space.strategies:
+        values, update = [changed[name] for name in strategy.knobs if name in changed], dict[str, str]()
+        if not changing.isdisjoint(strategy.knobs):
+            update["effect"] = _CHANGES
+        if values and not any(values):
+            about = f"is switched off by the plan. Where it is on, it {strategy.about}"
+            update |= {"about": about if strategy.about else "", "cost": ""}
+        if values:
+            yield strategy.model_copy(update=update)
 
 
-def _as_used(strategy: StrategyRecord, changed: Mapping[str, KnobValue]) -> StrategyRecord:
-    """Returns the record of a strategy, which says so if the plan only switches off what the user has switched on."""
-    if any(changed[name] for name in strategy.knobs if name in changed):
-        return strategy
-    about = f"is switched off by the plan. Where it is on, it {strategy.about}"
-    return strategy.model_copy(update={"about": about if strategy.about else "", "cost": ""})
+TIME_SHARE = 0.2
+"""Share of the time budget that is reserved for the search of evaluation. It also gets what the training's leaves. A
+proof of the training that takes longer than expected may use this share: the training comes first."""
+STAGE = "searching a plan for evaluation, on the batches of eval_loader"
+"""Text of the stage in which evaluation is searched."""
 
 
-def _at_limit(findings: Findings, briefing: Briefing) -> list[str]:
-    """Returns the caveat about a free batch whose limit is at most one size above that of the plan."""
-    space, size = briefing.space, findings.plan.micro_batch_size
-    if not space.batch_limit or size not in space.sizes[-2:]:
-        return []
-    return [f"the search tried at most {space.sizes[-1]:,} samples per step, {space.batch_limit}"]
+def training_request(request: Request) -> Request:
+    """Returns the request of the training's search, which leaves time for that of evaluation."""
+    return request if request.time_s is None else replace(request, time_s=(1 - TIME_SHARE) * request.time_s)
 
 
-def _waited(clock: Clock) -> list[str]:
-    """Returns the caveat about a search that waited for its device."""
-    if clock.waited_s < LEAST_WAIT_S:
-        return []
-    waited, whole = format_duration(clock.waited_s), format_duration(clock.elapsed_s)
-    return [f"{waited} of the {whole} of this search were spent waiting for the device, which another process used"]
+def with_evaluation(
+    training: Answer,
+    options: Options,
+    request: Request,
+    clock: Clock,
+    searched: Callable[[Options, Request, Clock], Answer],
+) -> Answer:
+    """Returns the training's answer with that of evaluation, or with a caveat that says why there is none.
+
+    This is the second search of a call, for the batch size and the plan of evaluation between epochs. Evaluation keeps
+    no activations and no gradients, but runs while the training's weights and optimizer state are on the device. So it
+    is searched after the training, in inference mode on its own batches, within the training's memory budget less the
+    bytes that the training keeps beside the model.
+
+    The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat. The
+    `options` are the training's, `request` and `clock` those of the whole call, and `searched` gets its own.
+
+    Raises:
+        AutofitError: the device does not respond, the user's objects could not be restored, or autofit failed.
+        SearchInterrupted: the user stopped it; the training's answer is kept.
+    """
+    kept_bytes = training.proof.memory.static_bytes or 0
+    changes = {"memory_budget": training.budget.memory_bytes, "resident_bytes": kept_bytes, "cold": False}
+    given = options.model_copy(update={**changes, "pinned": {}})  # pins are for the training's plan alone
+    title = f"evaluation of {request.title}" if request.title else "evaluation"
+    try:
+        left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+        second = replace(request, time_s=left_s, planned_steps=None, title=title)
+        return training.model_copy(update={"evaluation": searched(given, second, Clock(limit_s=left_s))})
+    except KeyboardInterrupt:
+        raise SearchInterrupted(training) from None
+    except (NothingFits, UserCodeError, BudgetSpent, UsageError, Busy) as error:
+        caveat = f"no plan for evaluation was found: {error}"
+        return training.model_copy(update={"caveats": (*training.caveats, caveat)})

@@ -3,7 +3,7 @@
 Earlier: the trials of earlier runs, compared with what runs now. `settled` and `doubted` judge ambiguous failures.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from autofit.core.errors import DevicePoisoned
@@ -18,8 +18,7 @@ from autofit.core.wording import describe_outcome, describe_plan
 from autofit.search.common_scale import NEAR_RATIO, contradiction, other_peak
 from autofit.search.ledger import Ledger
 from autofit.search.no_answer import for_good, users_fault
-from autofit.search.request import Event
-from autofit.search.tuning import Tuning
+from autofit.search.request import Event, Tuning
 
 
 def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
@@ -74,7 +73,11 @@ class Earlier:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning, self._baseline = tuning, tuning.space.baseline
         self.trials = tuple(tuning.log.earlier())
-        self.known = tuple(t for t in self.trials if self._is_informative(t))
+        # A plan with another global batch, or with a knob that is not in play now, cannot be recommended now. The cause
+        # of a loss that is not finite may have been fixed, and without the baseline there is no gain.
+        able = (t for t in self.trials if t.purpose is not Purpose.BLOCK and not tuning.space.violation(t.plan))
+        fixed = (self._baseline, Status.NUMERIC)
+        self.known = tuple(t for t in able if (t.plan, t.outcome.status) != fixed)
         self._dropped: dict[Plan, str] = {}
         self._another = ""
         self._blocks: dict[str, list[Measurement]] = {}
@@ -118,7 +121,13 @@ class Earlier:
         """Compares a run with the study, and drops the earlier trials that it contradicts."""
         peak, what = self._contradictions(plan, purpose, outcome)
         if peak:
-            self._drop_all(plan, peak)
+            self._tuning.log.drop(f"{plan} now shows {peak}")
+            self._another = (
+                f"the {len(self.trials)} trials of earlier runs were dropped from the study: "
+                f"{describe_plan(plan, self._baseline)} now shows {peak}, which is more than noise. The workload has "
+                "changed: if the search had begun, tune again to measure everything again"
+            )
+            self.trials = self.known = ()
         elif what:
             self._dropped[plan] = what
             self._tuning.log.drop(f"{plan} now shows {what}", plan)
@@ -127,15 +136,12 @@ class Earlier:
             )
 
     def _contradictions(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> tuple[str, str]:
-        """Returns how a run contradicts the peak and the rest that the study has of its plan, each "" if it does not.
-
-        Blocks, whose memory is not compared, are collected until there are enough.
-        """
+        """Returns how a run contradicts the peak and the rest that the study has of its plan; "" where it agrees."""
         then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
         if not then:
             return "", ""
         blocks: list[Measurement] = []
-        if purpose is Purpose.BLOCK:
+        if purpose is Purpose.BLOCK:  # collected until there are enough; their memory is not compared
             blocks = self._blocks.setdefault(plan.key, [])
             blocks += [] if outcome.measurement is None else [outcome.measurement]
             if outcome.measurement is None or len(blocks) < BLOCKS:
@@ -143,22 +149,6 @@ class Earlier:
         peak = "" if blocks else other_peak(then[-1], outcome)
         budget_bytes = self._tuning.budget.memory_bytes
         return peak, contradiction(then[-1], outcome, self._tuning.objective, budget_bytes, blocks)
-
-    def _drop_all(self, plan: Plan, what: str) -> None:
-        self._tuning.log.drop(f"{plan} now shows {what}")
-        self._another = (
-            f"the {len(self.trials)} trials of earlier runs were dropped from the study: "
-            f"{describe_plan(plan, self._baseline)} now shows {what}, which is more than noise. The workload has "
-            "changed: if the search had begun, tune again to measure everything again"
-        )
-        self.trials = self.known = ()
-
-    def _is_informative(self, trial: Trial) -> bool:
-        # The cause of a loss that is not finite may have been fixed, and without the baseline there is no gain.
-        fixed = trial.plan == self._baseline and trial.outcome.status is Status.NUMERIC
-        # A plan with another global batch, or with a knob that is not in play now, cannot be recommended now.
-        foreign = self._tuning.space.violation(trial.plan) is not None
-        return trial.purpose is not Purpose.BLOCK and not fixed and not foreign
 
 
 class TrialRunner:
@@ -290,12 +280,7 @@ class TrialRunner:
         return trial
 
     def _refuse_poison(self, outcome: Outcome) -> None:
-        """Ends the search after an interrupt, or if the device stays poisoned.
-
-        Raises:
-            KeyboardInterrupt: the outcome is an interrupt.
-            DevicePoisoned: the device is poisoned in this process, or twice in a row in fresh processes.
-        """
+        """Ends the search after an interrupt, or a device poisoned here, or twice in a row in fresh processes."""
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
@@ -310,20 +295,19 @@ def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knob
     search. None of them may look cheaper for that, so each is charged the longest warm-up that it, or a plan with these
     values, has shown.
     """
-    values, found = dict(_warming(plan, knobs)), outcome.measurement
+    found = outcome.measurement
+
+    def warming(plan: Plan) -> dict[str, KnobValue]:
+        """Returns the values of a plan that must warm up."""
+        values = {k.name: plan.values.get(k.name, k.default) for k in knobs if k.warm_up_s}
+        return {k.name: values[k.name] for k in knobs if k.warm_up_s and not same_value(values[k.name], k.default)}
+
     if found is None or found.startup_s is None:
         return outcome
-    alike = (t for t in earlier if t.plan == plan or (values and dict(_warming(t.plan, knobs)) == values))
+    values = warming(plan)
+    alike = (t for t in earlier if t.plan == plan or (values and warming(t.plan) == values))
     measured = (trial.outcome.measurement for trial in alike)
     longest_s = max((m.startup_s for m in measured if m is not None and m.startup_s is not None), default=0.0)
     if longest_s <= found.startup_s:
         return outcome
     return outcome.with_measured(startup_s=longest_s)
-
-
-def _warming(plan: Plan, knobs: Sequence[Knob]) -> Iterator[tuple[str, KnobValue]]:
-    """Yields the values of a plan that must warm up."""
-    for knob in knobs:
-        value = plan.values.get(knob.name, knob.default)
-        if knob.warm_up_s and not same_value(value, knob.default):
-            yield knob.name, value

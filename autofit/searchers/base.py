@@ -18,12 +18,8 @@ class Problem:
     """What a searcher is given.
 
     Attributes:
-        space: the plans that may be proposed.
-        objective: what is maximised.
-        memory_bytes: the budget on the peak.
         feasibility: answers whether a plan fits, from all that is known so far; it learns of a trial before the
             searcher does.
-        seed: makes the search repeatable.
         patience_s: returns the seconds that a probe may take now, before the time budget ends it.
         is_over: returns whether a limit has ended the search. A plan that is asked for then is only named, so a
             searcher spends no more time on looking at plans.

@@ -45,11 +45,7 @@ class Sampled(Searcher):
 
     @abstractmethod
     def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
-        """Returns the sampler.
-
-        Raises:
-            UsageError: the sampler needs a package that is not installed.
-        """
+        """Returns the sampler. Raises UsageError if it needs a package that is not installed."""
 
     def ask(self) -> Plan | None:
         """Returns the baseline, then suggestions, until there was no gain for `PATIENCE` trials."""

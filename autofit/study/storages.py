@@ -58,7 +58,16 @@ def existing(place: Place) -> BaseStorage | None:
         StudyError: the path is not a journal.
     """
     if place.url is not None:
-        return _existing_database(place.url)
+        import sqlalchemy  # noqa: PLC0415  # takes 0.5 s
+
+        parsed = sqlalchemy.make_url(place.url)
+        engine, path = sqlalchemy.create_engine(parsed), Path(parsed.database or "")
+        is_path = parsed.get_backend_name() == "sqlite" and "uri" not in parsed.query
+        if is_path and path.parent.is_dir() and not path.is_file():  # SQLite would create it
+            return None
+        made = sqlalchemy.inspect(engine).has_table("studies")  # by Optuna
+        engine.dispose()
+        return RDBStorage(place.url, skip_table_creation=True) if made else None
     if place.path is None or not os.path.lexists(place.path):
         return None
     check_file(place.path)
@@ -128,32 +137,28 @@ def quiet() -> Iterator[None]:
 
 
 class _JournalLock(JournalFileOpenLock):
-    """Locks a journal for one operation, and cuts off an incomplete last line: a writer was killed, or the disk full.
+    """Locks a journal for one operation, and cuts off the line that a killed writer or a full disk left incomplete."""
 
-    It uses `flock`, which the kernel releases however a process ends. Optuna's own locks are files, for which the next
-    writer waits 30 s if a process was killed while it wrote.
-
-    Attributes:
-        has_cut: whether something was cut off so far.
-    """
+    # It uses `flock`, which the kernel releases however a process ends. Optuna's own locks are files, for which the
+    # next writer waits 30 s if a process was killed while it wrote. `has_cut`: whether something was cut off so far.
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path, self._descriptor, self.has_cut = path, -1, False
 
     def acquire(self) -> bool:
-        """Waits for other processes, and returns True.
-
-        Raises:
-            OSError: another process holds the lock for `LOCK_WAIT_S`, or the file is gone.
-        """
+        """Waits for other processes, at most `LOCK_WAIT_S`, and returns True."""
         descriptor, free = os.open(self._path, os.O_RDWR | _NO_LINKS), True
         try:
             with suppress(OSError):  # some network file systems have no locks
                 free = locks.locked(descriptor, LOCK_WAIT_S)
             if not free:
                 raise TimeoutError(f"it is locked by {locks.holder_of(self._path)}")
-            self.has_cut |= _is_cut(descriptor)
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                with open(descriptor, "rb", closefd=False) as file:
+                    os.ftruncate(descriptor, file.read().rfind(b"\n") + 1)
+                self.has_cut = True
         except BaseException:
             os.close(descriptor)
             raise
@@ -163,30 +168,6 @@ class _JournalLock(JournalFileOpenLock):
     def release(self) -> None:
         """Releases the lock."""
         os.close(self._descriptor)
-
-
-def _is_cut(descriptor: int) -> bool:
-    """Cuts off what follows the last line feed of a file. Returns whether there was something."""
-    size = os.fstat(descriptor).st_size
-    if not size or os.pread(descriptor, 1, size - 1) == b"\n":
-        return False
-    with open(descriptor, "rb", closefd=False) as file:
-        os.ftruncate(descriptor, file.read().rfind(b"\n") + 1)
-    return True
-
-
-def _existing_database(url: str) -> RDBStorage | None:
-    """Opens a database for reading. None if Optuna has made no tables in it."""
-    import sqlalchemy  # noqa: PLC0415  # takes 0.5 s
-
-    parsed = sqlalchemy.make_url(url)
-    engine, path = sqlalchemy.create_engine(parsed), Path(parsed.database or "")
-    is_path = parsed.get_backend_name() == "sqlite" and "uri" not in parsed.query
-    if is_path and path.parent.is_dir() and not path.is_file():  # SQLite would create it
-        return None
-    made = sqlalchemy.inspect(engine).has_table("studies")
-    engine.dispose()
-    return RDBStorage(url, skip_table_creation=True) if made else None
 
 
 def _database(url: str) -> RDBStorage:

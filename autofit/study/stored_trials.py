@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict
-
+from autofit import locks
 from autofit.core.environment import Environment
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
+from autofit.core.strict import Strict
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 
@@ -40,7 +39,7 @@ _REUSED = frozenset({
 """Outcomes that a later run reuses. The others do not depend on the plan alone, or are decided anew in each run."""
 
 
-class TrialStart(BaseModel):
+class TrialStart(Strict):
     """What is recorded of a trial when it starts.
 
     Attributes:
@@ -48,8 +47,6 @@ class TrialStart(BaseModel):
         pid: process that runs it.
         process_start: when that process began, which differs for a later process with the same pid.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: Plan
     purpose: Purpose
@@ -207,9 +204,5 @@ def _start_of(pid: int) -> int:
         return -1
     except PermissionError:
         pass  # it exists and belongs to another user
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    fields = text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
-    return -1 if fields[0] in "ZX" else int(fields[19])
+    fields = locks.stat_of(pid)
+    return 0 if not fields else -1 if fields[0] in "ZX" else int(fields[19])

@@ -159,11 +159,7 @@ class Study:
         return self._storage.get_trial_number_from_id(self._storage.create_new_trial(self._study_id, template))
 
     def _settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
-        """Writes the outcome of a running trial. Its state comes last, so that a finished trial is complete.
-
-        Raises:
-            UpdateFinishedTrialError: the trial is no longer running.
-        """
+        """Writes the outcome of a running trial. Its state comes last, so that a finished trial is complete."""
         result = optuna_result(outcome, self._objective, memory_bytes)
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         trial = optuna.trial.Trial(self._study, trial_id)

@@ -9,10 +9,12 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from autofit.core.briefing import Briefing
+from autofit.core.budget import Clock
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.probing.watchdog import WAITING, Watchdog
-from autofit.search.request import Event, Listen
+from autofit.search.request import Event, Listen, Request
 from autofit.terminal import cells, columns, has_blocks, has_colour, is_terminal
 from autofit.trackers.live_line import SearchState, Yardstick
 
@@ -166,3 +168,16 @@ class Progress:
                 yield progress
             finally:
                 progress.close()
+
+
+@contextmanager
+def watched(
+    wanted: bool | Listen, briefing: Briefing | None, request: Request, clock: Clock, watch: Watchdog
+) -> Iterator[Listen]:
+    """Gives the listener of `Progress.of`, which the watchdog of a search reports to as well.
+
+    `briefing` is None before the workload was looked at.
+    """
+    against = Yardstick.of(briefing, request, clock, lambda: watch.doing)
+    with Progress.of(wanted, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+        yield listen

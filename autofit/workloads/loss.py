@@ -13,8 +13,8 @@
 5. Anything else is an error that shows what was found.
 
 Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. A model
-with one argument that is none of the keys gets them whole. Rules 3 and 4 need one forward pass. The choice is made once;
-the returned closure only computes.
+with one argument that is none of the keys gets them whole. Rules 3 and 4 need one forward pass. The choice is made
+once; the returned closure only computes.
 """
 
 import inspect

@@ -19,7 +19,7 @@ from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.trace import Trace
 from autofit.nightly.job_check import OpenBench, Say
 from autofit.nightly.jobs import Job
-from autofit.search.tuning import Bench
+from autofit.search.request import Bench
 from scripts.bench.search.replay import TableBench
 from scripts.bench.search.replay.table import Table, read_table
 

@@ -9,8 +9,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import Conflict, SearchSpace
 from autofit.core.trial import Purpose, Trial
+from autofit.search.request import Tuning
 from autofit.search.search import run
-from autofit.search.tuning import Tuning
 from autofit.searchers.base import Searcher
 from tests.fakes import MIB, FakeBench, problem_of, small_bench, tell, tuning_of
 

@@ -5,7 +5,7 @@ from typing import Any
 from autofit import estimators, searchers
 from autofit.core.budget import Budget, Clock
 from autofit.core.objective import Objective
-from autofit.search.tuning import TrialLog, Tuning
+from autofit.search.request import TrialLog, Tuning
 from scripts.bench.search.simulated import FakeBench, MemoryLog
 
 

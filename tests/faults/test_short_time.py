@@ -14,8 +14,8 @@ from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose, RunTerms
 from autofit.core.units import parse_duration
 from autofit.reports.summary import summarize
+from autofit.search.request import Findings
 from autofit.search.search import TRACING_S, run, tracing_s
-from autofit.search.tuning import Findings
 from tests.fakes import OPTIMIZER, PRECISION, FakeBench, small_bench, space_of, tuning_of
 from tests.reports.test_summary import OWN, measured, record
 

@@ -13,8 +13,8 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.fit import Fit
+from autofit.search.request import Findings
 from autofit.search.search import run
-from autofit.search.tuning import Findings
 from tests.fakes import FakeBench, MemoryLog, small_bench, tuning_of
 from tests.study.samples import PLAN, measured, reopen
 

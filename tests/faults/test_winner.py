@@ -11,8 +11,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, RunTerms
 from autofit.search.race import MIN_ROUNDS
+from autofit.search.request import Evaluate, Findings
 from autofit.search.search import run
-from autofit.search.tuning import Evaluate, Findings
 from autofit.searchers.base import Problem, Searcher
 from scripts.bench import claims
 from scripts.bench.search import cases

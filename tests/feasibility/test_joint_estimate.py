@@ -9,10 +9,11 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.feasibility.feasibility import JointEstimate
+from autofit.feasibility import Feasibility
 from tests.fakes import Fixed, small_bench
 
-PLAN = small_bench().space.baseline
+BENCH = small_bench()
+PLAN = BENCH.space.baseline
 
 
 def far_too_large(more: int) -> Estimate:
@@ -45,30 +46,34 @@ class Learner(Estimator):
         return far_too_large(self.learned)
 
 
+def joint_of(estimators: Sequence[Estimator]) -> Feasibility:
+    return Feasibility(BENCH.space, BENCH.budget_bytes, estimators)
+
+
 def together(*opinions: Mapping[str, int | bool | str]) -> dict[str, object]:
-    found = JointEstimate([Fixed(Estimate.model_validate(each)) for each in opinions]).estimate(PLAN)
+    found = joint_of([Fixed(Estimate.model_validate(each)) for each in opinions]).estimate(PLAN)
     assert found is not None
     return found.model_dump(exclude_defaults=True)
 
 
-def told(joint: JointEstimate) -> None:
+def told(joint: Feasibility) -> None:
     outcome = Outcome(status=Status.OUT_OF_MEMORY, reason="CUDA out of memory")
     trial = Trial(number=0, plan=PLAN, purpose=Purpose.PROBE, outcome=outcome)
-    joint.learn(lambda each: each.tell(trial))
+    joint.tell(trial)
 
 
-def refined(joint: JointEstimate) -> None:
-    joint.learn(lambda each: each.refine(PLAN))
+def refined(joint: Feasibility) -> None:
+    joint.look(PLAN)
 
 
-def all_refined(joint: JointEstimate) -> None:
-    joint.learn(lambda each: each.refine_all([PLAN]))
+def all_refined(joint: Feasibility) -> None:
+    joint._teach(lambda each: each.refine_all([PLAN]))
 
 
 @pytest.mark.parametrize("learn", [told, refined, all_refined])
-def test_estimators_are_asked_again_once_they_learned(learn: Callable[[JointEstimate], None]) -> None:
+def test_estimators_are_asked_again_once_they_learned(learn: Callable[[Feasibility], None]) -> None:
     learner = Learner()
-    joint = JointEstimate([learner])
+    joint = joint_of([learner])
     assert [joint.estimate(PLAN), joint.estimate(PLAN)] == [far_too_large(0)] * 2
     assert learner.asked == 1
     learn(joint)
@@ -77,8 +82,8 @@ def test_estimators_are_asked_again_once_they_learned(learn: Callable[[JointEsti
 
 
 @pytest.mark.parametrize("learn", [told, refined, all_refined])
-def test_they_are_asked_again_after_they_failed_while_learning(learn: Callable[[JointEstimate], None]) -> None:
-    joint = JointEstimate([Learner(fails=True)])
+def test_they_are_asked_again_after_they_failed_while_learning(learn: Callable[[Feasibility], None]) -> None:
+    joint = joint_of([Learner(fails=True)])
     joint.estimate(PLAN)
     with pytest.raises(OSError, match="cut off"):
         learn(joint)
@@ -107,4 +112,4 @@ def test_a_worst_case_is_believed_only_where_nothing_else_is_said() -> None:
 
 
 def test_no_opinion_is_none() -> None:
-    assert JointEstimate([]).estimate(PLAN) is None
+    assert joint_of([]).estimate(PLAN) is None

@@ -9,7 +9,7 @@ import pytest
 
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
-from autofit.feasibility.tried_sizes import ABOVE_LINE, BELOW_LINE, BEND, EQUAL_RATIO, MAX_REACH
+from autofit.feasibility.peak_model import ABOVE_LINE, BELOW_LINE, BEND, EQUAL_RATIO, MAX_REACH
 from scripts.bench.search.replay.table import read_table
 from tests.fakes import MIB, small_bench
 from tests.feasibility.judge import Judge, at, linear

@@ -18,7 +18,7 @@ from autofit.nightly.job_check import Say
 from autofit.nightly.jobs import FOLDER, Job, JobsFile
 from autofit.nightly.night import NightOptions, run_night
 from autofit.nightly.records import NightRecord, NightResult
-from autofit.search.tuning import Bench
+from autofit.search.request import Bench
 from tests.fakes import FakeBench, FakeTime, briefing_of, opened
 from tests.nightly.benches import calm, faster, recommended
 

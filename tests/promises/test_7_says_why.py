@@ -1,5 +1,6 @@
 """Promise 7: every plan that was tried, skipped or refused has a reason that a person can read."""
 
+from autofit.search.loop import Loop
 from autofit.search.search import run
 from tests.fakes import MIB, MemoryLog, small_bench, tuning_of
 from tests.promises.conftest import Tuned
@@ -23,10 +24,9 @@ def test_the_printed_answer_shows_gain_peak_and_reasons(tuned: Tuned) -> None:
 
 
 def test_every_trial_without_a_measurement_has_a_reason() -> None:
-    log, bench = MemoryLog(), small_bench(budget_bytes=900 * MIB)
-    tuning = tuning_of(bench, log)
-    run(tuning)
+    log, bench, loops = MemoryLog(), small_bench(budget_bytes=900 * MIB), list[Loop]()
+    run(tuning_of(bench, log), loops.append)
     failed = [trial for trial in log.finished if not trial.outcome.measured]
     assert failed
     assert all(trial.outcome.reason for trial in failed)
-    assert tuning.seen.omissions
+    assert loops[0].omissions

@@ -11,7 +11,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.search.tuning import Findings
+from autofit.search.request import Findings
 from autofit.study import Study
 from scripts.bench.report import percentile
 from scripts.bench.search import cases, runs, scores

@@ -5,7 +5,7 @@ from typing import Any
 
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.trial import Trial
-from autofit.search.tuning import Tuning
+from autofit.search.request import Tuning
 from autofit.searchers.base import Problem, Searcher
 from tests.fakes import (
     OPTIMIZER,

@@ -13,9 +13,8 @@ from autofit.core.trial import OPEN, Purpose, RunTerms, Trial
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.search.answers import is_proven
 from autofit.search.loop import Loop
-from autofit.search.request import Event
+from autofit.search.request import Check, Event, Findings
 from autofit.search.search import run
-from autofit.search.tuning import Check, Findings
 from tests.fakes import FakeBench, MemoryLog, always, during, small_bench, tuning_of
 from tests.search.listed import at, calm, only
 

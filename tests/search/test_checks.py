@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.gates.verdict import Checked, GateVerdict
-from autofit.search.checks import VERDICTS, Checks
+from autofit.search.answers import VERDICTS, Checks
 from autofit.search.ledger import Ledger
 from tests.fakes import FakeBench, MemoryLog, tuning_of
 from tests.search.listed import at, calm

@@ -17,8 +17,8 @@ from autofit.core.errors import (
     UserCodeError,
     WorkloadError,
 )
-from autofit.search.evaluation import TIME_SHARE, training_request, with_evaluation
 from autofit.search.request import Request
+from autofit.search.search import TIME_SHARE, training_request, with_evaluation
 from tests.recorded import recorded_search
 
 

@@ -11,9 +11,9 @@ from autofit.search.evidence import (
     Placing,
     SearchEvidence,
     SearchResult,
-    Seen,
     evidence_in,
     notes_of,
+    race_logs,
 )
 from autofit.search.race import Race
 from autofit.study.stored_trials import STORED_LETTERS
@@ -98,11 +98,11 @@ def test_the_logs_of_a_race_say_who_joined_and_who_left(result: SearchResult) ->
     race.join(second.key)
     race.add({first.key: 101.0, second.key: 99.0})
     race.leave(second.key, "failed in the race")
-    logs = list(Seen(trials=result.trials, race=race).race_logs())
+    logs = list(race_logs(race, result.trials))
     assert [(log.plan, log.joined, len(log.log_rates), log.note) for log in logs] == [
         (first, 0, 2, ""), (second, 1, 1, "failed in the race")
     ]  # fmt: skip
-    assert list(Seen().race_logs()) == []
+    assert list(race_logs(None, result.trials)) == []
 
 
 def test_a_placing_has_every_field_of_a_candidate_but_its_outcome() -> None:

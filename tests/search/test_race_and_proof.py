@@ -10,9 +10,8 @@ from autofit.core.trial import Purpose
 from autofit.core.wording import describe_plan
 from autofit.search.loop import Loop
 from autofit.search.race import Race
-from autofit.search.request import Event
+from autofit.search.request import Event, Findings, Tuning
 from autofit.search.search import run
-from autofit.search.tuning import Tuning
 from tests.fakes import (
     MIB,
     PRECISION,
@@ -43,33 +42,33 @@ def test_the_answer_is_proven_raced_and_faster() -> None:
     assert findings.stopped
 
 
-def raced(tuning: Tuning) -> Race:
-    """Returns the race of a search that has ended."""
-    assert tuning.seen.race is not None
-    return tuning.seen.race
+def followed(tuning: Tuning) -> tuple[Findings, Loop, Race]:
+    """Returns the result of a search, the search, and its race."""
+    loops = list[Loop]()
+    findings = run(tuning, loops.append)
+    assert loops[0].race is not None
+    return findings, loops[0], loops[0].race
 
 
 def test_the_race_interleaves_the_finalists_with_the_baseline() -> None:
     bench = calm()
-    tuning = tuning_of(bench)
-    run(tuning)
+    _, loop, race = followed(tuning_of(bench))
     blocks = bench.probes(Purpose.BLOCK)
     names = list(dict.fromkeys(plan.key for plan in blocks))
     first, second = blocks[: len(names)], blocks[len(names) : 2 * len(names)]
     assert bench.space.baseline in first
     assert second == first[::-1]
-    assert raced(tuning).rounds == blocks.count(bench.space.baseline)
-    kept = {omission.plan.combination for omission in tuning.seen.omissions}
+    assert race.rounds == blocks.count(bench.space.baseline)
+    kept = {omission.plan.combination for omission in loop.omissions}
     ran = {plan.combination for plan, _ in bench.runs}
     assert kept | ran == set(bench.space.combinations())
 
 
 def test_each_round_of_the_race_tells_the_standings_with_intervals() -> None:
     bench, events = calm(), list[Event]()
-    tuning = tuning_of(bench, listen=events.append)
-    findings = run(tuning)
+    findings, _, race = followed(tuning_of(bench, listen=events.append))
     rounds = [event.standings for event in events if event.kind == "race"]
-    assert len(rounds) == raced(tuning).rounds
+    assert len(rounds) == race.rounds
     for standings in rounds:
         rates = [standing.rate_per_s or 0 for standing in standings]
         assert rates == sorted(rates, reverse=True)
@@ -79,7 +78,7 @@ def test_each_round_of_the_race_tells_the_standings_with_intervals() -> None:
     early, late = ({s.plan: s.gain for s in standings} for standings in (rounds[0], rounds[-1]))
     assert (early[findings.plan] or findings.gain).pairs == 0  # type: ignore[union-attr]  # by probes alone
     assert late[findings.plan] == findings.gain
-    assert {s.plan.key: s.note for s in rounds[-1] if s.note}.items() <= raced(tuning).left.items()
+    assert {s.plan.key: s.note for s in rounds[-1] if s.note}.items() <= race.left.items()
 
 
 def test_a_baseline_that_is_best_is_returned_without_a_race() -> None:
@@ -266,9 +265,9 @@ def test_a_plan_that_joins_a_race_is_announced_and_the_baseline_that_is_slower_i
     times = tuple(step_s / 4 for step_s in normal.step_times_s)
     quick = Outcome(status=Status.MEASURED, measurement=normal.model_copy(update={"step_times_s": times}))
     bench.faults[second.key] = lambda purpose: quick if purpose is Purpose.PROBE else None
-    findings = run(tuning)
+    findings, _, race = followed(tuning)
     assert findings.plan == best
-    assert list(raced(tuning).joined) == [best.key]
+    assert list(race.joined) == [best.key]
     texts = [event.text for event in events if event.phase == "race" and event.kind in ("stage", "race")]
     assert texts[0] == "racing 2 plans in interleaved blocks"
     assert f"another plan joins the race: {describe_plan(best, bench.space.baseline)}" in texts
@@ -291,6 +290,6 @@ def test_a_plan_that_recomputes_less_than_the_leader_races_however_slow_its_prob
     slow = Outcome(status=Status.MEASURED, measurement=normal.model_copy(update={"step_times_s": times}))
     bench.faults[best.key] = lambda purpose: slow if purpose is Purpose.PROBE else None
     tuning = only(bench, bench.space.baseline, best, less, more)
-    findings = run(tuning)
-    assert list(raced(tuning).joined) == [best.key]
+    findings, _, race = followed(tuning)
+    assert list(race.joined) == [best.key]
     assert findings.plan == best

@@ -18,9 +18,8 @@ from autofit.core.plan import Plan
 from autofit.core.space import Effect, Refusal, StrategyRecord
 from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.gates.verdict import Checked, GateVerdict
-from autofit.search.request import DEFAULT_STUDY, Event, Listen, Request
+from autofit.search.request import DEFAULT_STUDY, Evaluate, Event, Listen, Request
 from autofit.search.search import SearchInterrupted, search
-from autofit.search.tuning import Evaluate
 from scripts.bench.search.simulated import Effect as SimulatedEffect
 from scripts.bench.search.simulated import space_of
 from tests.fakes import FakeBench, OpenedBench, always, briefing_of, opened, small_bench

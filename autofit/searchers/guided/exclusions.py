@@ -55,13 +55,8 @@ def exclusions(
     """Returns an exclusion for each plan whose failure is not about memory.
 
     The possible causes are the changed values that no plan that ran has, and the micro batch if the user's code failed.
-    If there are several, one of them may be harmless, so only plans that have all of them are excluded.
-
-    Args:
-        knobs: knobs of the space.
-        points: plans of the space, the baseline first.
-        outcomes: outcomes of the plans that were tried, by place.
-        alive: places of the plans that ran.
+    If there are several, one of them may be harmless, so only plans that have all of them are excluded. `points` has
+    all plans, the baseline first; `alive` are the places of those that ran.
     """
     found = []
     for place, suspects in _suspects(points, outcomes, alive).items():
@@ -80,12 +75,7 @@ def chances_to_run(points: Points, outcomes: Mapping[int, Outcome], alive: Colle
 
     The failures are explained by as few values as possible. If several such sets of values explain them, each is
     equally likely, and a plan fails if it has a value of the set. Plans are assumed to run unless they share a value
-    with a failure.
-
-    Args:
-        points: plans of the space, the baseline first.
-        outcomes: outcomes of the plans that were tried, by place.
-        alive: places of the plans that ran.
+    with a failure. The arguments are those of `exclusions`.
     """
     chances, failures = np.ones(len(points.combinations)), set[frozenset[_Suspect]]()
     by_place = _suspects(points, outcomes, alive)
@@ -95,19 +85,14 @@ def chances_to_run(points: Points, outcomes: Mapping[int, Outcome], alive: Colle
         ranges = sizes if any(each in sizes for each in suspects) else ()
         if suspects:
             failures.add(frozenset([*suspects, *(each for each in ranges if _has(points, each, [place]).all())]))
-    for explanation in (explanations := _explanations(failures)):
+    suspected, explanations = sorted(set[_Suspect]().union(*failures)), list[tuple[_Suspect, ...]]()
+    for count in range(1, MAX_AT_FAULT + 1 if failures else 1):
+        explanations = explanations or [
+            each for each in combinations(suspected, count) if all(failure & set(each) for failure in failures)
+        ]
+    for explanation in explanations:
         chances -= np.any([_has(points, each) for each in explanation], axis=0) / len(explanations)
     return np.maximum(chances, 0.0)
-
-
-def _explanations(failures: Collection[frozenset[_Suspect]]) -> list[tuple[_Suspect, ...]]:
-    """Returns the smallest sets of suspects of which each failure has one; empty if they are too large."""
-    suspects = sorted(set[_Suspect]().union(*failures))
-    for count in range(1, MAX_AT_FAULT + 1):
-        found = [each for each in combinations(suspects, count) if all(failure & set(each) for failure in failures)]
-        if found and failures:
-            return found
-    return []
 
 
 def _suspects(points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]) -> dict[int, Sequence[_Suspect]]:
@@ -122,11 +107,9 @@ def _suspects(points: Points, outcomes: Mapping[int, Outcome], alive: Collection
 
 
 def _sizes_at_fault(points: Points, place: int, outcome: Outcome, alive: Collection[int]) -> Sequence[_Suspect]:
-    """Returns the sizes that may be the cause of a failure: none, that of its plan, or from there on.
-
-    A code that runs at the user's size and fails at another is taken to fail farther from the user's size, too, until
-    a plan runs there. An incomplete last batch of an epoch says nothing of other sizes.
-    """
+    """Returns the sizes that may be the cause of a failure: none, that of its plan, or from there on."""
+    # A code that runs at the user's size and fails at another is taken to fail farther from the user's size, too, until
+    # a plan runs there. An incomplete last batch of an epoch says nothing of other sizes.
     size = float(points.octaves[place])
     if not outcome.status.of_users_code or not size:
         return []
@@ -155,78 +138,69 @@ MAX_EXPLAINED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class FinalBeliefs:
-    """A space and what the search knows about it at its end.
+class Omissions:
+    """What the search knows about its space at its end, and why combinations were not measured.
 
     Attributes:
-        plans: plans of the space.
-        points: the same plans as numbers.
+        feasibility: answers whether a plan fits.
+        memory_bytes: the budget.
         outcomes: outcomes of the plans that were tried, by place.
         exclusions: plans that are not run whatever their speed.
         belief: posterior of the log throughput of each plan.
         fastest: log throughput of the fastest plan that ran.
-        feasibility: answers whether a plan fits.
-        memory_bytes: the budget.
         warm_ups_s: expected seconds of the warm-up of each plan, [plans].
     """
 
-    plans: Sequence[Plan]
-    points: Points
+    feasibility: Feasibility
+    memory_bytes: int
     outcomes: Mapping[int, Outcome]
     exclusions: Sequence[Exclusion]
     belief: Belief
     fastest: float
-    feasibility: Feasibility
-    memory_bytes: int
     warm_ups_s: Array
 
+    def found(self) -> list[Omission]:
+        """Returns for each combination without a measurement why it has none, the fastest expected first."""
+        combinations = self.feasibility.plans.points.combinations
+        measured = [combinations[place] for place, outcome in self.outcomes.items() if outcome.measured]
+        order = np.argsort(-self.belief.mean, kind="stable")
+        numbers = combinations[order]
+        without, first = np.unique(numbers[~np.isin(numbers, measured)], return_index=True)
+        fastest = without[np.argsort(first)][:MAX_EXPLAINED]
+        return [self._omission(order[numbers == number].tolist()) for number in fastest]
 
-def omissions(result: FinalBeliefs) -> list[Omission]:
-    """Returns for each combination without a measurement why it has none, the fastest expected first.
+    def _omission(self, places: Sequence[int]) -> Omission:
+        """Returns why none of a combination's plans ran; `places` begins with the fastest expected."""
+        plans = self.feasibility.plans.plans
+        tried = [place for place in places if place in self.outcomes]
+        if tried:
+            outcome = self.outcomes[tried[-1]]
+            basis = Basis.ESTIMATED if outcome.status is Status.SKIPPED else Basis.MEASURED
+            return Omission(plan=plans[tried[-1]], basis=basis, reason=f"{outcome.status.value}: {outcome.reason}")
+        excluded = next((each for each in self.exclusions if each.mask[places].all()), None)
+        if excluded is not None:
+            return Omission(plan=plans[places[0]], basis=excluded.basis, reason=excluded.reason)
+        fitting = next((place for place in places if self.feasibility.is_likely(plans[place])), None)
+        if fitting is not None:
+            return Omission(plan=plans[fitting], basis=Basis.ASSUMED, reason=self._too_slow(fitting))
+        return self._too_large(max((plans[place] for place in places), key=self.feasibility.probability))
 
-    Args:
-        result: the space and what the search knows about it.
-    """
-    measured = [result.points.combinations[p] for p, outcome in result.outcomes.items() if outcome.measured]
-    order = np.argsort(-result.belief.mean, kind="stable")
-    numbers = result.points.combinations[order]
-    without, first = np.unique(numbers[~np.isin(numbers, measured)], return_index=True)
-    fastest = without[np.argsort(first)][:MAX_EXPLAINED]
-    return [_omission(result, order[numbers == number].tolist()) for number in fastest]
+    def _too_slow(self, place: int) -> str:
+        mean, deviation = (float(each[place]) for each in (self.belief.mean, self.belief.deviation))
+        ratio, low, high = (math.exp(mean - self.fastest + z * DEVIATIONS_95 * deviation) for z in (0, -1, 1))
+        expected = Ratio(value=ratio, low=low, high=high)
+        reason = f"expected at {expected} of the fastest, by plans that share a part with it"
+        if seconds := float(self.warm_ups_s[place]):
+            reason += f"; its warm-up takes about {format_duration(seconds)}, in the search and again in the training"
+        return reason
 
-
-def _omission(result: FinalBeliefs, places: Sequence[int]) -> Omission:
-    """Returns why none of a combination's plans ran; `places` begins with the fastest expected."""
-    tried = [place for place in places if place in result.outcomes]
-    if tried:
-        outcome = result.outcomes[tried[-1]]
-        basis = Basis.ESTIMATED if outcome.status is Status.SKIPPED else Basis.MEASURED
-        return Omission(plan=result.plans[tried[-1]], basis=basis, reason=f"{outcome.status.value}: {outcome.reason}")
-    excluded = next((each for each in result.exclusions if each.mask[places].all()), None)
-    if excluded is not None:
-        return Omission(plan=result.plans[places[0]], basis=excluded.basis, reason=excluded.reason)
-    fitting = next((place for place in places if result.feasibility.is_likely(result.plans[place])), None)
-    return _too_slow(result, fitting) if fitting is not None else _too_large(result, places)
-
-
-def _too_slow(result: FinalBeliefs, place: int) -> Omission:
-    mean, deviation = (float(each[place]) for each in (result.belief.mean, result.belief.deviation))
-    ratio, low, high = (math.exp(mean - result.fastest + z * DEVIATIONS_95 * deviation) for z in (0, -1, 1))
-    expected = Ratio(value=ratio, low=low, high=high)
-    reason = f"expected at {expected} of the fastest, by plans that share a part with it"
-    if seconds := float(result.warm_ups_s[place]):
-        reason += f"; its warm-up takes about {format_duration(seconds)}, in the search and again in the training"
-    return Omission(plan=result.plans[place], basis=Basis.ASSUMED, reason=reason)
-
-
-def _too_large(result: FinalBeliefs, places: Sequence[int]) -> Omission:
-    """Returns that even the plan that is most likely to fit is not likely enough."""
-    plan = max((result.plans[place] for place in places), key=result.feasibility.probability)
-    estimate = result.feasibility.estimate(plan)
-    if estimate is not None and (estimate.lower_bytes or 0) > result.memory_bytes:
-        least = format_bytes(estimate.lower_bytes or 0)
-        reason = f"needs at least {least}, above the budget of {format_bytes(result.memory_bytes)} ({estimate.basis})"
-        return Omission(plan=plan, basis=Basis.ESTIMATED, reason=reason)
-    probability = result.feasibility.probability(plan)
-    reason = f"fits with a probability of {probability:.0%}, by the peaks of plans that share a part with it"
-    return Omission(plan=plan, basis=Basis.ASSUMED, reason=reason)
+    def _too_large(self, plan: Plan) -> Omission:
+        """Returns that a plan, which of its combination is the most likely to fit, is not likely enough."""
+        estimate = self.feasibility.estimate(plan)
+        if estimate is not None and (estimate.lower_bytes or 0) > self.memory_bytes:
+            least, limit = format_bytes(estimate.lower_bytes or 0), format_bytes(self.memory_bytes)
+            reason = f"needs at least {least}, above the budget of {limit} ({estimate.basis})"
+            return Omission(plan=plan, basis=Basis.ESTIMATED, reason=reason)
+        probability = self.feasibility.probability(plan)
+        reason = f"fits with a probability of {probability:.0%}, by the peaks of plans that share a part with it"
+        return Omission(plan=plan, basis=Basis.ASSUMED, reason=reason)

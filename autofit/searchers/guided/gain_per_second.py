@@ -129,14 +129,7 @@ class Candidates:
         return waiting
 
     def _step(self, best: Proposal, targets: NDArray[np.int64], fits: Array, least_rate: float) -> Proposal:
-        """Returns the best of a proposal and the steps towards some plans, which are not likely to fit.
-
-        Args:
-            best: the best step so far.
-            targets: places of these plans.
-            fits: probability that each of them fits.
-            least_rate: a step that is worth less is of no interest.
-        """
+        """Returns the best of a proposal and the steps towards some plans, which are worth more than `least_rate`."""
         worth = np.maximum(fits, STEP_PROBABILITY) * self.gains[targets]
         bounds = worth / (self.seconds[targets] + self.seconds.min())
         for at in np.argsort(-bounds, kind="stable")[:MOST_TARGETS]:

@@ -20,18 +20,17 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import COMPILING, Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
-from autofit.core.space import Omission, SpaceFacts
+from autofit.core.space import Omission
 from autofit.core.trial import SLOW_S, SLOW_STEPS, STEPS, Purpose, Trial
 from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
-from autofit.searchers.guided.exclusions import Exclusion, FinalBeliefs, chances_to_run, exclusions, omissions
-from autofit.searchers.guided.gain_per_second import Candidates, Proposal, expected_gains
-from autofit.searchers.guided.stopping import Payback, TriedPlans, least_gain, unsettled
+from autofit.searchers.guided.exclusions import Exclusion, Omissions, chances_to_run, exclusions
+from autofit.searchers.guided.gain_per_second import Candidates, expected_gains
+from autofit.searchers.guided.stopping import Payback, least_gain, unsettled
 from autofit.searchers.guided.throughput import Throughput, plainer, usual_plans
 
 MAX_DEVIATIONS_AHEAD = 3.0
@@ -68,7 +67,9 @@ class Guided(Searcher):
         self._throughput = Throughput(self._knobs, self._points)
         groups = usual_plans(problem.space)
         self._openers = [[place for plan in group if (place := self._place(plan)) is not None] for group in groups]
-        self._payback = Payback(_with_a_choice(problem.space.facts), self._points, problem.objective)
+        pinned = problem.space.facts.pinned  # its warm-up cannot be avoided, so it costs nothing
+        paid = [k.model_copy(update={"warm_up_s": ()}) if k.name in pinned else k for k in self._knobs]
+        self._payback = Payback(paid, self._points, problem.objective)
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial; a block of a race and an interrupted trial say nothing about a plan."""
@@ -120,19 +121,9 @@ class Guided(Searcher):
         """Returns for each combination without a measurement why it has none."""
         if not self._has_measured:
             return []
-        belief = self._believe()
-        result = FinalBeliefs(
-            plans=self._plans,
-            points=self._points,
-            outcomes=self._outcomes,
-            exclusions=self._exclusions(),
-            belief=belief,
-            fastest=self._fastest(belief),
-            feasibility=self._feasibility,
-            memory_bytes=self.problem.memory_bytes,
-            warm_ups_s=self._warm_ups_s(),
-        )
-        return omissions(result)
+        belief, fits = self._believe(), self._feasibility
+        excluded, fastest, limit = self._exclusions(), self._fastest(belief), self.problem.memory_bytes
+        return Omissions(fits, limit, self._outcomes, excluded, belief, fastest, self._warm_ups_s()).found()
 
     @property
     def _has_measured(self) -> bool:
@@ -154,10 +145,7 @@ class Guided(Searcher):
         return self._unsettled(belief, too_long) if place is None else place
 
     def _usual(self, too_long: NDArray[np.bool_]) -> int | None:
-        """Returns the first of the plans that an expert writes at once that ends in time and is likely to fit.
-
-        None once one of each group was measured: from then on the model decides.
-        """
+        """Returns a plan that an expert writes at once, ends in time and is likely to fit; None once each group ran."""
         due = [group for group in self._openers if not any(place in self._scores for place in group)]
         excluded = self._excluded() | too_long
         excluded[[*self._outcomes, *self._declined]] = True
@@ -165,13 +153,11 @@ class Guided(Searcher):
         return next((place for place in able if self._feasibility.is_likely(self._plans[place])), None)
 
     def _is_wanted(self, place: int) -> bool:
-        """Returns whether a plan is to be run, now that it was looked at.
-
-        Where any plan can be estimated, a plan without an estimate of its own is judged by the model.
-        """
+        """Returns whether a plan is to be run, now that it was looked at."""
         if place in self._risks or not self._has_measured:
             return True
         plan = self._plans[place]
+        # Where any plan can be estimated, a plan without an estimate of its own is judged by the model.
         known = self._feasibility.is_estimated(plan) or self._feasibility.baseline_is_estimated
         return not known or self._feasibility.is_likely(plan)
 
@@ -237,10 +223,20 @@ class Guided(Searcher):
         return [*exclusions(self._knobs, self._points, self._outcomes, self._scores), *unpaid]
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
-        """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
-        may_step = self._steps < MAX_STEPS and not self._feasibility.baseline_is_estimated
-        candidates = Candidates(gains, seconds, self._least_gain(), self._outcomes, self._looked, self._feasibility)
-        return self._chosen(*candidates.proposals(may_step))
+        """Returns the plan with the most gain per second: one that is likely to fit, a step, else a risk or a hope."""
+        fits, least = self._feasibility, self._least_gain()
+        candidates = Candidates(gains, seconds, least, self._outcomes, self._looked, fits)
+        sure, step, risk, hope = candidates.proposals(self._steps < MAX_STEPS and not fits.baseline_is_estimated)
+        if step.rate > sure.rate:
+            self._steps += 1
+            return step.place
+        if sure.place is None and risk.place is not None and len(self._risks) < MAX_RISKS and not fits.is_careful:
+            self._risks.add(risk.place)
+            return risk.place
+        if sure.place is None and hope.place is not None and self._hopes < MAX_HOPES:
+            self._hopes += 1
+            return hope.place
+        return sure.place
 
     def _plainer(self, place: int | None, gains: Array) -> int | None:
         """Returns the plan without what trades time for memory, if it is worth a probe and likely to fit."""
@@ -250,41 +246,13 @@ class Guided(Searcher):
             return place
         return other if self._feasibility.is_likely(self._plans[other]) else place
 
-    def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal, hope: Proposal) -> int | None:
-        """Returns the plan to run, of the best that is likely to fit, the best step, the best risk and the best hope.
-
-        A hope is looked at before it runs.
-        """
-        if step.rate > sure.rate:
-            self._steps += 1
-            return step.place
-        may_risk = len(self._risks) < MAX_RISKS and not self._feasibility.is_careful
-        if sure.place is None and risk.place is not None and may_risk:
-            self._risks.add(risk.place)
-            return risk.place
-        if sure.place is None and hope.place is not None and self._hopes < MAX_HOPES:
-            self._hopes += 1
-            return hope.place
-        return sure.place
-
     def _unsettled(self, belief: Belief, too_long: NDArray[np.bool_]) -> int | None:
-        """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan.
-
-        Args:
-            belief: posterior of the log throughput of all plans.
-            too_long: which plans would take longer than the time left.
-        """
+        """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan."""
         ran = [place for place in self._scores if self._outcomes[place].measured]
         excluded, tried = self._excluded() | too_long, list(self._outcomes)
         excluded[tried] = True
-        plans = TriedPlans(self._points, self._sizes, belief.mean, tried, ran, excluded)
-        return unsettled(plans, lambda place: self._feasibility.is_likely(self._plans[place]))
-
-
-def _with_a_choice(space: SpaceFacts) -> list[Knob]:
-    """Returns the knobs of a space, the pinned ones without a warm-up, which cannot be avoided."""
-    pinned = space.pinned
-    return [each.model_copy(update={"warm_up_s": ()}) if each.name in pinned else each for each in space.knobs]
+        points, plans, likely = self._points, self._plans, self._feasibility.is_likely
+        return unsettled(points, self._sizes, belief.mean, tried, ran, excluded, lambda place: likely(plans[place]))
 
 
 MAX_TRIED = 8
@@ -297,17 +265,7 @@ def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan |
     The order is: the baseline, or the largest size of its combination that is estimated to fit; smaller sizes, down to
     the smallest; at that size, or the smallest that it admits, each change alone, and then the combinations with the
     most changes. Sizes at which the user's code failed, and smaller ones, are not tried in other combinations.
-
-    Args:
-        problem: what the searcher was given.
-        outcomes: outcomes of the plans that were tried.
     """
-    smaller = _smaller(problem, outcomes)
-    return smaller if smaller is not None else _leaner(problem, outcomes)
-
-
-def _smaller(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
-    """Returns a smaller size of the baseline's combination, or None."""
     space, base = problem.space, problem.space.baseline.combination
     first = space.baseline.micro_batch_size
     tried = [plan.micro_batch_size for plan in outcomes if plan.combination == base]
@@ -316,14 +274,13 @@ def _smaller(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     if tried and not sizes:
         sizes = [s for s in space.sizes[:1] if s < min(tried)]
     if failed or not sizes:
-        return None
+        return _leaner(problem, outcomes)
     plans = [space.baseline if size == first else space.at(base, size) for size in sizes]
-    return next((plan for plan in reversed(plans) if _fits(problem, plan)), plans[-1] if not tried else plans[0])
-
-
-def _fits(problem: Problem, plan: Plan) -> bool:
-    estimate = problem.feasibility.estimate(plan)
-    return estimate is None or (estimate.upper_bytes or estimate.value_bytes) <= problem.memory_bytes
+    for plan in reversed(plans):
+        estimate = problem.feasibility.estimate(plan)
+        if estimate is None or (estimate.upper_bytes or estimate.value_bytes) <= problem.memory_bytes:
+            return plan
+    return plans[0] if tried else plans[-1]
 
 
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:

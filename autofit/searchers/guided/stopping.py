@@ -24,8 +24,8 @@ from autofit.searchers.guided.exclusions import Exclusion
 TIMES_PAID = 2
 """A warm-up is paid at least twice: by the search, which must measure it, and by the training."""
 USUAL_RATIO = 5.0
-"""A warm-up that was not measured yet is expected to take this many times the least plausible one. On 2 cores, four
-layers compiled in 7 s and the GPT of the examples in 20 s, where 3 s are the least plausible."""
+"""A warm-up that was not measured yet is expected to take this many times the least plausible one, as the GPT of the
+examples compiled in 20 s on 2 cores, where 3 s are the least plausible."""
 OVERDUE_RATIO = 2.0
 """A warm-up that was given up is expected to take this many times as long as it had. The time left has shrunk since, so
 a second attempt would have less."""
@@ -37,10 +37,7 @@ class Payback:
 
     If no training is planned or the baseline was not measured, no warm-up has a cost.
 
-    Attributes:
-        knobs: knobs of the space.
-        points: plans of the space, the baseline first.
-        objective: gives the samples of the planned training.
+    `points` has all plans, the baseline first. `measured` are the measurements of the plans that ran, by place.
     """
 
     knobs: Sequence[Knob]
@@ -52,9 +49,6 @@ class Payback:
 
         At best the planned training becomes as much faster as is plausible (`Knob.ceiling`), and the warm-up takes as
         little as is plausible (`Knob.warm_up_s`).
-
-        Args:
-            measured: measurements of the plans that ran, by place.
         """
         training_s = self._training_s(measured)
         if training_s is None:
@@ -86,11 +80,7 @@ class Payback:
         """Returns the seconds that each plan's warm-up is expected to take longer than that of other plans, [plans].
 
         That is the median of the warm-ups measured with its values, or the usual one. If a warm-up was given up, those
-        that are expected to take as long take longer than it had.
-
-        Args:
-            measured: measurements of the plans that ran, by place.
-            overdue_s: seconds after which warm-ups were given up, by place.
+        that are expected to take as long take longer than it had: `overdue_s`, by place.
         """
         points, total = self.points, np.zeros(len(self.points.octaves))
         for column, knob in enumerate(self.knobs):
@@ -116,72 +106,57 @@ class Payback:
 
 
 MIN_GAIN, MAX_MIN_GAIN = 0.002, 0.01
-"""Expected gain that is worth a probe, as a log ratio: at first, and at most. With 0.003, a search of the tables takes
-10 probes instead of 11, and the mean regret is 0.49 instead of 0.40 %."""
+"""Expected gain that is worth a probe, as a log ratio: at first, and at most. Scored by scripts/bench/search."""
 MANY_MEASURED = 11
 """From this number of measured plans on, the gain that is worth a probe grows with its square where memory is
-estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search, on
-other devices in spaces of 2,000 and 20,000 plans, and on the tables. On the tables, the mean regret is 0.44 % with 10,
-0.41 % with 11 and 0.40 % with 13. In these spaces, it is 0.31 % with 11 and with 13, which takes half a probe more
-(three devices), and 0.59 % with 10 where 13 has 0.46 % (nine devices). Without estimates, plans also run to show their
-memory, and the mean regret would double."""
+estimated: what the model still promises then comes from plans that hardly differ. Scored by scripts/bench/search: 10
+loses more, and 13 takes more probes for the same regret. Without estimates, plans also run to show their memory, and
+the mean regret would double."""
 SMALL_RATIO, MAX_SLOWDOWN = 2, 1.4
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there, and so may the values that it ran with. It is settled if the plan is
 estimated to be slower by `MAX_SLOWDOWN`. With 4 or with 1.1, a space whose values depend on others loses more than
-twice as much (scripts/bench/search --only together_2k). With 1.25, a value whose casts make it 1.6 times slower at a
-small size is never tried at a large one, where it is faster."""
+twice as much (scripts/bench/search --only together_2k)."""
 DIGITS = 9
 """Logarithms that agree to this many digits are equal. Processors round differently, and the search must not depend on
 it."""
 
 
 def least_gain(measured: int, estimated: bool) -> float:
-    """Returns the expected gain that is worth a probe, as a log ratio.
+    """Returns the expected gain that is worth a probe, as a log ratio, after this number of measured plans.
 
-    Args:
-        measured: number of plans that were measured.
-        estimated: whether the memory of any plan can be estimated before it runs.
+    `estimated` says whether the memory of any plan can be estimated before it runs.
     """
     many = max(measured / MANY_MEASURED, 1.0) if estimated else 1.0
     return min(MIN_GAIN * many**2, MAX_MIN_GAIN)
 
 
-@dataclass(frozen=True, slots=True)
-class TriedPlans:
-    """All plans of a search, by their place in the list of plans.
+def unsettled(
+    points: Points,
+    sizes: NDArray[np.int_],
+    means: Array,
+    tried: Sequence[int],
+    ran: Sequence[int],
+    excluded: NDArray[np.bool_],
+    is_likely: Callable[[int], bool],
+) -> int | None:
+    """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan, or None.
 
-    Attributes:
+    Args:
         points: plans as numbers.
         sizes: micro batch of each plan, [plans].
         means: estimated log throughput of each plan, [plans].
         tried: places of the plans that were tried.
         ran: places of the plans that were measured within the budget, at least one.
         excluded: which plans are not run, [plans].
-    """
-
-    points: Points
-    sizes: NDArray[np.int_]
-    means: Array
-    tried: Sequence[int]
-    ran: Sequence[int]
-    excluded: NDArray[np.bool_]
-
-
-def unsettled(plans: TriedPlans, is_likely: Callable[[int], bool]) -> int | None:
-    """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan, or None.
-
-    Args:
-        plans: what was tried and what is left.
         is_likely: returns whether the plan at a place is likely to fit.
     """
-    points, sizes, tried = plans.points, plans.sizes, list(plans.tried)
-    best = max(plans.ran, key=lambda place: float(plans.means[place]))
-    excluded = plans.excluded | (plans.means < plans.means[best] - math.log(MAX_SLOWDOWN))
-    apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), plans.means.round(DIGITS)
+    best = max(ran, key=lambda place: float(means[place]))
+    excluded = excluded | (means < means[best] - math.log(MAX_SLOWDOWN))
+    apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), means.round(DIGITS)
     found: list[int] = []
     for knob, current in enumerate(points.values[best]):
-        for value in set(points.values[tried, knob].tolist()) - {current}:
+        for value in set(points.values[list(tried), knob].tolist()) - {current}:
             largest = max(sizes[place] for place in tried if points.values[place, knob] == value)
             if SMALL_RATIO * largest > sizes[best]:
                 continue

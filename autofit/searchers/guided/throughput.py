@@ -29,16 +29,14 @@ from autofit.feasibility.plan_features import Array, Points, expected_of
 from autofit.feasibility.surrogate import MIN_VARIANCE, Belief, Covariances, Kernel, Scales, Surrogate
 
 SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, alone=0.03, size=0.06, kinship=0.5, joint_kinship=0.8)
-"""Usual magnitudes of the effects on log throughput; chosen by hand, scored by scripts/bench/search. A kinship of
-0.7 gives slightly better searches on its tables and clearly worse ones on random problems. A joint kinship of 0.5 costs
-up to 3 more probes in a space of 2,000 plans, in which every pair of sibling values is then measured."""
+"""Usual magnitudes of the effects on log throughput; chosen by hand, scored by scripts/bench/search. With a lower joint
+kinship, every pair of sibling values is measured in a large space."""
 LEVEL = 2.0
 """Standard deviation of the level of log throughput, which the first probe gives."""
 NOISES = (0.02, 0.08)
 """Standard deviation between probes of one plan, beyond the spread of their own steps: on a calm machine
 (reference/reliability.md 9), and on a shared one. Both have the same prior probability; how well plans with common
-parts agree decides between them. Scored by scripts/bench/search, against 0.02 alone, 0.06 and 0.12 instead of 0.08,
-an additional 0.04, and a prior that makes a calm machine four times as likely."""
+parts agree decides between them. Scored by scripts/bench/search."""
 EXPECTED_RATIO = 0.35
 """Magnitude of a knob's effect beyond what theory says of it (`Knob.expected`), relative to a knob without theory."""
 PLAUSIBLE_DEVIATIONS = 4.0
@@ -54,21 +52,14 @@ b / (b + overhead)."""
 USUAL_OVERHEAD, OVERHEAD_OCTAVES = 0.5, 2.0
 """Prior of the fixed part before a second size ran: its mean, and its standard deviation in doublings."""
 AMPLITUDES = (0.5, 1.0, 2.0)
-"""Candidates for the factor on the usual magnitude of all effects. Candidates for another factor, on joint effects and
-on changes with the size (0.2, 0.5 and 1), were scored by scripts/bench/search: in spaces of 2,000 and 20,000 plans they
-save a probe or two of 18, but with traces the mean regret on the other tables grows from 0.44 % to 0.51 %."""
-
+"""Candidates for the factor on the usual magnitude of all effects. Another factor, on joint effects and on changes with
+the size, loses more on the tables of scripts/bench/search than it saves in large spaces."""
 LEAST_WEIGHT = 1e-12
 """Models that are less likely than this are left out: they change no estimate beyond rounding."""
 
 
 class Throughput:
-    """Estimates the throughput of plans.
-
-    Args:
-        knobs: knobs of the space.
-        points: every plan of the space.
-    """
+    """Estimates the throughput of every plan of a space."""
 
     def __init__(self, knobs: Sequence[Knob], points: Points) -> None:
         expected, covered = expected_of(knobs, points, "expected")
@@ -82,9 +73,7 @@ class Throughput:
     def believe(self, scores: Mapping[int, float], measurements: Mapping[int, Measurement]) -> Belief:
         """Returns the posterior mean and standard deviation of the log throughput of every plan.
 
-        Args:
-            scores: throughput of the plans that ran, by place; at least one.
-            measurements: measurements of at least the same plans, by place.
+        At least one plan ran; `measurements` has at least those with a score.
         """
         observed = sorted(scores)
         spreads = np.array([measurements[place].spread_ratio for place in observed])
@@ -103,15 +92,7 @@ class Throughput:
     def _mixed(
         self, models: Surrogate, weights: Array, values: Array, levels: Array, overheads: NDArray[np.bool_]
     ) -> Belief:
-        """Returns the mean over several models and overheads.
-
-        Args:
-            models: the models.
-            weights: their weights, [models, overheads].
-            values: what they were conditioned on, [observed, overheads].
-            levels: mean level for each of all overheads.
-            overheads: which of all overheads these are.
-        """
+        """Returns the mean over models and some of all overheads, by their weights, [models, overheads]."""
         mean, deviation = np.empty(len(self._expected)), np.empty(len(self._expected))
         for block, belief in models.in_blocks(values):
             means = belief.mean

@@ -24,8 +24,8 @@ from autofit import estimators
 from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S, Budget, Clock
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
+from autofit.search.request import Findings, Tuning
 from autofit.search.search import run
-from autofit.search.tuning import Findings, Tuning
 from scripts.bench import files
 from scripts.bench.search import timelines
 from scripts.bench.search.runs import SEARCHERS

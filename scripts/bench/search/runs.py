@@ -15,9 +15,8 @@ from autofit.core.plan import Plan
 from autofit.core.space import Omission, SearchSpace
 from autofit.core.trial import Purpose, RunTerms, Trial
 from autofit.estimators.base import Estimator
-from autofit.search.request import Event
+from autofit.search.request import Event, Findings, Tuning
 from autofit.search.search import run
-from autofit.search.tuning import Findings, Tuning
 from autofit.searchers.base import Searcher
 from scripts.bench.search.cases import Case
 from scripts.bench.search.large import LargeBench

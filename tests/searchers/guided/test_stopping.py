@@ -13,7 +13,6 @@ from autofit.searchers.guided.stopping import (
     MAX_SLOWDOWN,
     MIN_GAIN,
     SMALL_RATIO,
-    TriedPlans,
     least_gain,
     unsettled,
 )
@@ -33,15 +32,15 @@ def chosen(
     is_likely: Callable[[int], bool] = lambda place: True,
 ) -> int | None:
     """Returns the place that is tried before a search ends which has tried these."""
-    plans = TriedPlans(
+    return unsettled(
         points=points_of((PRECISION,), PLANS, 4),
         sizes=np.array([plan.micro_batch_size for plan in PLANS]),
         means=np.log(speed),
         tried=tried,
         ran=tried,
         excluded=np.array([place in (*excluded, *tried) for place in range(len(PLANS))]),
+        is_likely=is_likely,
     )
-    return unsettled(plans, is_likely)
 
 
 def test_a_value_that_was_tried_at_small_sizes_only_is_tried_at_the_size_of_the_best() -> None:
@@ -73,15 +72,13 @@ def test_of_two_values_the_one_that_is_estimated_faster_is_tried() -> None:
     three = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32")
     plans = [Plan(values={"micro_batch_size": size, "precision": value}) for value in three.values for size in (4, 64)]
     found = unsettled(
-        TriedPlans(
-            points=points_of((three,), plans, 4),
-            sizes=np.array([plan.micro_batch_size for plan in plans]),
-            means=np.array([0.0, 1.0, 0.0, 0.8, 0.0, 0.9]),
-            tried=[0, 1, 2, 4],
-            ran=[0, 1, 2, 4],
-            excluded=np.array([True, True, True, False, True, False]),
-        ),
-        lambda place: True,
+        points=points_of((three,), plans, 4),
+        sizes=np.array([plan.micro_batch_size for plan in plans]),
+        means=np.array([0.0, 1.0, 0.0, 0.8, 0.0, 0.9]),
+        tried=[0, 1, 2, 4],
+        ran=[0, 1, 2, 4],
+        excluded=np.array([True, True, True, False, True, False]),
+        is_likely=lambda place: True,
     )
     assert found == 5
 
