@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.guard import walk_rules
-from autofit.guard.digest import SIMPLE
 from autofit.guard.object_state import (
+    SIMPLE,
     UNBOUND,
     MappingPiece,
     NamesPiece,
@@ -36,8 +36,8 @@ from autofit.guard.object_state import (
     sequence,
     slots,
 )
+from autofit.guard.tensor_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 from autofit.guard.unguarded import Unguarded, many_samples
-from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 from autofit.guard.walk_rules import Origin, namespaces, origin_of
 from autofit.torch_internals import is_traceable_wrapper_subclass
 

@@ -18,7 +18,7 @@ import torch
 from autofit.core.units import format_bytes, format_names
 from autofit.guard import walk_rules
 from autofit.guard.object_state import Piece, ValuePiece, slot_value
-from autofit.guard.value_state import is_mapped
+from autofit.guard.tensor_state import is_mapped
 
 DATA_BYTES = 256 * 2**20
 """Maximum size of the tensors and arrays of a data set that are copied."""

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from autofit.guard.digest import SIMPLE
+from autofit.guard.object_state import SIMPLE
 from autofit.torch_internals import LoaderIterator, is_traceable_wrapper_subclass, is_wrapped_by_functorch
 
 INSTALLED = ("site-packages", "dist-packages")

@@ -23,8 +23,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from autofit.guard.digest import SIMPLE, in_full
-from autofit.guard.object_state import Piece
+from autofit.guard.object_state import SIMPLE, Piece, in_full
 from autofit.guard.state_walk import Walk, Whereabouts
 from autofit.guard.walk_rules import CONTAINERS, Origin, entries, origin_of, unwrapped
 

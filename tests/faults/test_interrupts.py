@@ -25,7 +25,7 @@ from autofit.guard import (
     tensor_state,
     value_state,
 )
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 from autofit.probing import frozen_heap, local_bench
 
 PIECES = (object_state, process_state, tensor_state, value_state)
