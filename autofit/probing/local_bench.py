@@ -26,7 +26,7 @@ from autofit.gates.check import GradientCheck
 from autofit.gates.gradients import Steps
 from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.guard import Backstop, Guard, leave_surely
-from autofit.identity.identity import Reached, environment_of
+from autofit.identity import Reached, environment_of
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches, prepare
 from autofit.probing.compilation import forget, shapes_of_a_training

@@ -23,7 +23,7 @@ from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Device, Reading
 from autofit.gates.gradients import Steps
-from autofit.identity.identity import environment_of
+from autofit.identity import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches
