@@ -20,8 +20,7 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, named_error, scrub
 from autofit.prepare import PlanBatches
 from autofit.probing.compilation import Compiler, start_cold
-from autofit.probing.leaks import growth
-from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, judged, objection, untimed
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, growth, judged, objection, untimed
 from autofit.probing.timing import (
     MOST_SKIPPED,
     PACES,
@@ -38,10 +37,9 @@ from autofit.probing.timing import (
     time_steps,
 )
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.lengths import elements
-from autofit.workloads.step import StepBatch, TrainStep
+from autofit.workloads.step import StepBatch, TrainStep, static_bytes
 from autofit.workloads.tree import Batch, nbytes
 
 _NAMED = 3

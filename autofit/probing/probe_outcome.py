@@ -1,8 +1,10 @@
 """The outcome of a plan whose steps all ran, from their times, losses and the allocator's counters."""
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Self
 
@@ -12,11 +14,27 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Counters
-from autofit.probing.timing import Lap, WindowResult, beyond
+from autofit.probing.timing import MOST_KEPT_BYTES, Lap, WindowResult, beyond
 from autofit.workloads.batch_store import Typical
 
 LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")
 NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a race")
+
+
+def growth(live: Sequence[int | None], now: Callable[[], int | None]) -> int:
+    """Returns the bytes that each step left behind; 0 if one of them left less than `MOST_KEPT_BYTES`.
+
+    The first step is not judged, because it makes the optimizer's state. A cache that is filled once does not grow in
+    each of the others. At least three steps are needed. The guard puts lists back, so `LeakWatch` sees nothing in them.
+    `now` reads the live bytes again, once garbage is collected: reference cycles are not leaks.
+    """
+    known = [each for each in live if each is not None]
+    least = min((after - before for before, after in pairwise(known)), default=0)
+    if len(known) < 3 or least < MOST_KEPT_BYTES:
+        return 0
+    gc.collect()
+    left = min(least, ((now() or 0) - known[0]) // (len(known) - 1))
+    return left if left >= MOST_KEPT_BYTES else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +46,7 @@ class WorstBatchResult(Lap):
         wanted: number of steps to run.
         tokens: useful tokens per step.
         memory: peak over all steps.
-        growth_bytes: live memory that each step left behind, see `autofit.probing.leaks.growth`.
+        growth_bytes: live memory that each step left behind, see `growth`.
         cut_off: whether the time ended before all of them ran.
         compile_s: duration of the steps before them that compiled, in seconds; None if the plan does not compile.
         before_s: warm-up cost of other steps that ran before, which is then the whole.

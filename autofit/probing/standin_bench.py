@@ -28,10 +28,8 @@ from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches
 from autofit.probing.block_profile import profiled_on_copy
-from autofit.probing.local_bench import place, training_notes
+from autofit.probing.opening import as_users_errors, batch_to_trace, chosen, facts_of, place, training_notes
 from autofit.probing.survey import Survey
-from autofit.probing.user_errors import as_users_errors
-from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies.base import Span
 from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin

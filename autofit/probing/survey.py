@@ -24,8 +24,8 @@ from autofit.core.space import MAX_PLANS, Conflict, Refusal, SearchSpace, SpaceF
 from autofit.gates.gradients import Steps, generators_restored
 from autofit.gates.technique import updates_noted
 from autofit.probing.block_profile import profiled
+from autofit.probing.opening import baseline_notes
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import baseline_notes
 from autofit.strategies.base import Facts, Offer, Span, Strategy
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource

@@ -18,11 +18,10 @@ import autofit
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.optimizer_states import EIGHT_BITS, KNOB, SMALLEST, OptimizerStates, quantizes
-from autofit.workloads.step import Draft
+from autofit.workloads.step import Draft, static_bytes
 from tests.strategies import low_bit_models
 from tests.strategies.low_bit_models import (
     ADAMS,

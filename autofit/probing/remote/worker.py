@@ -46,10 +46,10 @@ from autofit.failures.evidence import collect, scrub
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.probing.frozen_heap import collect_as_usual
 from autofit.probing.local_bench import LocalBench
+from autofit.probing.opening import check_names
 from autofit.probing.remote.target import OTHER_VERSION
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import check_names
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
