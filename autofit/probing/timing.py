@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import median
 from time import perf_counter
 
@@ -269,18 +269,13 @@ def time_steps(
 ) -> Lap:
     """Runs steps and times them. Gives up once the scaler has skipped `MOST_SKIPPED` of them.
 
-    Warm-up steps are timed one by one. Measured steps are timed window by window (timing.py); a window has
-    several steps only if the device queues its work and the steps are short.
+    Warm-up steps are timed one by one. Measured steps are timed window by window; a window has several steps only if
+    the device queues its work and the steps are short. Whole cycles of `cycle` steps, after which batches that differ
+    in shape repeat, are measured, so the last one may exceed the limits of `pace`.
 
-    Args:
-        step: the step to run.
-        batch_of: returns the micro batches of a step by its number, counted from 0 in the warm-up and again in the
-            measurement. A skipped step is run again on its own batches, with its window. For the first step of a
-            window, the call is not timed.
-        device: synchronised at the edges of each window.
-        pace: number and duration of the steps. Whole cycles are measured, so the last one may exceed the limit.
-        cycle: number of steps after which the batches repeat, if they differ in shape; 1 if all are alike.
-        beat: called before each window, as a sign of life.
+    `batch_of` returns the micro batches of a step by its number, counted from 0 in the warm-up and again in the
+    measurement. A skipped step is run again on its own batches, with its window. For the first step of a window, the
+    call is not timed. `beat` is called before each window, as a sign of life.
     """
     timing = _Timing(step, batch_of, device, pace, cycle, beat, Lap(cycle=cycle))
     timing.lap.settled = warm_up(timing.lap.warmup_s, lambda number: timing.run(number, 1), pace, cycle)
@@ -404,31 +399,20 @@ def time_phases(
     These steps are not part of the timing, because synchronising between phases slows the whole step down.
     """
     samples: dict[str, list[float]] = {}
-    try:
-        for number in range(phase_steps(cycle)):
-            beat()
-            for phase, seconds in _phases_of_step(step, batch_of(number), device).items():
-                samples.setdefault(phase, []).append(seconds)
-    finally:
-        step.observe = None
+    for number in range(phase_steps(cycle)):
+        beat()
+        batch, edges = batch_of(number), list[tuple[str, float]]()
+
+        def note(edges: list[tuple[str, float]] = edges) -> None:
+            device.synchronize()
+            edges.append((step.phase, perf_counter()))
+
+        with observed(step, note):
+            step(batch)
+            note()
+        spent: dict[str, float] = {}  # a step with several micro batches enters some phases more than once
+        for (phase, begun_s), (_, ended_s) in pairwise(edges):
+            spent[phase] = spent.get(phase, 0.0) + ended_s - begun_s
+        for phase, seconds in spent.items():
+            samples.setdefault(phase, []).append(seconds)
     return {phase: steady(times, cycle) for phase, times in samples.items()}
-
-
-def _phases_of_step(step: TrainStep, batch: StepBatch, device: Device) -> dict[str, float]:
-    spent: dict[str, float] = {}
-    device.synchronize()
-    last = perf_counter()
-    current = "prepare"
-
-    def observe(phase: str) -> None:
-        nonlocal last, current
-        device.synchronize()
-        now = perf_counter()
-        spent[current] = spent.get(current, 0.0) + now - last
-        last, current = now, phase
-
-    step.observe = observe
-    step(batch)
-    observe("done")
-    spent.pop("prepare", None)
-    return spent

@@ -51,7 +51,7 @@ def start(target: Target, log: OutputLog, nursery: Nursery | None, how: str) -> 
 
     child = Child(Deadlines(), {}, log, nursery)
     try:
-        request = target.request(enforce=False, memory_bytes=None) | {"claims": False, "libraries": True}
+        request = target.request(enforce=False) | {"claims": False, "libraries": True}
         reply = child.ask(request, beat)
     finally:
         child.kill()

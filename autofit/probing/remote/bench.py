@@ -155,9 +155,7 @@ class RemoteBench:
         self._log, self._cache = OutputLog(log), CompileCache()
         self._nursery = Nursery({VARIABLE: self._cache.name, **target.environment})
         self._most, self._count, self._leaks = probes_per_child, 0, 0
-        # The first child's findings are reused for all: available memory fluctuates, and the survey takes time.
-        self._memory_bytes: int | None = None
-        self._known: Briefing | None = None
+        self._known: Briefing | None = None  # what the first child found is reused for all: the survey takes time
         self._child: Child | None = None
         began, self._survey_s, self._waited_s = self._clock.elapsed_s, 0.0, 0.0
         try:
@@ -165,8 +163,7 @@ class RemoteBench:
         except BaseException:
             self._tidy()
             raise
-        self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
-        self._kept: list[KnobValue] | None = None
+        self._known, self._kept = self.briefing, list[KnobValue]()
         start_s = max(self._clock.elapsed_s - began - self._survey_s - self._waited_s, 0.0)
         self.proof_start_s = start_s if self.briefing.environment.is_host else 0.0
 
@@ -292,7 +289,7 @@ class RemoteBench:
         """Returns a warm child that has run no plan with other values of the knobs of which it keeps the first."""
         knobs = [knob for knob in self.briefing.space.knobs if knob.of_process]
         before, self._kept = self._kept, [plan.values.get(knob.name, knob.default) for knob in knobs]
-        if before not in (None, self._kept):
+        if before not in ([], self._kept):
             self._retire()
         return self._warm()
 
@@ -348,7 +345,7 @@ class RemoteBench:
 
     def _opened(self, child: Child, enforce: bool, phases: Phases) -> dict[str, Any]:
         """Claims the device that the child names, and returns the child's reply with its briefing."""
-        request = self._target.request(enforce, self._memory_bytes, self._known)
+        request = self._target.request(enforce, self._known)
         request |= {"claims": self._claim is not None, "libraries": not self._nursery.libraries}
         if self._clock.limit_s is not None:
             request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}
