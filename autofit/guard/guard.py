@@ -155,26 +155,28 @@ class Guard:
 
     def _put_back(self, pieces: Sequence[Piece]) -> list[tuple[str, Exception]]:
         """Writes the pieces, all bytes and the process state. Returns the parts that failed, with their errors."""
-        failures = []
-        for piece in sorted([*pieces, *self._bytes, *self._process], key=lambda piece: piece.order):
-            try:
-                piece.restore()
-            except Exception as error:  # noqa: BLE001  # one failing part must not prevent restoring the others
-                failures.append((piece.name, error))
+        parts = sorted([*pieces, *self._bytes, *self._process], key=lambda piece: piece.order)
+        failures = _done(parts, lambda piece: piece.restore())
         torch.clear_autocast_cache()  # the user's open autocast block would use cached casts of a probe's weights
         return failures
 
 
 def _differences(pieces: Iterable[Piece]) -> tuple[list[str], list[tuple[str, Exception]]]:
     """Returns the names of what differs or cannot be read, and the parts that cannot be read, with their errors."""
-    names, failures = list[str](), list[tuple[str, Exception]]()
+    names: list[str] = []
+    failures = _done(pieces, lambda piece: names.extend(piece.differences()))
+    return list(dict.fromkeys([*names, *(name for name, _ in failures)])), failures
+
+
+def _done(pieces: Iterable[Piece], work: Callable[[Piece], object]) -> list[tuple[str, Exception]]:
+    """Does `work` on each piece, also after one that failed. Returns the names of those that did, and the errors."""
+    failures = []
     for piece in pieces:
         try:
-            names += piece.differences()
-        except Exception as error:  # noqa: BLE001  # one part that cannot be read must not hide the others
-            names.append(piece.name)
+            work(piece)
+        except Exception as error:  # noqa: BLE001  # one failing part must not keep the others from their turn
             failures.append((piece.name, error))
-    return list(dict.fromkeys(names)), failures
+    return failures
 
 
 def leave_surely(leave: Callable[[BaseException | None], object], error: BaseException | None) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from operator import eq, is_
 from types import CellType, FunctionType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -304,40 +304,32 @@ class NamesPiece(Piece):
         names: the names; the walk adds to them.
     """
 
-    def __init__(self, name: str, namespace: Callable[[], Mapping[str, Any]], owner: type | None) -> None:
+    def __init__(self, name: str, namespace: dict[str, Any], owner: type | None) -> None:
         """Makes the piece. `owner` is the class, whose namespace needs `setattr` to be written; None for a module."""
-        super().__init__(name, self._bindings, self._put_back)
         self.names: dict[str, None] = {}
+        super().__init__(name, lambda: {key: namespace.get(key, UNBOUND) for key in self.names}, self._put_back)
         self._namespace, self._owner = namespace, owner
 
     def differences(self) -> Iterator[str]:
         """Yields the names that are bound to another object."""
         return (f"{self.name}.{name}" for name in self._changed())
 
-    def _bindings(self) -> dict[str, Any]:
-        namespace = self._namespace()
-        return {name: namespace.get(name, UNBOUND) for name in self.names}
-
     def _put_back(self, kept: Mapping[str, Any]) -> None:
         for name in self._changed():
-            value, namespace = kept.get(name, UNBOUND), cast("dict[str, Any]", self._namespace())
+            value = kept.get(name, UNBOUND)
             if self._owner is not None and value is UNBOUND:
                 delattr(self._owner, name)
             elif self._owner is not None:
                 setattr(self._owner, name, value)
             elif value is UNBOUND:
-                del namespace[name]
+                del self._namespace[name]
             else:
-                namespace[name] = value
+                self._namespace[name] = value
 
     def _changed(self) -> list[str]:
         now = self.read()
         added = () if self._owner is None else (name for name in data_attributes(self._owner) if name not in self._kept)
         return [*(name for name, kept in self._kept.items() if not same(now.get(name, UNBOUND), kept)), *added]
-
-
-def _binding(name: str, read: Callable[[], Any], write: Callable[[Any], object], remove: Callable[[], object]) -> Piece:
-    return Piece(name, read, lambda kept: remove() if kept is UNBOUND else write(kept))
 
 
 def cell(name: str, found: CellType) -> Piece:
@@ -349,20 +341,29 @@ def cell(name: str, found: CellType) -> Piece:
         except ValueError:  # not bound yet
             return UNBOUND
 
-    def remove() -> None:
-        del found.cell_contents
+    def write(kept: Any) -> None:
+        if kept is UNBOUND:
+            del found.cell_contents
+        else:
+            found.cell_contents = kept
 
-    return _binding(name, read, lambda value: setattr(found, "cell_contents", value), remove)
+    return Piece(name, read, write)
 
 
 def slots(name: str, owner: object) -> Iterator[Piece]:
     """Yields a piece for each slot of an object. Frozen dataclasses are written by bypassing `__setattr__`."""
+
+    def write(member: MemberDescriptorType, kept: Any) -> None:
+        if kept is UNBOUND:
+            member.__delete__(owner)
+        else:
+            member.__set__(owner, kept)
+
     for kind in type(owner).__mro__:
         if "__slots__" in vars(kind):
             for key, member in vars(kind).items():
                 if isinstance(member, MemberDescriptorType):
-                    read, write = partial(slot_value, owner, member), partial(member.__set__, owner)
-                    yield _binding(f"{name}.{key}", read, write, partial(member.__delete__, owner))
+                    yield Piece(f"{name}.{key}", partial(slot_value, owner, member), partial(write, member))
 
 
 def slot_value(owner: object, member: MemberDescriptorType) -> Any:

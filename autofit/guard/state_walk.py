@@ -249,7 +249,7 @@ class Walk:
         piece = self._names.get(key)
         if piece is None:
             self._seen[id(namespace)] = namespace
-            piece = self._names[key] = NamesPiece(name, (lambda: vars(owner)) if owner else (lambda: namespace), owner)
+            piece = self._names[key] = NamesPiece(name, namespace, owner)
             self._add(piece, place)
         for each in names:
             if each not in piece.names:
