@@ -13,9 +13,8 @@ from typing import Any
 
 import autofit
 from autofit.core.briefing import Options
-from autofit.probing.remote.child import Child, Deadlines
+from autofit.probing.remote.child import Child, Deadlines, OutputLog
 from autofit.probing.remote.nursery import ForkedProcess, Nursery
-from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.target import Target
 from scripts.bench import report
 

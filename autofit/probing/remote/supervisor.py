@@ -43,10 +43,8 @@ _KILL_S = 30.0
 def keep(life: int, *others: int, ended: Callable[[int], None] = lambda status: None) -> None:
     """Forks, and returns in the new process, the worker. This process waits, cleans up and exits as the worker did.
 
-    Args:
-        life: descriptor to which nothing is written. It reaches its end when the tuner is gone.
-        others: descriptors that only the worker uses.
-        ended: called with the worker's wait status, after the processes that it started have ended.
+    Nothing is written to the descriptor `life`, which reaches its end when the tuner is gone. Only the worker uses the
+    `others`. `ended` is called with the worker's wait status, after the processes that it started have ended.
     """
     me = os.getpid()
     adopt_orphans()
