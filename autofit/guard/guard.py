@@ -45,13 +45,11 @@ class Guard:
     ) -> None:
         """Takes the snapshot. Changes nothing and iterates nothing.
 
-        Args:
-            model: its parameters, buffers, gradients, modes, hooks and attributes are guarded.
-            optimizer: its state, groups, defaults and hooks are guarded, or those of several optimizers.
-            loader: its data set, collate function, generators, samplers and attributes are guarded.
-            extras: further objects by name: modules (EMA, losses), schedulers, scalers, generators, anything
-                with attributes or `state_dict`/`load_state_dict`.
-            functions: functions that the search calls, by name, with all state that their code and closures reach.
+        Guarded are the parameters, buffers, gradients, modes, hooks and attributes of the model; the state, groups,
+        defaults and hooks of the optimizer or several; the data set, collate function, generators, samplers and
+        attributes of the loader. `extras` are further objects by name: modules (EMA, losses), schedulers, scalers,
+        generators, anything with attributes or `state_dict`/`load_state_dict`. `functions` are those that the search
+        calls, by name, with all state that their code and closures reach.
         """
         # First, because reading the state of a user's object may draw a random number.
         self._process = process_pieces()
@@ -67,13 +65,8 @@ class Guard:
         """Takes the snapshot of everything that a workload holds."""
         given = workload.optimizer
         optimizer = given if isinstance(given, torch.optim.Optimizer | Mapping) else None
-        functions = {
-            "update_fn": workload.update_fn,
-            "step_fn": workload.step_fn,
-            "loss_fn": workload.loss_fn,
-            "optimizer": given if optimizer is None else None,
-            "worst_case": workload.worst_case,
-        }
+        functions = {name: getattr(workload, name) for name in ("update_fn", "step_fn", "loss_fn", "worst_case")}
+        functions["optimizer"] = given if optimizer is None else None
         extras = {f"extras[{index}]": extra for index, extra in enumerate(workload.extras)}
         return cls(workload.model, optimizer, loader=workload.loader, extras=extras, functions=functions)
 

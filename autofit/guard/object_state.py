@@ -363,11 +363,10 @@ def slots(name: str, owner: object) -> Iterator[Piece]:
         if "__slots__" in vars(kind):
             for key, member in vars(kind).items():
                 if isinstance(member, MemberDescriptorType):
-                    yield Piece(f"{name}.{key}", partial(slot_value, owner, member), partial(write, member))
+                    yield Piece(f"{name}.{key}", partial(_slot_value, owner, member), partial(write, member))
 
 
-def slot_value(owner: object, member: MemberDescriptorType) -> Any:
-    """Returns the value of a slot, or `UNBOUND`."""
+def _slot_value(owner: object, member: MemberDescriptorType) -> Any:
     try:
         return member.__get__(owner, type(owner))
     except AttributeError:

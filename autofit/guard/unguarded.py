@@ -1,7 +1,4 @@
-"""State that is only watched: objects that cannot be followed, and parts of a data set that are too large to copy.
-
-Such state is named before the search. Detected changes are named after it.
-"""
+"""State that is only watched: objects that cannot be followed, and parts of a data set that are too large to copy."""
 
 import io
 import sys
@@ -10,14 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import length_hint
-from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MemberDescriptorType
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
 
 from autofit.core.units import format_bytes, format_names
 from autofit.guard import walk_rules
-from autofit.guard.object_state import Piece, ValuePiece, slot_value
+from autofit.guard.object_state import Piece, ValuePiece, slots
 from autofit.guard.tensor_state import is_mapped
 
 DATA_BYTES = 256 * 2**20
@@ -70,11 +67,8 @@ class Unguarded:
 
     def covered_by(self, extra: object) -> None:
         """Records that `state_dict` of `extra` covers the objects it holds."""
-        members = (
-            m for kind in type(extra).__mro__ for m in vars(kind).values() if isinstance(m, MemberDescriptorType)
-        )
-        held = [*getattr(extra, "__dict__", {}).values(), *(slot_value(extra, member) for member in members)]
-        self._covered |= {id(value) for value in (extra, *held)}
+        held = [piece.read() for piece in slots("", extra)]
+        self._covered |= {id(value) for value in (extra, *getattr(extra, "__dict__", {}).values(), *held)}
 
     def cannot_follow(self, name: str, found: object, what: str, of_user: bool) -> None:
         """Records an object that can be neither followed nor copied. Those held by a library are ignored."""
@@ -84,7 +78,7 @@ class Unguarded:
 
     def watch(self, name: str, found: Any) -> None:
         """Watches the state of a library's object that can be read, if there is any."""
-        library = _library_of(type(found))
+        library = _library_of(type(found))  # type: ignore[arg-type]  # a class can be hashed
         if isinstance(found, walk_rules.MEMO):
             function = getattr(found, "__wrapped__", None)
             if isinstance(function, FunctionType) and walk_rules.origin_of(function) is walk_rules.Origin.USER:
@@ -213,12 +207,14 @@ def _versions(tensors: Sequence[torch.Tensor]) -> object:
 
 
 def _position(found: Any) -> object:
-    """Returns the position of a file or iterator, or whether a lock is held. None if it cannot be read."""
+    """Returns the position of a file, generator or iterator, or whether a lock is held. None if it cannot be read."""
     try:
         if isinstance(found, io.IOBase):
             return None if found.closed or not found.seekable() else found.tell()
         if isinstance(found, (AsyncGeneratorType, CoroutineType, GeneratorType)):
-            return _progress(found)
+            prefix = next(each for each in ("gi", "cr", "ag") if hasattr(found, f"{each}_frame"))
+            frame = getattr(found, f"{prefix}_frame")
+            return frame and [frame.f_lasti, {k: v for k, v in frame.f_locals.items() if isinstance(v, int)}]
         if callable(getattr(found, "locked", None)):
             return bool(found.locked())
         if type(found).__module__ == "itertools":
@@ -228,13 +224,6 @@ def _position(found: Any) -> object:
         return length_hint(found, -1)
     except Exception:  # noqa: BLE001  # a user's object may raise any exception when it is inspected
         return None
-
-
-def _progress(found: Any) -> object:
-    """Returns the position of a generator or coroutine, and its integer variables."""
-    kind = next(prefix for prefix in ("gi", "cr", "ag") if hasattr(found, f"{prefix}_frame"))
-    frame = getattr(found, f"{kind}_frame")
-    return None if frame is None else [frame.f_lasti, {k: v for k, v in frame.f_locals.items() if isinstance(v, int)}]
 
 
 def _sampled(found: Any) -> list[bytes]:

@@ -156,14 +156,10 @@ class LocalBench:
 
     Use it as a context manager: leaving it puts everything back and verifies that it is bit-identical.
 
-    Args:
-        workload: the user's objects.
-        device: where to probe.
-        options: options of the search.
-        beat: called at the start of each phase of a probe, as a sign of life.
-        watch: also receives each phase, and stops code that exceeds its share of the time budget.
-        known: what an earlier bench of this workload found, so that the survey and the forward pass before it are
-            skipped; the settings of the briefing's environment are then incomplete. None runs both.
+    `beat` is called at the start of each phase of a probe, as a sign of life. `watch` also receives each phase, and
+    stops code that exceeds its share of the time budget. `known` is what an earlier bench of this workload found, so
+    that the survey and the forward pass before it are skipped; the settings of the briefing's environment are then
+    incomplete.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -268,7 +264,11 @@ class LocalBench:
                 watch=self._watch,
                 beat=self._beat,
             )
-            outcome = self._run(probe)
+            try:
+                with shapes_of_a_training(vary=self._source.varies):
+                    outcome = self._watch.allowed(probe.run, most_s=terms.limit_s or math.inf)
+            except Overdue as error:
+                outcome = Outcome(status=Status.TIMED_OUT, reason=str(error))
             if outcome.measured and not SearchSpace(self.briefing.space).unpinned(plan):
                 self._fastest_s = min(self._fastest_s, probe.worst_s or UNKNOWN_S)
             poisoned = outcome.status is Status.POISONED
@@ -317,19 +317,10 @@ class LocalBench:
             self._weighing = Weighing.parse(verdict.weighing)
         return checked
 
-    def _run(self, probe: Probe) -> Outcome:
-        try:
-            with shapes_of_a_training(vary=self._source.varies):
-                return self._watch.allowed(probe.run, most_s=probe.terms.limit_s or math.inf)
-        except Overdue as error:
-            return Outcome(status=Status.TIMED_OUT, reason=str(error))
-
     def trace(self, plan: Plan, limit_s: float = math.inf) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
 
-        Args:
-            plan: what to trace.
-            limit_s: seconds after which the trace is abandoned; `isolation.LIMIT_S` and the time budget also apply.
+        The trace is abandoned after `limit_s` seconds; `isolation.LIMIT_S` and the time budget also apply.
 
         Raises:
             Untraceable: something in the step cannot run without data, or the trace took too long.

@@ -224,23 +224,16 @@ def budget_of(workload: Workload, device: Device, options: Options, *, varies: b
     budget = device.budget(options.memory_budget, varies)
     if not options.resident_bytes:
         return budget
-    kept = max(options.resident_bytes - _held_bytes(workload, device), 0)
+    # The readings of a probe contain the model; where all live tensors count, also the state of the user's optimizer.
+    held: list[torch.Tensor] = [*workload.model.parameters(), *workload.model.buffers()]
+    if device.live_bytes() is not None and isinstance(workload.optimizer, torch.optim.Optimizer):
+        held += state_tensors(workload.optimizer)
+    kept = max(options.resident_bytes - storage_bytes(held, device.torch_device), 0)
     text = f"{format_bytes(budget.memory_bytes)} of the training - {format_bytes(kept)} that it keeps beside the model"
     if kept >= budget.memory_bytes:
         raise NothingFits(f"nothing is left of the budget for evaluation: {text}. Give a larger memory budget.")
     left = budget.memory_bytes - kept
     return budget.model_copy(update={"memory_bytes": left, "memory_note": f"{text} = {format_bytes(left)}"})
-
-
-def _held_bytes(workload: Workload, device: Device) -> int:
-    """Returns the resident bytes that the readings of a probe of `workload` contain.
-
-    These are the model, and on a device that counts all live tensors also the state that the user's optimizer has now.
-    """
-    found: list[torch.Tensor] = [*workload.model.parameters(), *workload.model.buffers()]
-    if device.live_bytes() is not None and isinstance(workload.optimizer, torch.optim.Optimizer):
-        found += state_tensors(workload.optimizer)
-    return storage_bytes(found, device.torch_device)
 
 
 def training_notes(workload: Workload, loss: LossRule, eval_modules: Sequence[str], done: str) -> Iterator[str]:

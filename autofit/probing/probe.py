@@ -342,8 +342,7 @@ class Probe:
 
     def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
         """Returns the allocator's counts on the worst batch, plus those since `before`."""
-        new = self.device.counters().since(before)
-        worst = NOT_READ if peak is None or peak.memory is None else peak.memory
+        new, worst = self.device.counters().since(before), NOT_READ if peak is None else peak.memory
         return Counters(ooms=new.ooms + worst.swallowed_ooms, retries=new.retries + worst.allocator_retries)
 
     @property

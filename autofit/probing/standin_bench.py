@@ -57,13 +57,9 @@ class StandInBench:
 
     One small forward pass on the host inspects the user's objects. Their state is not restored.
 
-    Args:
-        workload: the user's objects.
-        device: the device, or its description: name, capacity, capabilities, budget and account.
-        options: options of the estimate.
-        chip: the chip of a CUDA device that is absent; a stand-in is installed in the process that traces.
-        alone: whether this process only traces, so that anything a trace leaves in the user's objects is lost with it.
-        beat: called at the start of each phase, as a sign of life.
+    With `chip`, that of a CUDA device which is absent, a stand-in is installed in the process that traces. `alone` says
+    that this process only traces, so that anything a trace leaves in the user's objects is lost with it. `beat` is
+    called at the start of each phase, as a sign of life.
 
     Attributes:
         briefing: what is known about the workload. Its techniques are not checked.

@@ -83,22 +83,19 @@ def steps_per_window(device: Device, step_s: float, cycle: int = 1) -> int:
 def watch_allocator(device: Device) -> Callable[[], bool]:
     """Returns a function that says whether the steps since this call may be repeated many times in a window.
 
-    They may not if they leave memory behind (more than `MOST_KEPT_BYTES`), if the allocator had to flush its cache, or
-    if an out-of-memory error was hidden. In the latter cases the plan is over the budget and each further step would be
-    as slow. Reading the allocator does not wait for the device.
+    They may not if they leave memory behind (more than `MOST_KEPT_BYTES`), or if the allocator flushed its cache or hid
+    an out-of-memory error: each further step would be as slow. Reading the allocator does not wait for the device.
     """
     live, counters = device.live_bytes() or 0, device.counters()
     return lambda: (device.live_bytes() or 0) - live <= MOST_KEPT_BYTES and device.counters() == counters
 
 
 def run_window(step: TrainStep, batch_of: Callable[[int], StepBatch], steps: int, device: Device) -> WindowResult:
-    """Runs `steps` steps, one after the other, and times all of them together.
+    """Runs `steps` steps, one after the other, and times all of them together, synchronised at both edges only.
 
-    If a scaler finds an infinity, it skips the update and lowers its scale. Such a step is faster and needs less memory
-    than a real one.
-
-    The device is synchronised at both edges, and not in between. `batch_of` returns the micro batches of a step by its
-    number in the window, from 0. The first is made before the clock starts, the others while the device works.
+    `batch_of` returns the micro batches of a step by its number in the window, from 0. The first is made before the
+    clock starts, the others while the device works. A step whose update the scaler skips, since it finds an infinity,
+    is faster and needs less memory than a real one.
     """
     scaler = step.draft.scaler
     scale = None if scaler is None else scaler.get_scale()
@@ -394,10 +391,7 @@ def time_phases(
     cycle: int = 1,
     beat: Callable[[], None] = nothing,
 ) -> dict[str, float]:
-    """Returns the seconds of each phase over a few separate steps, see `autofit.core.measurement.steady`.
-
-    These steps are not part of the timing, because synchronising between phases slows the whole step down.
-    """
+    """Returns the seconds of each phase over a few steps of their own: synchronising between phases slows them down."""
     samples: dict[str, list[float]] = {}
     for number in range(phase_steps(cycle)):
         beat()
