@@ -66,7 +66,7 @@ def technique(
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The two sides of a comparison. The attributes are the arguments of `technique`."""
+    """The arguments of `technique`."""
 
     plan: Plan
     reference: Plan
@@ -167,10 +167,7 @@ def _rounded(model: nn.Module, modes: Modes) -> Iterator[None]:
 def update(
     steps: Steps, plan: Plan, batch: Counted, *, reference: Plan = BASELINE, rounded: bool = False
 ) -> GateVerdict:
-    """Compares the gradients that each update of one step of `update_fn` uses under a plan with a reference's.
-
-    The arguments are those of `technique`. What `steps` restores includes the weights.
-    """
+    """Compares the gradients that each update of one step of `update_fn` uses; otherwise as `technique`."""
     try:
         expected = _of_updates(steps, reference, batch)
         if not expected:

@@ -3,8 +3,6 @@
 It follows the proof of a plan, whose step time it needs. Nothing runs if making batches in the training's process costs
 next to nothing, or if worker processes cannot pay. Otherwise the loader is rebuilt with 1, 2, 4, ... workers and read
 alone, without training steps, until it keeps up or more workers no longer help. The user's loader is never touched.
-
-Where the device is the CPU, the workers share its cores with the training, which may reach less than the loader alone.
 """
 
 import math
