@@ -46,21 +46,14 @@ class Layout(NamedTuple):
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         return start, start + (last + 1) * self.dtype.itemsize
 
+    def is_kept(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Returns whether a tensor is over `storage` with this layout."""
+        return tensor.data.untyped_storage()._cdata == storage._cdata and Layout.of(tensor) == self
+
     def into(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Returns a new tensor of this layout over `storage`."""
         empty = torch.empty(0, dtype=self.dtype, device=self.device)
         return empty.set_(storage, self.offset, self.shape, self.stride)
-
-
-class _View(NamedTuple):
-    name: str
-    tensor: torch.Tensor
-    layout: Layout
-
-    def is_over(self, storage: torch.UntypedStorage) -> bool:
-        """Returns whether the tensor is over `storage`, with the layout of the snapshot."""
-        same_storage = self.tensor.data.untyped_storage()._cdata == storage._cdata
-        return same_storage and Layout.of(self.tensor) == self.layout
 
 
 class StorageBytes(Piece):
@@ -69,8 +62,8 @@ class StorageBytes(Piece):
     def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Copies the bytes that the tensors span to host memory. Without data, only the layout is saved."""
         super().__init__(tensors[0][0], lambda: self._host, lambda kept: None, order=BYTES)
-        self._views = [_View(name, tensor, Layout.of(tensor)) for name, tensor in tensors]
-        spans = [view.layout.span for view in self._views]
+        self._views = [(name, tensor, Layout.of(tensor)) for name, tensor in tensors]
+        spans = [layout.span for _, _, layout in self._views]
         self._start, self._stop = min(low for low, _ in spans), max(high for _, high in spans)
         storage = tensors[0][1].data.untyped_storage()
         # The storage is held weakly: a reference would keep it on the device when a probe converts the model, and it
@@ -91,11 +84,11 @@ class StorageBytes(Piece):
         storage = self._storage()
         if same_bytes(_bytes_of(storage, self._start, self._stop), self._host):
             return
-        for view in self._views:
-            low, high = view.layout.span
+        for name, _, layout in self._views:
+            low, high = layout.span
             host = self._host[low - self._start : high - self._start]
             if not same_bytes(_bytes_of(storage, low, high), host):
-                yield view.name
+                yield name
 
     def restore(self) -> None:
         """Restores the bytes, and the layout and sharing of tensors whose data was replaced."""
@@ -105,9 +98,9 @@ class StorageBytes(Piece):
             storage = self._storage()
             if storage._cdata != self._origin.cdata or storage.nbytes() < self._stop:
                 storage = torch.empty(self._stop, dtype=torch.uint8, device=self._device).untyped_storage()
-            for view in self._views:
-                if not view.is_over(storage):
-                    view.tensor.data = view.layout.into(storage)
+            for _, tensor, layout in self._views:
+                if not layout.is_kept(tensor, storage):
+                    tensor.data = layout.into(storage)
         if self._host is None:
             return
         current = _bytes_of(self._storage(), self._start, self._stop)
@@ -119,7 +112,7 @@ class StorageBytes(Piece):
 
     def _storage(self) -> torch.UntypedStorage:
         """Returns the original storage while it is alive, else that of the first tensor."""
-        first = self._views[0].tensor.data.untyped_storage()
+        first = self._views[0][1].data.untyped_storage()
         if first._cdata == self._origin.cdata:
             return first
         alive: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._origin.cdata)
@@ -129,16 +122,12 @@ class StorageBytes(Piece):
         """Returns the names of the tensors with another layout, or no longer in the shared storage."""
         storage = self._storage()
         freed = self._host is not None and storage.nbytes() < self._stop
-        return [view.name for view in self._views if freed or not view.is_over(storage)]
+        return [name for name, tensor, layout in self._views if freed or not layout.is_kept(tensor, storage)]
 
 
 def _opaque(name: str, tensor: torch.Tensor) -> Piece:
     """Returns the piece for a tensor without strides (sparse, mkldnn), saved and restored as a whole."""
-
-    def write(kept: torch.Tensor) -> None:
-        with torch.no_grad():
-            tensor.copy_(kept)
-
+    write = torch.no_grad()(tensor.copy_)
     piece = ValuePiece(name, lambda: tensor.detach().clone().cpu(), write, BYTES)
     piece.save()
     return piece
