@@ -22,9 +22,9 @@ from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.in_process import search_with_evaluation
+from autofit.probing.opening import check_names
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
-from autofit.probing.workload_facts import check_names
 from autofit.reports.applying import tuning_call
 from autofit.reports.writing import attached
 from autofit.search.request import Listen, Request

@@ -19,7 +19,7 @@ from autofit.core.plan import Plan
 from autofit.core.wording import describe_plan
 from autofit.exporters.base import Export
 from autofit.guard import Guard
-from autofit.identity.identity import model_signature, signature
+from autofit.identity import model_signature, signature
 from autofit.prepare import batches_of, prepare
 from autofit.reports import sources, writing
 from autofit.reports.assemble import assembled

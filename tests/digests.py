@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from autofit.guard import Guard
-from autofit.guard.digest import SIMPLE, feed
-from autofit.guard.object_state import VALUE, Piece, TensorPiece, ValuePiece
+from autofit.guard.object_state import SIMPLE, VALUE, Piece, TensorPiece, ValuePiece, feed
 from autofit.guard.process_state import global_rngs
 from autofit.guard.state_walk import Walk
 

@@ -1,10 +1,6 @@
-"""Failures: classifies an exception or a dead process.
+"""Failures: classifies an exception or a dead process. Never imports torch, so it also runs in a parent process.
 
-`classify` turns the strings of an `Evidence` into a status. It never imports torch, so it also runs in a parent
-process.
-
-The texts are data (`texts.json`). Each has its origin, where it was seen, and whether it is confirmed by source code,
-an issue or our own run. Within one text, a negative entry takes precedence over a positive one.
+The texts are data (`texts.json`). Within one text, a negative entry takes precedence over a positive one.
 """
 
 import json
@@ -123,22 +119,17 @@ def failure_texts() -> tuple[FailureText, ...]:
 def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
     """Classifies a failure by type, then by the allocator's counters, then by text.
 
-    On the CPU, running out of host memory is an out-of-memory of the device. oneDNN's "could not create a primitive" is
-    ambiguous even there: it was seen both under a memory limit and with free memory, and its code cache alone can
-    reach the limit in a process that has run other batch sizes. A retry in a fresh process decides.
-
-    Args:
-        evidence: evidence from `collect`, or made by a parent for a child that died.
-        device_is_host: whether the device under test is the CPU.
+    `evidence` is from `collect`, or made by a parent for a child that died. On the CPU, running out of host memory is
+    an out-of-memory of the device. oneDNN's "could not create a primitive" is ambiguous even there: it was seen both
+    under a memory limit and with free memory, and its code cache alone can reach the limit in a process that has run
+    other batch sizes. A retry in a fresh process decides.
     """
     if not evidence.chain:
         return _classify_exit(evidence)
     status, link, note = _decide(evidence, device_is_host)
     if status is Status.OUT_OF_HOST_MEMORY and device_is_host:
         status = Status.OUT_OF_MEMORY
-    advice = _ADVICE.get(status)
-    if status.of_users_code:
-        advice = _last_location(evidence.traceback_text)
+    advice = _last_location(evidence.traceback_text) if status.of_users_code else _ADVICE.get(status)
     reason = plain(f"{note}{_headline(link)}", _REASON_LIMIT)
     return Failure(status, f"{reason} ({advice})" if advice else reason)
 
@@ -160,22 +151,18 @@ def _decide(evidence: Evidence, device_is_host: bool) -> tuple[Status, ErrorLink
         return Status.OUT_OF_MEMORY, outermost, note
     if found := _most_urgent(texts):
         return *found, ""
-    if evidence.phase == "fetch" or any(_LOADER_WORKER.search(link.text) for link in evidence.chain):
-        return _in_loader(evidence.chain)
-    return Status.USER_ERROR, outermost, _NOTES.get(evidence.phase or "", "")
+    wrapped = [bool(_LOADER_WORKER.search(link.text)) for link in evidence.chain]
+    if evidence.phase != "fetch" and not any(wrapped):
+        return Status.USER_ERROR, outermost, _NOTES.get(evidence.phase or "", "")
+    # A killed worker causes a broken pipe in the process that reads from it. The same error inside a worker is
+    # wrapped, and then comes from a connection of the data set.
+    pairs = zip(evidence.chain, wrapped, strict=True)
+    lost = next((link for link, inside in pairs if not inside and "ConnectionError" in _names(link)), None)
+    return (Status.DATA_ERROR, outermost, "") if lost is None else (Status.WORKER_LOST, lost, "")
 
 
 def _most_urgent(found: list[tuple[Status, ErrorLink]]) -> tuple[Status, ErrorLink] | None:
     return min(found, key=lambda pair: _URGENCY.index(pair[0]), default=None)
-
-
-def _in_loader(chain: tuple[ErrorLink, ...]) -> tuple[Status, ErrorLink, str]:
-    # A killed worker causes a broken pipe in the process that reads from it. The same error inside a worker is
-    # wrapped, and then comes from a connection of the data set.
-    for link in chain:
-        if "ConnectionError" in _names(link) and not _LOADER_WORKER.search(link.text):
-            return Status.WORKER_LOST, link, ""
-    return Status.DATA_ERROR, chain[0], ""
 
 
 def _names(link: ErrorLink) -> frozenset[str]:
@@ -219,8 +206,7 @@ def _headline(link: ErrorLink) -> str:
 
 def _last_location(traceback_text: str) -> str | None:
     """Returns the file, line and function of the last frame in `traceback_text`."""
-    places = _LOCATION.findall(traceback_text)
-    if not places:
+    if not (places := _LOCATION.findall(traceback_text)):
         return None
     path, line, function = places[-1]
     file = path.replace("\\", "/").rpartition("/")[2]  # the text may come from a process on another system
@@ -234,20 +220,14 @@ def _classify_exit(evidence: Evidence) -> Failure:
     if number is None:
         ended = "without an exit code" if code is None else f"with exit code {code}"
         return Failure(Status.CRASHED, f"the process ended {ended} and left no result and no error")
-    name = _signal_name(number)
+    known = {each.value: each.name for each in signal.Signals}
+    name = known.get(number, f"signal {number}")
     if number == signal.SIGINT:  # how CPython exits on an uncaught KeyboardInterrupt
         return Failure(Status.INTERRUPTED, f"the process was interrupted ({name})")
     if name == "SIGKILL":
         cause = "it may be the host's out-of-memory killer: see the kernel log or the cgroup's memory.events"
         return Failure(Status.CRASHED, f"the process was killed by {name}; {cause}")
     return Failure(Status.CRASHED, f"the process was terminated by {name}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _one_line(text: str) -> str:

@@ -1,7 +1,7 @@
 """Evidence: the content of an exception as strings, and releasing the objects that the exception holds.
 
 The frames of an exception hold the tensors of the failed step. `collect` therefore copies strings out of the exception,
-and `scrub` then removes everything else. Neither imports torch, so they also run in a parent process.
+and `scrub` then removes everything else. Neither imports torch.
 """
 
 import re
@@ -103,12 +103,12 @@ def plain(text: str, limit: int) -> str:
 def _walk(error: BaseException, *, hidden: bool) -> list[BaseException]:
     """Returns `error` and the exceptions it refers to, outermost first, each once.
 
-    Args:
-        error: the exception to start from.
-        hidden: whether to follow contexts that `raise ... from None` suppresses, and exceptions in attributes. They do
-            not describe the failure, but they hold memory.
+    With `hidden`, also contexts that `raise ... from None` suppresses, and exceptions in attributes. They do not
+    describe the failure, but they hold memory. An exception whose traceback starts in a running frame around the one
+    that caught `error` is being handled there, by the caller of `tune()`: it must be neither read nor cleared.
     """
-    callers = _callers(error)
+    caught = error.__traceback__.tb_frame if error.__traceback__ is not None else None
+    callers = {id(frame) for frame, _ in traceback.walk_stack(currentframe()) if frame is not caught}
     found: dict[int, BaseException] = {}
     pending: list[BaseException] = [error]
     while pending:
@@ -120,16 +120,6 @@ def _walk(error: BaseException, *, hidden: bool) -> list[BaseException]:
         found[id(current)] = current
         pending.extend(reversed(_referred(current, hidden)))
     return list(found.values())
-
-
-def _callers(error: BaseException) -> frozenset[int]:
-    """Returns the ids of the running frames around the frame that caught `error`.
-
-    An exception whose traceback starts in one of them is being handled there. If `tune()` is called from an `except`
-    block, the exception of that block must be neither read nor cleared.
-    """
-    caught = error.__traceback__.tb_frame if error.__traceback__ is not None else None
-    return frozenset(id(f) for f, _ in traceback.walk_stack(currentframe()) if f is not caught)
 
 
 def _referred(error: BaseException, hidden: bool) -> list[BaseException]:
@@ -152,36 +142,26 @@ def _attribute(error: BaseException, name: str) -> object:
 
 
 def _link(error: BaseException) -> ErrorLink:
-    bases = tuple(_qualified(base) for base in type(error).__mro__)
+    bases = tuple(f"{base.__module__}.{base.__qualname__}".removeprefix("builtins.") for base in type(error).__mro__)
     code = _attribute(error, "error_code") if "torch.AcceleratorError" in bases else None
-    return ErrorLink(bases[0], bases, _message(error), code if type(code) is int else None)
-
-
-def _qualified(cls: type) -> str:
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _message(error: BaseException) -> str:
     try:
-        return redacted(plain(str(error), TEXT_LIMIT))
+        text = redacted(plain(str(error), TEXT_LIMIT))
     except BaseException as broken:  # noqa: BLE001 user code: a failing __str__ must not hide the failure
-        return f"<no text: its __str__ raised {type(broken).__name__}>"
+        text = f"<no text: its __str__ raised {type(broken).__name__}>"
+    return ErrorLink(bases[0], bases, text, code if type(code) is int else None)
 
 
 def _traceback_block(error: BaseException, link: ErrorLink) -> str:
     """Returns the user's frames of `error` and its message, or "" if it has no traceback."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    user = [each for each in frames if not _inside(each[0], ("autofit", "torch"))]
-    # An error in torch code that autofit called has no user frame. The frames of torch then show the location.
-    user = user or [each for each in frames if not _inside(each[0], ("autofit",))]
     if not frames:
         return ""
+    owners = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames]
+    # An error in torch code that autofit called has no user frame. The frames of torch then show the location.
+    ours = {"autofit", "torch"} if set(owners) - {"autofit", "torch"} else {"autofit"}
+    user = [each for each, owner in zip(frames, owners, strict=True) if owner not in ours]
     lines = redacted("".join(traceback.StackSummary.extract(user).format()))
     return f"Traceback (most recent call last):\n{lines}{link.type_name}: {link.text}\n"
-
-
-def _inside(frame: FrameType, packages: tuple[str, ...]) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages
 
 
 def _assign(owner: type, name: str, error: BaseException, value: object) -> None:

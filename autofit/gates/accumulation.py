@@ -183,7 +183,10 @@ def carried(steps: Steps, batch: Counted, smaller: Counted) -> GateVerdict:
             steps.restore()
             gradients.of(smaller)
             sizes, fewer = (batch.samples, smaller.samples), _shapes(steps)
-            names = [name for name, shape in whole.items() if sizes in _differing(shape, fewer.get(name, shape))]
+            for name, shape in whole.items():
+                other = fewer.get(name, shape)
+                if len(shape) == len(other) and sizes in zip(shape, other, strict=True):
+                    names.append(name)
     finally:
         steps.restore()
     if not names:
@@ -194,19 +197,14 @@ def carried(steps: Steps, batch: Counted, smaller: Counted) -> GateVerdict:
     )
 
 
-def _differing(one: torch.Size, other: torch.Size) -> list[tuple[int, int]]:
-    return [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]] if len(one) == len(other) else []
-
-
 def _shapes(steps: Steps) -> dict[str, torch.Size]:
     """Returns the shape of each tensor, except parameters, that the modules of the model hold now."""
+    found: dict[str, torch.Size] = {}
     with steps.build(BASELINE) as step:
-        return dict(_held(step.draft.model))
-
-
-def _held(model: nn.Module) -> Iterator[tuple[str, torch.Size]]:
-    for path, module in model.named_modules():
-        plain: dict[str, Any] = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        for name, value in {**plain, **module._buffers}.items():
-            for number, tensor in enumerate(tensors(value) if not isinstance(value, nn.Module) else ()):
-                yield f"model.{path}.{name}[{number}]".replace("..", ".").removesuffix("[0]"), tensor.shape
+        for path, module in step.draft.model.named_modules():
+            plain: dict[str, Any] = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+            for name, value in {**plain, **module._buffers}.items():
+                for number, tensor in enumerate(tensors(value) if not isinstance(value, nn.Module) else ()):
+                    place = f"model.{path}.{name}[{number}]".replace("..", ".").removesuffix("[0]")
+                    found[place] = tensor.shape
+    return found

@@ -6,7 +6,7 @@ by themselves.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -114,7 +114,7 @@ class GradientCheck:
     def _fault(self) -> str:
         return at_fault(self._values, {**self.known, **self.found})
 
-    def _unknown(self, values: Sequence[str]) -> list[str]:
+    def _unknown(self, values: Iterable[str]) -> list[str]:
         return [value for value in values if value not in self.known and value not in self.found]
 
     @property
@@ -145,7 +145,7 @@ class GradientCheck:
     def _all_together(self) -> None:
         """Compares the whole plan with the baseline; looks for the value at fault if it does not hold."""
         techniques = self._techniques
-        values = self._unknown([value for value in techniques if not _has_special_batch(techniques[value])])
+        values = self._unknown(value for value in techniques if not _has_special_batch(techniques[value]))
         if not values:
             return
         late = [value for value in values if techniques[value].gated_in_proof]
@@ -207,17 +207,16 @@ class GradientCheck:
 
         def gate(found: Cuttable) -> GateVerdict:
             batch = Counted(found.batch, found.samples)
-            if self.facts.update_fn:
-                return update(self.steps, plan, batch, reference=reference, rounded=rounded)
-            if self.facts.training:
-                return technique(self.steps, plan, batch, reference=reference, rounded=rounded)
-            return output(self.steps, plan, batch, reference)
+            if not (self.facts.training or self.facts.update_fn):
+                return output(self.steps, plan, batch, reference)
+            compared = update if self.facts.update_fn else technique
+            return compared(self.steps, plan, batch, reference=reference, rounded=rounded)
 
         return self._tried(gate, [plan.micro_batch_size] if as_typical else sizes, as_typical=as_typical)
 
     def _batch(self) -> None:
         """Checks another batch size: accumulation, or a batch whose size is free."""
-        values = self._unknown([value for value in self._values if value in (ACCUMULATION, OTHER_BATCH)])
+        values = self._unknown(value for value in self._values if value in (ACCUMULATION, OTHER_BATCH))
         if values and self.facts.training and not self.facts.update_fn:
             self._decide(values, self._tried(self._on_parts, self._sizes()))
 
@@ -293,8 +292,8 @@ def notes(verdicts: Mapping[str, GateVerdict], baseline_steps: int) -> Iterator[
             yield f"{names}: the gradient was not compared with that of the baseline: {verdict.reason}"
         elif verdict.evaluated and names != ACCUMULATION:
             yield f"{names}: {verdict.reason}. Compare the first losses of a training with those in float32"
-    if (accumulated := verdicts.get(ACCUMULATION)) is not None:
-        yield from _accumulation_notes(accumulated, baseline_steps)
+    if ACCUMULATION in verdicts:
+        yield from _accumulation_notes(verdicts[ACCUMULATION], baseline_steps)
 
 
 def _accumulation_notes(verdict: GateVerdict, baseline_steps: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -105,17 +105,12 @@ def order_l2(step: TrainStep) -> float:
 
     Call it while the step's techniques are applied.
     """
-    device = step.draft.device.type
+    device, cudnn = step.draft.device.type, cast("Any", torch.backends.cudnn)
     small = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in step.draft.model.parameters())
     if small or torch.is_autocast_enabled(device):
         return REDUCED_L2
-    return TF32_L2 if device == "cuda" and _multiplies_in_tf32() else ORDER_L2
-
-
-def _multiplies_in_tf32() -> bool:
-    """Returns whether some float32 products run in TF32 on CUDA."""
-    cudnn: Any = torch.backends.cudnn
-    return any(each.fp32_precision == "tf32" for each in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn))
+    in_tf32 = any(each.fp32_precision == "tf32" for each in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn))
+    return TF32_L2 if device == "cuda" and in_tf32 else ORDER_L2
 
 
 def compare_means(draw: Callable[[int], Sequence[torch.Tensor]]) -> GateVerdict:

@@ -112,18 +112,13 @@ class Gradients:
     def of(
         self, part: Counted, plan: Plan = BASELINE, *, start: int = 0, draw: int | None = None, record: bool = False
     ) -> Gradient:
-        """Returns the gradient of one micro batch under a plan.
+        """Returns the gradient of one micro batch under a plan. `start` is the number of its first sample in the step.
 
-        If it overflows at a scaler's first scale, the scale is lowered, as in training.
+        Without `draw`, a sample gets the same random numbers of torch in any micro batch; those of Python and NumPy are
+        the same for all micro batches. `draw` is the number of a draw of what samples cannot share; state is then not
+        restored if generators are part of it. With `record`, other micro batches get the random numbers of this one.
 
-        Args:
-            part: the micro batch.
-            plan: the plan to apply.
-            start: number of its first sample in the step.
-            draw: None: a sample gets the same random numbers of torch in any micro batch; those of Python and NumPy are
-                the same for all micro batches. A number: one draw of the numbers that samples cannot share. State is
-                then not restored if generators are part of it.
-            record: whether its random numbers are those that other micro batches get, too.
+        If the gradient overflows at a scaler's first scale, the scale is lowered, as in training.
         """
         if self.moves and (draw is None or self.moves_tensors_alone):
             self.steps.restore()

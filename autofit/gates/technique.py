@@ -48,16 +48,11 @@ def technique(
     rounded: bool = False,
     strict: bool = False,
 ) -> GateVerdict:
-    """Compares the gradient of a batch under a plan with that under a reference.
+    """Compares the gradient of a batch under a plan with that under a reference, on a batch that both can run.
 
-    Args:
-        steps: the steps.
-        plan: the plan to check.
-        batch: a batch that both can run.
-        reference: the plan whose gradient is expected.
-        rounded: whether the plan computes in reduced precision, so that its gradient may change by `REDUCED_L2`, and as
-            much as rounding the weights changes it. Otherwise it may change as another order of operations does.
-        strict: whether the first comparison decides: chance, and rounding in normalisation, do not excuse a difference.
+    With `rounded`, the plan computes in reduced precision, so that its gradient may change by `REDUCED_L2`, and as much
+    as rounding the weights changes it. Otherwise it may change as another order of operations does. With `strict`, the
+    first comparison decides: chance, and rounding in normalisation, do not excuse a difference.
     """
     sides = _Sides(plan, reference, batch, rounded, strict)
     try:
@@ -71,7 +66,7 @@ def technique(
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The two sides of a comparison. The attributes are the arguments of `technique`."""
+    """The arguments of `technique`."""
 
     plan: Plan
     reference: Plan
@@ -113,12 +108,8 @@ class _Sides:
         normalization", ICLR 2019). ResNet-50 with random weights: rounding the weights to bfloat16 changes the float32
         gradient by relative L2 1.16, and autocast by 1.32; with running statistics of 0 and 1, by 0.017 and 0.019.
         So no arithmetic in 16 bits agrees with float32 there, although both train. The comparison is then made with
-        these statistics.
-
-        Args:
-            gradients: computes the gradients.
-            error: the relative L2 difference that was found. If rounding changes the gradient much less, it decides.
-            most: the relative L2 difference that is allowed in any case.
+        these statistics. `error` is the relative L2 difference that was found; it decides if rounding changes the
+        gradient much less. `most` is allowed in any case.
         """
         with gradients.steps.build(BASELINE) as step, gradients.modes(step.draft.model):
             if not any(isinstance(module, NormBase) and module.training for module in step.draft.model.modules()):
@@ -176,10 +167,7 @@ def _rounded(model: nn.Module, modes: Modes) -> Iterator[None]:
 def update(
     steps: Steps, plan: Plan, batch: Counted, *, reference: Plan = BASELINE, rounded: bool = False
 ) -> GateVerdict:
-    """Compares the gradients that each update of one step of `update_fn` uses under a plan with a reference's.
-
-    The arguments are those of `technique`. What `steps` restores includes the weights.
-    """
+    """Compares the gradients that each update of one step of `update_fn` uses; otherwise as `technique`."""
     try:
         expected = _of_updates(steps, reference, batch)
         if not expected:

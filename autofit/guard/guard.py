@@ -45,13 +45,11 @@ class Guard:
     ) -> None:
         """Takes the snapshot. Changes nothing and iterates nothing.
 
-        Args:
-            model: its parameters, buffers, gradients, modes, hooks and attributes are guarded.
-            optimizer: its state, groups, defaults and hooks are guarded, or those of several optimizers.
-            loader: its data set, collate function, generators, samplers and attributes are guarded.
-            extras: further objects by name: modules (EMA, losses), schedulers, scalers, generators, anything
-                with attributes or `state_dict`/`load_state_dict`.
-            functions: functions that the search calls, by name, with all state that their code and closures reach.
+        Guarded are the parameters, buffers, gradients, modes, hooks and attributes of the model; the state, groups,
+        defaults and hooks of the optimizer or several; the data set, collate function, generators, samplers and
+        attributes of the loader. `extras` are further objects by name: modules (EMA, losses), schedulers, scalers,
+        generators, anything with attributes or `state_dict`/`load_state_dict`. `functions` are those that the search
+        calls, by name, with all state that their code and closures reach.
         """
         # First, because reading the state of a user's object may draw a random number.
         self._process = process_pieces()
@@ -67,13 +65,8 @@ class Guard:
         """Takes the snapshot of everything that a workload holds."""
         given = workload.optimizer
         optimizer = given if isinstance(given, torch.optim.Optimizer | Mapping) else None
-        functions = {
-            "update_fn": workload.update_fn,
-            "step_fn": workload.step_fn,
-            "loss_fn": workload.loss_fn,
-            "optimizer": given if optimizer is None else None,
-            "worst_case": workload.worst_case,
-        }
+        functions = {name: getattr(workload, name) for name in ("update_fn", "step_fn", "loss_fn", "worst_case")}
+        functions["optimizer"] = given if optimizer is None else None
         extras = {f"extras[{index}]": extra for index, extra in enumerate(workload.extras)}
         return cls(workload.model, optimizer, loader=workload.loader, extras=extras, functions=functions)
 
@@ -155,26 +148,28 @@ class Guard:
 
     def _put_back(self, pieces: Sequence[Piece]) -> list[tuple[str, Exception]]:
         """Writes the pieces, all bytes and the process state. Returns the parts that failed, with their errors."""
-        failures = []
-        for piece in sorted([*pieces, *self._bytes, *self._process], key=lambda piece: piece.order):
-            try:
-                piece.restore()
-            except Exception as error:  # noqa: BLE001  # one failing part must not prevent restoring the others
-                failures.append((piece.name, error))
+        parts = sorted([*pieces, *self._bytes, *self._process], key=lambda piece: piece.order)
+        failures = _done(parts, lambda piece: piece.restore())
         torch.clear_autocast_cache()  # the user's open autocast block would use cached casts of a probe's weights
         return failures
 
 
 def _differences(pieces: Iterable[Piece]) -> tuple[list[str], list[tuple[str, Exception]]]:
     """Returns the names of what differs or cannot be read, and the parts that cannot be read, with their errors."""
-    names, failures = list[str](), list[tuple[str, Exception]]()
+    names: list[str] = []
+    failures = _done(pieces, lambda piece: names.extend(piece.differences()))
+    return list(dict.fromkeys([*names, *(name for name, _ in failures)])), failures
+
+
+def _done(pieces: Iterable[Piece], work: Callable[[Piece], object]) -> list[tuple[str, Exception]]:
+    """Does `work` on each piece, also after one that failed. Returns the names of those that did, and the errors."""
+    failures = []
     for piece in pieces:
         try:
-            names += piece.differences()
-        except Exception as error:  # noqa: BLE001  # one part that cannot be read must not hide the others
-            names.append(piece.name)
+            work(piece)
+        except Exception as error:  # noqa: BLE001  # one failing part must not keep the others from their turn
             failures.append((piece.name, error))
-    return list(dict.fromkeys(names)), failures
+    return failures
 
 
 def leave_surely(leave: Callable[[BaseException | None], object], error: BaseException | None) -> None:

@@ -2,19 +2,101 @@
 
 A piece is cheap to make; `save` takes the snapshot. The entries of a container (a mapping, a list) are kept by
 reference, so that the same objects are restored. Their own content is saved by other pieces.
+
+Values are compared by their bits, with a fingerprint: `==` says that 0.0 equals -0.0, and that nan differs from itself.
 """
 
+import hashlib
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import Enum
 from functools import partial
+from itertools import chain
 from operator import eq, is_
 from types import CellType, FunctionType, MemberDescriptorType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from autofit.guard.digest import SIMPLE, fingerprint, in_full
-from autofit.torch_internals import set_version
+from autofit.torch_internals import is_traceable_wrapper_subclass, set_version
+from autofit.workloads.tree import pieces
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+Update: TypeAlias = "Callable[[Buffer], object]"
+# Immutable values that their repr describes completely.
+SIMPLE = (
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, Enum),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+def in_full(value: object) -> str:
+    """Returns the complete text of a simple value. Large integers are in hexadecimal: Python limits decimal digits."""
+    return hex(value) if isinstance(value, int) and abs(value) >= 2**63 else repr(value)
+
+
+def fingerprint(value: object) -> str:
+    """Returns the SHA-256 of a nested value, in hexadecimal."""
+    sink = hashlib.sha256()
+    feed(sink.update, value)
+    return sink.hexdigest()
+
+
+def feed(update: Update, value: object) -> None:
+    """Feeds a nested value to `update` of a `hashlib` object: simple values, tensors, arrays and containers of them.
+
+    For an object of another type only the type is fed, since its address does not describe its state.
+    """
+    numpy = sys.modules.get("numpy")
+    if issubclass(type(value), SIMPLE):  # `isinstance` would read `__class__` of the object
+        _feed_text(update, f"{type(value).__qualname__}:{in_full(value)}")
+    elif isinstance(value, torch.Tensor):
+        _feed_tensor(update, value)
+    elif numpy is not None and isinstance(value, numpy.ndarray):
+        _feed_text(update, f"array:{value.dtype}:{value.shape}")
+        update(value.tobytes())
+    elif isinstance(value, (set, frozenset)):
+        _feed_text(update, f"set:{sorted(fingerprint(item) for item in value)}")
+    elif isinstance(value, (list, tuple, deque)) and set(map(type, value)) == {int}:
+        # Such as a random generator's state, whose 625 integers one text describes.
+        _feed_text(update, f"{type(value).__qualname__} of int:{' '.join(map(in_full, value))}")
+    elif isinstance(value, (Mapping, list, tuple, deque)):
+        _feed_text(update, f"{'mapping' if isinstance(value, Mapping) else type(value).__qualname__}:{len(value)}")
+        for item in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
+            feed(update, item)
+    else:
+        _feed_text(update, f"object:{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _feed_text(update: Update, text: str) -> None:
+    """Feeds one text with its length, so that the boundary between texts is unambiguous."""
+    data = text.encode(errors="surrogatepass")
+    update(len(data).to_bytes(8, "little") + data)
+
+
+def _feed_tensor(update: Update, tensor: torch.Tensor) -> None:
+    """Feeds a tensor's type, layout and bytes. A tensor without data (meta, freed by sharding) has no bytes."""
+    _feed_text(update, f"{type(tensor).__qualname__}:{tensor.dtype}:{tensor.device}:{tensor.layout}")
+    if is_traceable_wrapper_subclass(tensor):
+        for attribute in tensor.__tensor_flatten__()[0]:
+            feed(update, getattr(tensor, attribute))
+    elif len(parts := pieces(tensor.detach())) > 1:
+        coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+        _feed_text(update, f"{tuple(tensor.shape)}:{coalesced}")
+        for part in parts:
+            _feed_tensor(update, part)
+    elif tensor.layout is torch.strided:
+        raw = tensor.data
+        _feed_text(update, f"{tuple(raw.shape)}:{raw.stride()}")
+        if raw.device.type != "meta" and raw.untyped_storage().nbytes() > 0:
+            plain = raw.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+            update(plain.view(torch.uint8).numpy().data)
+    else:
+        _feed_tensor(update, tensor.detach().to_dense())
+
 
 CONTAINER, VALUE, BYTES, LAYOUT, PROCESS = range(5)
 """The order of restoring. First containers, which restore the tensor objects. Then values, some of which are written by
@@ -222,40 +304,32 @@ class NamesPiece(Piece):
         names: the names; the walk adds to them.
     """
 
-    def __init__(self, name: str, namespace: Callable[[], Mapping[str, Any]], owner: type | None) -> None:
+    def __init__(self, name: str, namespace: dict[str, Any], owner: type | None) -> None:
         """Makes the piece. `owner` is the class, whose namespace needs `setattr` to be written; None for a module."""
-        super().__init__(name, self._bindings, self._put_back)
         self.names: dict[str, None] = {}
+        super().__init__(name, lambda: {key: namespace.get(key, UNBOUND) for key in self.names}, self._put_back)
         self._namespace, self._owner = namespace, owner
 
     def differences(self) -> Iterator[str]:
         """Yields the names that are bound to another object."""
         return (f"{self.name}.{name}" for name in self._changed())
 
-    def _bindings(self) -> dict[str, Any]:
-        namespace = self._namespace()
-        return {name: namespace.get(name, UNBOUND) for name in self.names}
-
     def _put_back(self, kept: Mapping[str, Any]) -> None:
         for name in self._changed():
-            value, namespace = kept.get(name, UNBOUND), cast("dict[str, Any]", self._namespace())
+            value = kept.get(name, UNBOUND)
             if self._owner is not None and value is UNBOUND:
                 delattr(self._owner, name)
             elif self._owner is not None:
                 setattr(self._owner, name, value)
             elif value is UNBOUND:
-                del namespace[name]
+                del self._namespace[name]
             else:
-                namespace[name] = value
+                self._namespace[name] = value
 
     def _changed(self) -> list[str]:
         now = self.read()
         added = () if self._owner is None else (name for name in data_attributes(self._owner) if name not in self._kept)
         return [*(name for name, kept in self._kept.items() if not same(now.get(name, UNBOUND), kept)), *added]
-
-
-def _binding(name: str, read: Callable[[], Any], write: Callable[[Any], object], remove: Callable[[], object]) -> Piece:
-    return Piece(name, read, lambda kept: remove() if kept is UNBOUND else write(kept))
 
 
 def cell(name: str, found: CellType) -> Piece:
@@ -267,24 +341,32 @@ def cell(name: str, found: CellType) -> Piece:
         except ValueError:  # not bound yet
             return UNBOUND
 
-    def remove() -> None:
-        del found.cell_contents
+    def write(kept: Any) -> None:
+        if kept is UNBOUND:
+            del found.cell_contents
+        else:
+            found.cell_contents = kept
 
-    return _binding(name, read, lambda value: setattr(found, "cell_contents", value), remove)
+    return Piece(name, read, write)
 
 
 def slots(name: str, owner: object) -> Iterator[Piece]:
     """Yields a piece for each slot of an object. Frozen dataclasses are written by bypassing `__setattr__`."""
+
+    def write(member: MemberDescriptorType, kept: Any) -> None:
+        if kept is UNBOUND:
+            member.__delete__(owner)
+        else:
+            member.__set__(owner, kept)
+
     for kind in type(owner).__mro__:
         if "__slots__" in vars(kind):
             for key, member in vars(kind).items():
                 if isinstance(member, MemberDescriptorType):
-                    read, write = partial(slot_value, owner, member), partial(member.__set__, owner)
-                    yield _binding(f"{name}.{key}", read, write, partial(member.__delete__, owner))
+                    yield Piece(f"{name}.{key}", partial(_slot_value, owner, member), partial(write, member))
 
 
-def slot_value(owner: object, member: MemberDescriptorType) -> Any:
-    """Returns the value of a slot, or `UNBOUND`."""
+def _slot_value(owner: object, member: MemberDescriptorType) -> Any:
     try:
         return member.__get__(owner, type(owner))
     except AttributeError:

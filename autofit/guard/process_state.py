@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from operator import eq
 from typing import Any
@@ -53,10 +54,9 @@ def process_flags() -> list[Flag]:
     """Returns every flag that can be read in this process, signal handlers last."""
     return [
         Flag("flags.fp32_precision", read_precision, write_precision),
-        *_backend_flags(),
         *_torch_flags(),
         *_autocast_flags(),
-        *(flag for name in ("torch._dynamo.config", "torch._inductor.config") for flag in _config_flag(name)),
+        *_compiler_flags(),
         *_device_flags(),
         *_python_flags(),
         *_signal_flags(),
@@ -96,22 +96,40 @@ def write_precision(kept: dict[str, Any]) -> None:
         torch._C._set_fp32_precision_setter(*key, kept[".".join(key)])
 
 
-def _backend_flags() -> Iterator[Flag]:
-    """Yields the flags of cuDNN, oneDNN, cuBLAS and scaled dot product attention."""
-    backends = torch.backends
-    for attribute in ("enabled", "benchmark", "benchmark_limit", "deterministic"):
-        yield _attribute(f"flags.cudnn.{attribute}", backends.cudnn, attribute)
-    for attribute in ("enabled", "deterministic"):
-        yield _attribute(f"flags.mkldnn.{attribute}", backends.mkldnn, attribute)
-    matmul = backends.cuda.matmul
-    yield _attribute("flags.cuda.matmul.allow_fp16_accumulation", matmul, "allow_fp16_accumulation")
+def _torch_flags() -> Iterator[Flag]:
+    """Yields the flags of torch and its back ends."""
+    backends, cuda, matmul = torch.backends, torch.backends.cuda, torch.backends.cuda.matmul
+    attributes: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+        ("flags.cudnn", backends.cudnn, ("enabled", "benchmark", "benchmark_limit", "deterministic")),
+        ("flags.mkldnn", backends.mkldnn, ("enabled", "deterministic")),
+        ("flags.cuda.matmul", matmul, ("allow_fp16_accumulation",)),
+        ("flags", torch.utils.deterministic, ("fill_uninitialized_memory",)),
+    )
+    for name, owner, names in attributes:
+        for each in names:
+            yield Flag(f"{name}.{each}", partial(getattr, owner, each), partial(setattr, owner, each))
     for dtype in ("fp16", "bf16"):
         yield _reduction_flag(f"allow_{dtype}_reduced_precision_reduction")
-    cuda = backends.cuda
     for kind in ("flash", "mem_efficient", "math", "cudnn"):
         yield Flag(f"flags.sdp.{kind}", getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"))
     allowed, allow = cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp
     yield Flag("flags.sdp.reduced_math", allowed, allow)
+    yield Flag(
+        "flags.deterministic_algorithms",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]),
+    )
+    yield Flag("flags.default_dtype", torch.get_default_dtype, torch.set_default_dtype)
+    # Without a default device this reads as "cpu". Setting "cpu" would slow down every later call.
+    set_device = torch.set_default_device
+    yield Flag("flags.default_device", torch.get_default_device, lambda d: set_device(None if d.type == "cpu" else d))
+    yield Flag("flags.grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield Flag(
+        "flags.anomaly",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda kept: torch.autograd.set_detect_anomaly(*kept),
+    )
+    yield Flag("flags.num_threads", torch.get_num_threads, torch.set_num_threads)
 
 
 def _reduction_flag(attribute: str) -> Flag:
@@ -125,30 +143,6 @@ def _reduction_flag(attribute: str) -> Flag:
         setattr(matmul, attribute, kept[0] if kept[1] else kept)
 
     return Flag(f"flags.cuda.matmul.{attribute}", read, write)
-
-
-def _torch_flags() -> Iterator[Flag]:
-    """Yields the flags of torch itself."""
-    yield Flag(
-        "flags.deterministic_algorithms",
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]),
-    )
-    yield _attribute("flags.fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory")
-    yield Flag("flags.default_dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Flag(
-        "flags.default_device",
-        torch.get_default_device,
-        # Without a default device this reads as "cpu". Setting "cpu" would slow down every later call.
-        lambda kept: torch.set_default_device(None if kept.type == "cpu" else kept),
-    )
-    yield Flag("flags.grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Flag(
-        "flags.anomaly",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda kept: torch.autograd.set_detect_anomaly(*kept),
-    )
-    yield Flag("flags.num_threads", torch.get_num_threads, torch.set_num_threads)
 
 
 def _autocast_flags() -> Iterator[Flag]:
@@ -166,24 +160,21 @@ def _autocast_flags() -> Iterator[Flag]:
     yield Flag("flags.autocast.cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
 
 
-def _config_flag(module_name: str) -> Iterator[Flag]:
-    """Yields a compiler's configuration as one flag, if that compiler is imported."""
-    config: Any = sys.modules.get(module_name)
-    if config is None:
-        return
+def _compiler_flags() -> Iterator[Flag]:
+    """Yields the configuration of each compiler that is imported, as one flag."""
 
-    def write(kept: dict[str, object]) -> None:
+    def write(config: Any, kept: dict[str, object]) -> None:
         now = config.get_config_copy()
         config.load_config({key: value for key, value in kept.items() if now.get(key) != value})
 
-    yield Flag(f"flags.{module_name.removeprefix('torch.')}", config.get_config_copy, write)
+    for name in ("_dynamo.config", "_inductor.config"):
+        if (config := sys.modules.get(f"torch.{name}")) is not None:
+            yield Flag(f"flags.{name}", config.get_config_copy, partial(write, config))
 
 
 def _device_flags() -> Iterator[Flag]:
     """Yields the current device and each device's memory fraction, if an accelerator is running."""
     accelerator = running_accelerator()
-    if accelerator is None:
-        return
     if hasattr(accelerator, "set_device"):
         yield Flag("flags.current_device", accelerator.current_device, accelerator.set_device)
     memory: Any = getattr(accelerator, "memory", None)
@@ -209,6 +200,11 @@ def _python_flags() -> Iterator[Flag]:
             del os.environ[key]
         os.environ.update({key: value for key, value in kept.items() if os.environ.get(key) != value})
 
+    def working_directory() -> str | None:
+        with suppress(FileNotFoundError):  # it was deleted
+            return os.getcwd()
+        return None
+
     def write_filters(kept: tuple[Any, ...]) -> None:
         warnings.filters[:] = kept  # type: ignore[index]  # typed as a Sequence, is a list
         # Leaving this block is the public way to notify the warnings module that its filters changed.
@@ -216,19 +212,11 @@ def _python_flags() -> Iterator[Flag]:
             pass
 
     yield Flag("environ", lambda: dict(os.environ), write_environment)
-    yield Flag("cwd", _working_directory, lambda kept: None if kept is None else os.chdir(kept))
+    yield Flag("cwd", working_directory, lambda kept: None if kept is None else os.chdir(kept))
     yield Flag("logging.root.level", lambda: root.level, root.setLevel)
     yield Flag("logging.disable", lambda: root.manager.disable, logging.disable)
     yield Flag("warnings.filters", lambda: tuple(warnings.filters), write_filters)
     yield Flag("gc.enabled", gc.isenabled, lambda kept: gc.enable() if kept else gc.disable())
-
-
-def _working_directory() -> str | None:
-    """Returns the working directory, or None if it was deleted."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
 
 
 def _signal_flags() -> Iterator[Flag]:
@@ -241,11 +229,6 @@ def _signal_flags() -> Iterator[Flag]:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             yield Flag(f"signal.{number.name}", partial(signal.getsignal, number), partial(write, number))
-
-
-def _attribute(name: str, owner: Any, attribute: str) -> Flag:
-    """Returns the flag that is an attribute of a module or object."""
-    return Flag(name, partial(getattr, owner, attribute), partial(setattr, owner, attribute))
 
 
 def global_rngs() -> list[ValuePiece]:

@@ -10,7 +10,7 @@ its objects are followed. State beyond these limits, or that cannot be followed,
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Self
@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.guard import walk_rules
-from autofit.guard.digest import SIMPLE
 from autofit.guard.object_state import (
+    SIMPLE,
     UNBOUND,
     MappingPiece,
     NamesPiece,
@@ -36,8 +36,8 @@ from autofit.guard.object_state import (
     sequence,
     slots,
 )
+from autofit.guard.tensor_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 from autofit.guard.unguarded import Unguarded, many_samples
-from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 from autofit.guard.walk_rules import Origin, namespaces, origin_of
 from autofit.torch_internals import is_traceable_wrapper_subclass
 
@@ -96,10 +96,10 @@ class Walk:
         walk.look("model", model)
         walk.look("optimizer", optimizer)
         for name, extra in (extras or {}).items():
-            walk._look_at_extra(name, extra)
+            walk._add_state_dict(name, extra)
+            walk.look(name, extra)
         walk.look("loader", loader, Whereabouts(data=isinstance(loader, (list, tuple))))
-        for piece in loader_pieces(loader):
-            walk._add(piece, Whereabouts())
+        walk.pieces += loader_pieces(loader)
         for name, function in (functions or {}).items():
             walk.look(name, function, Whereabouts(held=True))
         return walk
@@ -120,16 +120,14 @@ class Walk:
                 what = f"an object of type {type(found).__qualname__}; inspecting it raised {type(error).__name__}"
                 self.unguarded.cannot_follow(each, found, what, of_user=True)
 
-    def _look_at_extra(self, name: str, root: object) -> None:
-        if hasattr(root, "state_dict") and not isinstance(root, (*walk_rules.FAMILIES, torch.Generator)):
-            load = getattr(root, "load_state_dict", None)
+    def _add_state_dict(self, name: str, extra: object) -> None:
+        if hasattr(extra, "state_dict") and not isinstance(extra, (*walk_rules.FAMILIES, torch.Generator)):
+            load = getattr(extra, "load_state_dict", None)
             write = None if load is None else (lambda kept: load(copy.deepcopy(kept)))
-            self._add(
-                ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(root.state_dict()), write), Whereabouts()
-            )
+            read = extra.state_dict
+            self.pieces.append(ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(read()), write))
             if load is not None:
-                self.unguarded.covered_by(root)
-        self.look(name, root)
+                self.unguarded.covered_by(extra)
 
     def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records one object, unless it is immutable or already seen, and queues the objects it holds."""
@@ -145,7 +143,7 @@ class Walk:
             self._visit_class(found, place)
         elif parts := walk_rules.unwrapped(found):
             self.unguarded.watch(name, found)
-            self._push_all([(f"{name}{end}", part) for end, part in parts], replace(place, held=True))
+            self._push_all(((f"{name}{end}", part) for end, part in parts), replace(place, held=True))
         elif is_array(found):
             self._visit_array(name, found, place)
         elif (value := value_piece(name, found)) is not None:
@@ -155,7 +153,7 @@ class Walk:
 
     def _visit_array(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records the elements of an array, and the attributes of an array subclass, such as a mask."""
-        self._push_all([(name, part) for part in array_parts(found)], place)
+        self._push_all(((name, part) for part in array_parts(found)), place)
         if self.unguarded.may_copy_array(name, found, place.data):
             self._add(ArrayPiece(name, found), place)
             self._follow_attributes(name, found, place, place)
@@ -190,8 +188,10 @@ class Walk:
         for kind in type(found).__mro__:
             if origin_of(kind) is Origin.USER:
                 self._todo.append((kind.__qualname__, kind, replace(below, held=True)))
-        if isinstance(found, torch.jit.ScriptModule):
-            self._push_scripted(name, found, below)
+        if isinstance(found, torch.jit.ScriptModule):  # its state is in C++, outside its `__dict__`
+            self._add(ValuePiece(f"{name}.training", lambda: found.training, found.train), below)
+            held = (found.named_parameters(recurse=False), found.named_buffers(recurse=False), found.named_children())
+            self._push_all(((f"{name}.{key}", value) for each in held for key, value in each), below)
         for piece in slots(name, found):
             self._add(piece, place)
             self._todo.append((piece.name, piece.read(), below))
@@ -204,12 +204,6 @@ class Walk:
             for key, value in list(attributes.items()):
                 self._push_attribute(name, key, value, found, below)
 
-    def _push_scripted(self, name: str, found: Any, place: Whereabouts) -> None:
-        """Queues the state that a scripted module keeps in C++, outside its `__dict__`."""
-        self._add(ValuePiece(f"{name}.training", lambda: found.training, found.train), place)
-        members = (found.named_parameters(recurse=False), found.named_buffers(recurse=False), found.named_children())
-        self._push_all([(f"{name}.{key}", value) for each in members for key, value in each], place)
-
     def _push_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
         label = self._label(name, key)
         if key.startswith("_") and origin_of(type(owner)) is not Origin.USER:
@@ -217,8 +211,7 @@ class Walk:
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
             label = name
         if isinstance(owner, DataLoader) and key == "_iterator":
-            if value is not None:
-                self._add(progress_piece(label, value), Whereabouts())
+            self.pieces += [] if value is None else [progress_piece(label, value)]
             return
         if isinstance(owner, (DataLoader, Sampler)) and key in walk_rules.DATA_KEYS:
             place = replace(place, data=True)
@@ -246,7 +239,7 @@ class Walk:
             return
         place = replace(place, of_user=True, held=True)
         self._visit_names(found.__qualname__, vars(found), tuple(data_attributes(found)), found, place)
-        self._push_all([(f"{found.__qualname__}.{method.__name__}", method) for method in methods(found)], place)
+        self._push_all(((f"{found.__qualname__}.{method.__name__}", method) for method in methods(found)), place)
 
     def _visit_names(
         self, name: str, namespace: Any, names: tuple[str, ...], owner: type | None, place: Whereabouts
@@ -256,7 +249,7 @@ class Walk:
         piece = self._names.get(key)
         if piece is None:
             self._seen[id(namespace)] = namespace
-            piece = self._names[key] = NamesPiece(name, (lambda: vars(owner)) if owner else (lambda: namespace), owner)
+            piece = self._names[key] = NamesPiece(name, namespace, owner)
             self._add(piece, place)
         for each in names:
             if each not in piece.names:
@@ -266,8 +259,10 @@ class Walk:
 
     def _visit_container(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, and queues its values or items."""
+        keys: list[nn.Module] = []
         if isinstance(found, dict):
             self._add(MappingPiece(name, found, self._label), place)
+            keys = [key for key in found if isinstance(key, nn.Module)]
         elif isinstance(found, (list, deque)):
             self._add(sequence(name, found), place)
         elif isinstance(found, set):
@@ -280,7 +275,6 @@ class Walk:
         if not self.unguarded.may_enter(name, entries, place.of_user):
             return
         items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
-        keys = [key for key in found if isinstance(key, nn.Module)] if isinstance(found, dict) else []
         self._push_all([(f"{self._label(name, key)} (key)", key) for key in keys], place)
         self._push_all([(self._label(name, key), value) for key, value in items], place)
 
@@ -313,7 +307,7 @@ class Walk:
             return f"{name}[{self._position.get(id(key), '?')}]"
         return f"{name}[{key!r}]" if isinstance(key, SIMPLE) else f"{name}[{type(key).__qualname__}]"
 
-    def _push_all(self, found: list[tuple[str, object]], place: Whereabouts) -> None:
+    def _push_all(self, found: Iterable[tuple[str, object]], place: Whereabouts) -> None:
         self._todo.extend((name, value, place) for name, value in found)
 
     def _add(self, piece: Piece, place: Whereabouts) -> None:

@@ -1,18 +1,23 @@
-"""The bytes of tensors: kept in host memory, compared bit by bit, and written back into the same tensors.
+"""The bytes of tensors, arrays and random generators: copied, compared bit by bit, and written back in place.
 
-Whole storages are handled, not tensors. Tied tensors, overlapping views and expanded buffers are then copied once and
-still share their storage when they are restored. Bytes are written through a separate view, so that version counters do
-not change.
+Of tensors, whole storages are kept in host memory. Tied tensors, overlapping views and expanded buffers are then copied
+once and still share their storage when they are restored. Bytes are written through a separate view, so that version
+counters do not change.
 """
 
+import copy
 import math
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Self
+from random import Random, SystemRandom
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autofit.guard.object_state import BYTES, Piece, ValuePiece
+from autofit.guard.object_state import BYTES, VALUE, Piece, ValuePiece, fingerprint
+from autofit.torch_internals import set_version
 
 _CHUNK_BYTES = 64 * 2**20
 
@@ -41,21 +46,14 @@ class Layout(NamedTuple):
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         return start, start + (last + 1) * self.dtype.itemsize
 
+    def is_kept(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Returns whether a tensor is over `storage` with this layout."""
+        return tensor.data.untyped_storage()._cdata == storage._cdata and Layout.of(tensor) == self
+
     def into(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Returns a new tensor of this layout over `storage`."""
         empty = torch.empty(0, dtype=self.dtype, device=self.device)
         return empty.set_(storage, self.offset, self.shape, self.stride)
-
-
-class _View(NamedTuple):
-    name: str
-    tensor: torch.Tensor
-    layout: Layout
-
-    def is_over(self, storage: torch.UntypedStorage) -> bool:
-        """Returns whether the tensor is over `storage`, with the layout of the snapshot."""
-        same_storage = self.tensor.data.untyped_storage()._cdata == storage._cdata
-        return same_storage and Layout.of(self.tensor) == self.layout
 
 
 class StorageBytes(Piece):
@@ -64,8 +62,8 @@ class StorageBytes(Piece):
     def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Copies the bytes that the tensors span to host memory. Without data, only the layout is saved."""
         super().__init__(tensors[0][0], lambda: self._host, lambda kept: None, order=BYTES)
-        self._views = [_View(name, tensor, Layout.of(tensor)) for name, tensor in tensors]
-        spans = [view.layout.span for view in self._views]
+        self._views = [(name, tensor, Layout.of(tensor)) for name, tensor in tensors]
+        spans = [layout.span for _, _, layout in self._views]
         self._start, self._stop = min(low for low, _ in spans), max(high for _, high in spans)
         storage = tensors[0][1].data.untyped_storage()
         # The storage is held weakly: a reference would keep it on the device when a probe converts the model, and it
@@ -86,11 +84,11 @@ class StorageBytes(Piece):
         storage = self._storage()
         if same_bytes(_bytes_of(storage, self._start, self._stop), self._host):
             return
-        for view in self._views:
-            low, high = view.layout.span
+        for name, _, layout in self._views:
+            low, high = layout.span
             host = self._host[low - self._start : high - self._start]
             if not same_bytes(_bytes_of(storage, low, high), host):
-                yield view.name
+                yield name
 
     def restore(self) -> None:
         """Restores the bytes, and the layout and sharing of tensors whose data was replaced."""
@@ -100,9 +98,9 @@ class StorageBytes(Piece):
             storage = self._storage()
             if storage._cdata != self._origin.cdata or storage.nbytes() < self._stop:
                 storage = torch.empty(self._stop, dtype=torch.uint8, device=self._device).untyped_storage()
-            for view in self._views:
-                if not view.is_over(storage):
-                    view.tensor.data = view.layout.into(storage)
+            for _, tensor, layout in self._views:
+                if not layout.is_kept(tensor, storage):
+                    tensor.data = layout.into(storage)
         if self._host is None:
             return
         current = _bytes_of(self._storage(), self._start, self._stop)
@@ -114,7 +112,7 @@ class StorageBytes(Piece):
 
     def _storage(self) -> torch.UntypedStorage:
         """Returns the original storage while it is alive, else that of the first tensor."""
-        first = self._views[0].tensor.data.untyped_storage()
+        first = self._views[0][1].data.untyped_storage()
         if first._cdata == self._origin.cdata:
             return first
         alive: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._origin.cdata)
@@ -124,16 +122,12 @@ class StorageBytes(Piece):
         """Returns the names of the tensors with another layout, or no longer in the shared storage."""
         storage = self._storage()
         freed = self._host is not None and storage.nbytes() < self._stop
-        return [view.name for view in self._views if freed or not view.is_over(storage)]
+        return [name for name, tensor, layout in self._views if freed or not layout.is_kept(tensor, storage)]
 
 
 def _opaque(name: str, tensor: torch.Tensor) -> Piece:
     """Returns the piece for a tensor without strides (sparse, mkldnn), saved and restored as a whole."""
-
-    def write(kept: torch.Tensor) -> None:
-        with torch.no_grad():
-            tensor.copy_(kept)
-
+    write = torch.no_grad()(tensor.copy_)
     piece = ValuePiece(name, lambda: tensor.detach().clone().cpu(), write, BYTES)
     piece.save()
     return piece
@@ -169,3 +163,122 @@ def same_bytes(current: torch.Tensor, host: torch.Tensor) -> bool:
     return torch.equal(current[:whole].view(torch.int64), host[:whole].view(torch.int64)) and torch.equal(
         current[whole:], host[whole:]
     )
+
+
+class ArrayPiece(Piece):
+    """The elements of a numpy array, or the bytes of another writable buffer. Compared in place, copied when saved."""
+
+    def __init__(self, name: str, found: Any) -> None:
+        def write(kept: Any) -> None:
+            if isinstance(found, (bytearray, array)):
+                found[:] = kept
+            else:
+                _plain(found)[...] = _plain(kept)
+
+        super().__init__(name, lambda: found, write, _same_elements, VALUE)
+
+    def save(self) -> None:
+        """Copies the elements."""
+        self._kept = copy.copy(self.read())
+
+
+def _same_elements(found: Any, kept: Any) -> bool:
+    """Returns whether the bits of two arrays are equal. With `==`, nan is not equal to itself."""
+    if isinstance(found, (bytearray, array)):
+        return bytes(found) == bytes(kept)
+    is_flat = found.flags.c_contiguous and not found.dtype.hasobject and found.size and found.shape == kept.shape
+    if not is_flat:
+        return fingerprint(found) == fingerprint(kept)
+    left, right = (torch.from_numpy(_plain(each).reshape(-1).view("uint8")) for each in (found, kept))
+    return same_bytes(left, right)
+
+
+class SamplesPiece(Piece):
+    """The values of many tensors of a data set, saved and compared together: 2 us per tensor."""
+
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(name, lambda: tensors, self._put_back, order=VALUE)
+
+    def save(self) -> None:
+        """Copies the values, those of one dtype into one tensor."""
+        types: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in self.read():
+            types.setdefault(tensor.dtype, []).append(tensor)
+        self._kept = [(group, [each._version for each in group], _joined(group)) for group in types.values()]
+
+    def differences(self) -> Iterator[str]:
+        """Yields the name if a tensor was written to, through torch or numpy."""
+        if any(
+            [each._version for each in group] != versions or not _same_values(_joined(group), values)
+            for group, versions, values in self._kept
+        ):
+            yield self.name
+
+    def _put_back(self, saved: list[tuple[list[torch.Tensor], list[int], torch.Tensor]]) -> None:
+        """Writes back values that differ in a bit, and the version counters."""
+        for group, versions, values in saved:
+            if not _same_values(_joined(group), values):
+                for tensor, kept in zip(group, torch.split(values, [each.numel() for each in group]), strict=True):
+                    if not _same_values(tensor.reshape(-1), kept):
+                        tensor.data.copy_(kept.view(tensor.shape))
+            for tensor, version in zip(group, versions, strict=True):
+                if tensor._version != version:
+                    set_version(tensor, version)
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Returns whether two flat tensors of one dtype hold the same bits."""
+    raw = [each.contiguous().resolve_conj().resolve_neg().view(torch.uint8) for each in (left, right)]
+    return left.numel() == right.numel() and same_bytes(*raw)
+
+
+def value_piece(name: str, found: Any) -> Piece | None:
+    """Returns the piece for a random generator or an array, or None for any other object."""
+    if isinstance(found, torch.Generator):
+        return ValuePiece(name, found.get_state, found.set_state)
+    if isinstance(found, Random) and not isinstance(found, SystemRandom):
+        return ValuePiece(name, found.getstate, found.setstate)
+    if isinstance(found, (bytearray, array)):
+        return ArrayPiece(name, found)
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(found, numpy.random.Generator):
+        found = found.bit_generator
+    if isinstance(found, numpy.random.BitGenerator):
+        return ValuePiece(name, lambda: copy.deepcopy(found.state), lambda kept: setattr(found, "state", kept))
+    if isinstance(found, numpy.random.RandomState):
+        return ValuePiece(name, lambda: found.get_state(legacy=False), found.set_state)
+    return None
+
+
+def is_array(found: object) -> bool:
+    """Returns whether an object is a numpy array."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(found, numpy.ndarray)
+
+
+def array_parts(found: Any) -> list[Any]:
+    """Returns what an array refers to: its objects, and the base array of a read-only view."""
+    objects = [found.ravel().tolist()] if found.dtype.hasobject else []
+    base = found.base if not found.flags.writeable and is_array(found.base) and not is_mapped(found) else None
+    return objects if base is None else [*objects, base]
+
+
+def _plain(found: Any) -> Any:
+    """Returns a view of an array as `numpy.ndarray`, for example without a mask."""
+    return sys.modules["numpy"].asarray(found)
+
+
+def is_mapped(array: Any) -> bool:
+    """Returns whether a numpy array is memory-mapped."""
+    numpy = sys.modules["numpy"]
+    while isinstance(array, numpy.ndarray):
+        if isinstance(array, numpy.memmap):
+            return True
+        array = array.base
+    return False

@@ -1,7 +1,4 @@
-"""State that is only watched: objects that cannot be followed, and parts of a data set that are too large to copy.
-
-Such state is named before the search. Detected changes are named after it.
-"""
+"""State that is only watched: objects that cannot be followed, and parts of a data set that are too large to copy."""
 
 import io
 import sys
@@ -10,15 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import length_hint
-from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MemberDescriptorType
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
 
 from autofit.core.units import format_bytes, format_names
 from autofit.guard import walk_rules
-from autofit.guard.object_state import Piece, ValuePiece, slot_value
-from autofit.guard.value_state import is_mapped
+from autofit.guard.object_state import Piece, ValuePiece, slots
+from autofit.guard.tensor_state import is_mapped
 
 DATA_BYTES = 256 * 2**20
 """Maximum size of the tensors and arrays of a data set that are copied."""
@@ -35,6 +32,8 @@ _SAMPLES, _SAMPLE_BYTES = 64, 64 * 2**10
 """Number and size of the samples of a large tensor or array that are read to detect a change: at most 4 MiB."""
 _CELLS = 100_000
 """Maximum number of table cells read, in evenly spaced rows: about 0.1 s."""
+_SHOWN = {"numpy.random": ("SeedSequence",), "pandas": ("DataFrame", "Series"), "PIL.Image": ("Image",)}
+"""Classes of libraries whose objects have readable state."""
 _PASS_EXTRAS = "If that matters, pass extras=[...] with an object whose state_dict() and load_state_dict() cover it."
 
 
@@ -68,11 +67,8 @@ class Unguarded:
 
     def covered_by(self, extra: object) -> None:
         """Records that `state_dict` of `extra` covers the objects it holds."""
-        members = (
-            m for kind in type(extra).__mro__ for m in vars(kind).values() if isinstance(m, MemberDescriptorType)
-        )
-        held = [*getattr(extra, "__dict__", {}).values(), *(slot_value(extra, member) for member in members)]
-        self._covered |= {id(value) for value in (extra, *held)}
+        held = [piece.read() for piece in slots("", extra)]
+        self._covered |= {id(value) for value in (extra, *getattr(extra, "__dict__", {}).values(), *held)}
 
     def cannot_follow(self, name: str, found: object, what: str, of_user: bool) -> None:
         """Records an object that can be neither followed nor copied. Those held by a library are ignored."""
@@ -80,10 +76,19 @@ class Unguarded:
             self._opaque[id(found)] = (name, what)
             self._watch(name, lambda: _position(found))
 
-    def watch(self, name: str, found: object) -> None:
-        """Watches the readable state of a library's object."""
-        if (read := shown_state(found)) is not None:
-            self._watch(name, read)
+    def watch(self, name: str, found: Any) -> None:
+        """Watches the state of a library's object that can be read, if there is any."""
+        library = _library_of(type(found))  # type: ignore[arg-type]  # a class can be hashed
+        if isinstance(found, walk_rules.MEMO):
+            function = getattr(found, "__wrapped__", None)
+            if isinstance(function, FunctionType) and walk_rules.origin_of(function) is walk_rules.Origin.USER:
+                self._watch(name, lambda: found.cache_info().currsize)
+        elif library == "numpy.random":
+            self._watch(name, lambda: found.n_children_spawned)
+        elif library == "pandas":
+            self._watch(name, lambda: [found.shape, found.iloc[:: found.size // _CELLS + 1].to_csv()])
+        elif library == "PIL.Image" and getattr(found, "im", None) is not None:  # reading an image would load it
+            self._watch(name, lambda: zlib.crc32(found.tobytes()))
 
     def saved(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Saves the pieces and returns them. Pieces that cannot be read are recorded and left out."""
@@ -182,39 +187,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and not vars(tensor)
 
 
-def shown_state(found: Any) -> Callable[[], object] | None:
-    """Returns a function that reads the state of a library's object. None for other objects."""
-    if isinstance(found, walk_rules.MEMO):
-        function = getattr(found, "__wrapped__", None)
-        users = isinstance(function, FunctionType) and walk_rules.origin_of(function) is walk_rules.Origin.USER
-        return (lambda: found.cache_info().currsize) if users else None
-    reader = _reader_of(type(found))  # type: ignore[arg-type]  # a class can be hashed
-    return None if reader is None else reader(found)
-
-
 @lru_cache(maxsize=4096)
-def _reader_of(kind: type) -> Callable[[Any], Callable[[], object] | None] | None:
-    for library, classes, reader in _READERS:
+def _library_of(kind: type) -> str:
+    """Returns the library of a class whose objects have readable state; "" for any other class."""
+    for library, names in _SHOWN.items():
         module = sys.modules.get(library)
-        if module is not None and issubclass(kind, tuple(getattr(module, name, ()) for name in classes)):
-            return reader
-    return None
-
-
-def _image_reader(image: Any) -> Callable[[], object] | None:
-    """Returns a function that reads the pixels. None if the image is not loaded, since reading would load it."""
-    return None if getattr(image, "im", None) is None else lambda: zlib.crc32(image.tobytes())
-
-
-_READERS: tuple[tuple[str, tuple[str, ...], Callable[[Any], Callable[[], object] | None]], ...] = (
-    ("numpy.random", ("SeedSequence",), lambda seed: lambda: seed.n_children_spawned),
-    (
-        "pandas",
-        ("DataFrame", "Series"),
-        lambda table: lambda: [table.shape, table.iloc[:: table.size // _CELLS + 1].to_csv()],
-    ),
-    ("PIL.Image", ("Image",), _image_reader),
-)
+        if module is not None and issubclass(kind, tuple(getattr(module, name, ()) for name in names)):
+            return library
+    return ""
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> object:
@@ -227,12 +207,14 @@ def _versions(tensors: Sequence[torch.Tensor]) -> object:
 
 
 def _position(found: Any) -> object:
-    """Returns the position of a file or iterator, or whether a lock is held. None if it cannot be read."""
+    """Returns the position of a file, generator or iterator, or whether a lock is held. None if it cannot be read."""
     try:
         if isinstance(found, io.IOBase):
             return None if found.closed or not found.seekable() else found.tell()
         if isinstance(found, (AsyncGeneratorType, CoroutineType, GeneratorType)):
-            return _progress(found)
+            prefix = next(each for each in ("gi", "cr", "ag") if hasattr(found, f"{each}_frame"))
+            frame = getattr(found, f"{prefix}_frame")
+            return frame and [frame.f_lasti, {k: v for k, v in frame.f_locals.items() if isinstance(v, int)}]
         if callable(getattr(found, "locked", None)):
             return bool(found.locked())
         if type(found).__module__ == "itertools":
@@ -242,13 +224,6 @@ def _position(found: Any) -> object:
         return length_hint(found, -1)
     except Exception:  # noqa: BLE001  # a user's object may raise any exception when it is inspected
         return None
-
-
-def _progress(found: Any) -> object:
-    """Returns the position of a generator or coroutine, and its integer variables."""
-    kind = next(prefix for prefix in ("gi", "cr", "ag") if hasattr(found, f"{prefix}_frame"))
-    frame = getattr(found, f"{kind}_frame")
-    return None if frame is None else [frame.f_lasti, {k: v for k, v in frame.f_locals.items() if isinstance(v, int)}]
 
 
 def _sampled(found: Any) -> list[bytes]:

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from autofit.guard.digest import SIMPLE
+from autofit.guard.object_state import SIMPLE
 from autofit.torch_internals import LoaderIterator, is_traceable_wrapper_subclass, is_wrapped_by_functorch
 
 INSTALLED = ("site-packages", "dist-packages")
@@ -65,10 +65,7 @@ def _origin(module_name: str) -> Origin:
 
 @lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[str, ...]:
-    """Returns the names that code looks up, other than local variables.
-
-    These are globals and attributes. A name is a global if the module has one of that name.
-    """
+    """Returns the globals and attributes that code looks up. A name is a global if the module has one of that name."""
     inner = [name for value in code.co_consts if isinstance(value, CodeType) for name in names_in(value)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
@@ -79,30 +76,22 @@ def namespaces(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], tu
         return
     module_globals, names = function.__globals__, names_in(function.__code__)
     yield str(module_globals.get("__name__", "globals")), module_globals, names
-    todo = [
-        module
-        for name in names
-        for module in ([module_globals[name]] if name in module_globals else _imported(name, module_globals))
-    ]
+    # An `import` inside the function may find a module of each package around its own, if it is imported already.
+    package = [f"{part}." for part in str(module_globals.get("__package__") or "").split(".") if part]
+    around = ["".join(package[:depth]) for depth in range(len(package) + 1)]
+    todo: list[Any] = []
+    for name in names:
+        imported = [sys.modules[f"{place}{name}"] for place in around if f"{place}{name}" in sys.modules]
+        todo += [module_globals[name]] if name in module_globals else imported
     seen = {id(module_globals)}
     while todo:
         module = todo.pop(0)
-        if (
-            isinstance(module, ModuleType)
-            and origin_of(module.__name__) is Origin.USER
-            and id(vars(module)) not in seen
-        ):
+        is_users = isinstance(module, ModuleType) and origin_of(module.__name__) is Origin.USER
+        if is_users and id(vars(module)) not in seen:
             seen.add(id(vars(module)))
             inside = tuple(name for name in names if name in vars(module))
             yield module.__name__, vars(module), inside
             todo += [vars(module)[name] for name in inside]
-
-
-def _imported(name: str, module_globals: dict[str, Any]) -> list[ModuleType]:
-    """Returns the already imported modules that an `import` of this name inside a function may find."""
-    package = str(module_globals.get("__package__") or "").split(".")
-    places = (".".join([*package[:depth], name]) for depth in range(len(package) + 1))
-    return [sys.modules[place] for place in places if place in sys.modules]
 
 
 FAMILIES = (

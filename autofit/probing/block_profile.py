@@ -124,11 +124,9 @@ class _SpanRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def _begin(self, number: int, block: nn.Module, args: Any, kwargs: Any) -> None:
         inputs = {_address(one): one for one in _tensors((args, kwargs)) if _address(one) not in self._seen}
         input_bytes = sum(one.untyped_storage().nbytes() for one in inputs.values())
-        self.parts.append(_SpanDraft(number, input_bytes=input_bytes, tally=Tally(self._is_weight)))
-
-    def _is_weight(self, tensor: torch.Tensor) -> bool:
         # Weights are read once per batch. In the small batch of a profile they would outweigh everything else.
-        return _address(tensor) in self._weights
+        tally = Tally(lambda tensor: _address(tensor) in self._weights)
+        self.parts.append(_SpanDraft(number, input_bytes=input_bytes, tally=tally))
 
     def _end(self, *_: Any) -> None:
         self.parts.append(_SpanDraft())

@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -74,28 +74,36 @@ class Compiler:
     def compile(self, first_steps: Callable[[], float]) -> float | Outcome:
         """Runs the first steps, which compile. Returns the seconds they took, or the outcome of a missed deadline."""
         began = perf_counter()
+        alone: AbstractContextManager[object] = nullcontext()
+        if self.on_host:
+            config: Any = importlib.import_module("torch._inductor.config")  # takes seconds, so only if a plan compiles
+            alone = config.patch(compile_threads=1)
         try:
-            with self._alone():
+            with alone:
                 return self.watch.allowed(first_steps, COMPILE_S)
         except Overdue:
             took_s = perf_counter() - began
         return Outcome(status=Status.NOT_COMPILED, reason=_overdue(took_s, self.watch.clock), phase=COMPILING)
 
-    def notes(self) -> tuple[str, ...]:
-        """Returns what the user should know about the code of this plan, which must have started cold."""
+    def notes(self) -> Iterator[str]:
+        """Yields what the user should know about the code of this plan, which must have started cold."""
         utils = sys.modules.get("torch._dynamo.utils")
         if utils is None:
-            return ()
-        return tuple(_notes(_graphs() - self._graphs_before, utils.graph_break_reasons, utils.guard_failures))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self.on_host:
-            yield
             return
-        config: Any = importlib.import_module("torch._inductor.config")  # takes seconds, so only if a plan compiles
-        with config.patch(compile_threads=1):
-            yield
+        graphs = _graphs() - self._graphs_before
+        if not graphs:
+            yield (
+                "torch.compile compiled nothing: the step does not call the modules that the plan compiles, or breaks "
+                "the graph at every operation"
+            )
+        breaks = (_break(each) for each in utils.graph_break_reasons if getattr(each, "graph_break", True))
+        if broken := list(dict.fromkeys(breaks)):
+            places = "1 place" if len(broken) == 1 else f"{len(broken)} places"
+            yield f"torch.compile broke the graph at {places} and made {graphs} graphs: {_named(broken)}"
+        lines = [_line(reason) for reasons in utils.guard_failures.values() for reason in reasons]
+        if again := [line.partition(": ")[2] or line for line in lines]:
+            times = "once" if len(again) == 1 else f"{len(again)} times"
+            yield f"torch.compile compiled {times} again, because this no longer held: {_named(again)}"
 
 
 def _overdue(took_s: float, clock: Clock) -> str:
@@ -106,21 +114,6 @@ def _overdue(took_s: float, clock: Clock) -> str:
     if clock.left_s <= 0 and clock.limit_s is not None:
         return f"{reason}, when the time budget of {format_duration(clock.limit_s)} ended"
     return f"{reason}, all the time that its probe had"
-
-
-def _notes(graphs: int, breaks: list[Any], recompiled: dict[Any, list[Any]]) -> Iterator[str]:
-    if not graphs:
-        yield (
-            "torch.compile compiled nothing: the step does not call the modules that the plan compiles, or breaks the "
-            "graph at every operation"
-        )
-    broken = list(dict.fromkeys(_break(each) for each in breaks if getattr(each, "graph_break", True)))
-    if broken:
-        places = "1 place" if len(broken) == 1 else f"{len(broken)} places"
-        yield f"torch.compile broke the graph at {places} and made {graphs} graphs: {_named(broken)}"
-    again = [_line(reason).partition(": ")[2] or _line(reason) for reasons in recompiled.values() for reason in reasons]
-    if again:
-        yield f"torch.compile compiled {_times(len(again))} again, because this no longer held: {_named(again)}"
 
 
 def _break(reason: Any) -> str:
@@ -138,10 +131,6 @@ def _named(causes: list[str]) -> str:
     each = list(dict.fromkeys(causes))
     more = f" and {len(each) - _CAUSES} more" if len(each) > _CAUSES else ""
     return "; ".join(each[:_CAUSES]) + more
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def forget() -> None:

@@ -1,7 +1,6 @@
 """The compile cache of one search: empty when the search begins, shared by its probes, race and proof, then deleted.
 
 A plan's first probe is therefore charged what a first training pays, and its race and proof do not compile again.
-Without a folder of its own, a search would find the code of an earlier training or search and take compiling for free.
 Never loads torch.
 """
 

@@ -37,9 +37,8 @@ def is_frozen() -> bool:
 class FrozenHeap:
     """Excludes existing objects from garbage collection, which then takes 1 ms per probe instead of 500 ms.
 
-    Args:
-        on_host: whether plans run in main memory. Garbage then takes nothing from them, since what is metered is what
-            they allocate; it is left until the heap is collected again. Otherwise it is collected first.
+    With `on_host`, plans run in main memory. Garbage then takes nothing from them, since what is metered is what they
+    allocate; it is left until the heap is collected again. Otherwise it is collected first.
 
     Attributes:
         inherited: number of objects that were frozen when this process was forked.

@@ -3,8 +3,6 @@
 It follows the proof of a plan, whose step time it needs. Nothing runs if making batches in the training's process costs
 next to nothing, or if worker processes cannot pay. Otherwise the loader is rebuilt with 1, 2, 4, ... workers and read
 alone, without training steps, until it keeps up or more workers no longer help. The user's loader is never touched.
-
-Where the device is the CPU, the workers share its cores with the training, which may reach less than the loader alone.
 """
 
 import math
@@ -91,12 +89,8 @@ class LoaderTrials:
     def run(self, proof: Measurement, size: int, fastest_per_s: float = 0.0) -> Loading | None:
         """Returns the settings of the loader, or why the user's are kept; None if there is nothing to change or tell.
 
-        A loader that fails is a reason, not an error.
-
-        Args:
-            proof: the proof of a plan.
-            size: its micro batch size.
-            fastest_per_s: samples per second of its fastest run. A proof may have been disturbed.
+        A loader that fails is a reason, not an error. `size` is the micro batch size of the proven plan,
+        `fastest_per_s` the samples per second of its fastest run, since a proof may have been disturbed.
         """
         fetch_s, self._size, self._needed_per_s = proof.fetch_s, size, max(proof.samples_per_s, fastest_per_s)
         if not fetch_s:
@@ -133,8 +127,13 @@ class LoaderTrials:
         """Yields a trial with 1, 2, 4, ... workers, until one keeps up or fails, or more workers do not help."""
         best, per_worker = 0.0, 0
         for workers in [*(2**at for at in range((self.most - 1).bit_length())), self.most]:
-            if (reason := self._forbidden(workers, per_worker)) is not None:
+            free, needed = available(), workers * per_worker
+            if free is not None and needed > free:
+                reason = f"{workers} workers would need {format_bytes(needed)} of {format_bytes(free)} free memory"
                 yield LoadingTrial(workers=workers, reason=reason)
+                return
+            if self.watch.clock.elapsed_s >= self._until_s:
+                yield LoadingTrial(workers=workers, reason="no time was left to try it")
                 return
             trial = self._tried(workers)
             yield trial
@@ -142,15 +141,6 @@ class LoaderTrials:
             if rate is None or rate >= MARGIN * self._needed_per_s or rate < GAIN * best:
                 return
             best, per_worker = rate, (trial.host_bytes or 0) // workers
-
-    def _forbidden(self, workers: int, per_worker: int) -> str | None:
-        """Returns why a number of workers is not tried, or None."""
-        free = available()
-        if free is not None and workers * per_worker > free:
-            return (
-                f"{workers} workers would need {format_bytes(workers * per_worker)} of {format_bytes(free)} free memory"
-            )
-        return "no time was left to try it" if self.watch.clock.elapsed_s >= self._until_s else None
 
     def _tried(self, workers: int) -> LoadingTrial:
         self.beat("loading")

@@ -3,42 +3,52 @@
 `tune()` opens it in the user's process; a worker opens it in a child process.
 """
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
 import torch
-from torch import nn
 
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import TRACE_RATIO
-from autofit.core.errors import DevicePoisoned, Untraceable, WorkloadError
+from autofit.core.errors import DevicePoisoned, Untraceable
 from autofit.core.outcome import SURVEY, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import OPEN, Purpose, RunTerms
-from autofit.core.units import format_names
+from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.gates.check import GradientCheck
 from autofit.gates.gradients import Steps
 from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.guard import Backstop, Guard, leave_surely
-from autofit.identity.identity import Reached, environment_of
+from autofit.identity import Reached, environment_of
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches, prepare
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
-from autofit.probing.leaks import LeakWatch
 from autofit.probing.loading import LoaderTrials
+from autofit.probing.opening import (
+    as_poison,
+    as_users_errors,
+    batch_to_trace,
+    budget_of,
+    chosen,
+    facts_of,
+    place,
+    poison_of,
+    training_notes,
+)
 from autofit.probing.probe import UNKNOWN_S, Probe
 from autofit.probing.survey import Survey
-from autofit.probing.user_errors import as_poison, as_users_errors, poison_of
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import batch_to_trace, budget_of, chosen, facts_of
 from autofit.strategies import members
+from autofit.torch_internals import FakeTensor
 from autofit.tracing import isolation, tracing
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.dataloaders import source_of
@@ -48,8 +58,80 @@ from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.workload import Workload
 
-NAMED = 3
-"""Maximum number of modules that a note names."""
+LEAST_BYTES = 2**20
+"""Smallest leak that is reported. A kept loss takes 512 bytes; a table that a library makes lazily takes some KiB."""
+
+
+class LeakWatch:
+    """Compares the live memory on the device after a run with that before it.
+
+    Create it once everything that belongs to the search is on the device. Devices whose allocator does not count live
+    tensors (the CPU) are not watched.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        # By id, because tensors compare by their elements; with a weak reference, because ids are reused.
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        if device.live_bytes() is not None:
+            self._new_tensors()
+        self._before: int | None = None
+
+    def begin(self) -> None:
+        """Records the live memory at the start of a run."""
+        self._before = self._device.live_bytes()
+
+    def found(self) -> str:
+        """Describes what the last run left on the device. Returns "" if that is less than `LEAST_BYTES`.
+
+        Call it after everything was restored. Each leak is reported once.
+        """
+        if self._left() < LEAST_BYTES:
+            return ""
+        gc.collect()
+        if (left := self._left()) < LEAST_BYTES:
+            return ""
+        return f"{format_bytes(left)} stayed on the device after the run: {_named(self._new_tensors())}"
+
+    def _left(self) -> int:
+        now = self._device.live_bytes()
+        return 0 if now is None or self._before is None else now - self._before
+
+    def _new_tensors(self) -> list[torch.Tensor]:
+        """Returns the tensors on the device that were not returned before.
+
+        Only tensors that the garbage collector tracks are found; a frozen heap is left out.
+        """
+        found = []
+        for x in gc.get_objects():
+            if issubclass(type(x), torch.Tensor) and self._is_on_device(x):
+                known = self._known.get(id(x))
+                if known is None or known() is not x:
+                    found.append(x)
+                    self._known[id(x)] = weakref.ref(x)
+        return found
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        if isinstance(tensor, FakeTensor):
+            return False
+        try:
+            device = tensor.device
+        except RuntimeError:  # a wrapper of functorch whose level has ended
+            return False
+        wanted = self._device.torch_device
+        return device.type == wanted.type and wanted.index in (None, device.index)
+
+
+def _named(kept: list[torch.Tensor]) -> str:
+    if not kept:
+        return "no tensor that Python can see; an extension or an autograd graph holds the memory"
+    largest = max(kept, key=lambda t: t.numel() * t.element_size())
+    count = "1 tensor" if len(kept) == 1 else f"{len(kept)} tensors"
+    what = f"{str(largest.dtype).removeprefix('torch.')} {tuple(largest.shape)}"
+    text = f"your code keeps {count}, the largest {what}"
+    if any(t.requires_grad and not t.is_leaf for t in kept):
+        return f"{text}, with its autograd graph and thus every activation of the step. Keep loss.item() instead"
+    return f"{text}. Do not keep a step's tensors after the step, or keep copies made with .cpu()"
 
 
 def bench_notes(
@@ -69,57 +151,15 @@ def bench_notes(
     yield from source.notes
 
 
-def training_notes(workload: Workload, loss: LossRule, eval_modules: Sequence[str], done: str) -> Iterator[str]:
-    """Yields what was assumed about the training; with an assumed optimizer it was `done`: "measured" or "estimated".
-
-    `eval_modules` are the names of modules of a model in training mode that were in evaluation mode.
-    """
-    if loss.inferred:
-        yield f"the loss was inferred: {loss.about}"
-    if eval_modules:
-        yield (
-            f"found {format_names(eval_modules, NAMED)} in evaluation mode in a model that is in training mode: "
-            "measured in training mode, because model.train() in a training loop sets every module to training mode. "
-            "To keep modules in evaluation mode, override train() of your model"
-        )
-    if workload.optimizer is None and workload.training:
-        yield f"no optimizer was given: {done} with torch.optim.AdamW and its defaults"
-
-
-def place(workload: Workload, device: Device, may_move: bool) -> None:
-    """Moves the model and a loss module to `device` if `may_move`; otherwise checks that the model is there.
-
-    Raises:
-        WorkloadError: the model is on another device, or on several.
-    """
-    model, wanted = workload.model, device.torch_device
-    if may_move:
-        model.to(wanted)
-        if isinstance(workload.loss_fn, nn.Module):
-            workload.loss_fn.to(wanted)
-        return
-    found = {t.device for t in (*model.parameters(), *model.buffers())}
-    if any(t.type != wanted.type or (wanted.index is not None and t.index != wanted.index) for t in found):
-        names = ", ".join(sorted(map(str, found)))
-        raise WorkloadError(
-            f"the model is on {names}, but it is to be tuned on {wanted}. Move it first with model.to({str(wanted)!r}) "
-            f"and create the optimizer afterwards; or pass device={names.split(',')[0]!r}."
-        )
-
-
 class LocalBench:
     """A workload on a device, ready to be probed.
 
     Use it as a context manager: leaving it puts everything back and verifies that it is bit-identical.
 
-    Args:
-        workload: the user's objects.
-        device: where to probe.
-        options: options of the search.
-        beat: called at the start of each phase of a probe, as a sign of life.
-        watch: also receives each phase, and stops code that exceeds its share of the time budget.
-        known: what an earlier bench of this workload found, so that the survey and the forward pass before it are
-            skipped; the settings of the briefing's environment are then incomplete. None runs both.
+    `beat` is called at the start of each phase of a probe, as a sign of life. `watch` also receives each phase, and
+    stops code that exceeds its share of the time budget. `known` is what an earlier bench of this workload found, so
+    that the survey and the forward pass before it are skipped; the settings of the briefing's environment are then
+    incomplete.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -224,7 +264,11 @@ class LocalBench:
                 watch=self._watch,
                 beat=self._beat,
             )
-            outcome = self._run(probe)
+            try:
+                with shapes_of_a_training(vary=self._source.varies):
+                    outcome = self._watch.allowed(probe.run, most_s=terms.limit_s or math.inf)
+            except Overdue as error:
+                outcome = Outcome(status=Status.TIMED_OUT, reason=str(error))
             if outcome.measured and not SearchSpace(self.briefing.space).unpinned(plan):
                 self._fastest_s = min(self._fastest_s, probe.worst_s or UNKNOWN_S)
             poisoned = outcome.status is Status.POISONED
@@ -273,19 +317,10 @@ class LocalBench:
             self._weighing = Weighing.parse(verdict.weighing)
         return checked
 
-    def _run(self, probe: Probe) -> Outcome:
-        try:
-            with shapes_of_a_training(vary=self._source.varies):
-                return self._watch.allowed(probe.run, most_s=probe.terms.limit_s or math.inf)
-        except Overdue as error:
-            return Outcome(status=Status.TIMED_OUT, reason=str(error))
-
     def trace(self, plan: Plan, limit_s: float = math.inf) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
 
-        Args:
-            plan: what to trace.
-            limit_s: seconds after which the trace is abandoned; `isolation.LIMIT_S` and the time budget also apply.
+        The trace is abandoned after `limit_s` seconds; `isolation.LIMIT_S` and the time budget also apply.
 
         Raises:
             Untraceable: something in the step cannot run without data, or the trace took too long.

@@ -20,8 +20,7 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, named_error, scrub
 from autofit.prepare import PlanBatches
 from autofit.probing.compilation import Compiler, start_cold
-from autofit.probing.leaks import growth
-from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, judged, objection, untimed
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, WorstBatchResult, growth, judged, objection, untimed
 from autofit.probing.timing import (
     MOST_SKIPPED,
     PACES,
@@ -38,10 +37,9 @@ from autofit.probing.timing import (
     time_steps,
 )
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.lengths import elements
-from autofit.workloads.step import StepBatch, TrainStep
+from autofit.workloads.step import StepBatch, TrainStep, static_bytes
 from autofit.workloads.tree import Batch, nbytes
 
 _NAMED = 3
@@ -157,9 +155,13 @@ class Probe:
         outcome = self._attempt(before)
         # The exception handler has ended, and with it the frames that held the failed step's tensors.
         gc.collect()
-        poisoned = self._release()
-        if poisoned is not None:
-            outcome = poisoned
+        try:
+            self.device.synchronize()
+            self.device.release()
+        except RuntimeError as error:
+            line = str(error).strip().splitlines()[0]
+            reason = f"the device no longer answers: {line}"
+            outcome = Outcome(status=Status.POISONED, reason=reason, phase="clean-up")
         return outcome.model_copy(update={"duration_s": perf_counter() - began})
 
     def _attempt(self, before: Counters) -> Outcome:
@@ -180,16 +182,6 @@ class Probe:
         if status is Status.NOT_COMPILED and self._compiler is None:
             status = Status.USER_ERROR  # the user compiled the model
         return Outcome(status=status, reason=verdict.reason, phase=phase, traceback_text=text)
-
-    def _release(self) -> Outcome | None:
-        """Releases memory. Returns an outcome if that fails, which means that the device is poisoned."""
-        try:
-            self.device.synchronize()
-            self.device.release()
-        except RuntimeError as error:
-            line = str(error).strip().splitlines()[0]
-            return Outcome(status=Status.POISONED, reason=f"the device no longer answers: {line}", phase="clean-up")
-        return None
 
     def _run(self) -> Outcome:
         size, count = self.plan.micro_batch_size, self.plan.accumulation_steps
@@ -221,7 +213,7 @@ class Probe:
             elif self._proves and outcome.measured:
                 outcome = self._completed(outcome, step, typical)
         notes = self._compiler.notes() if self._compiler and worst is not None else ()
-        return outcome.with_measured(compiler_notes=notes)
+        return outcome.with_measured(compiler_notes=tuple(notes))
 
     @property
     def _proves(self) -> bool:
@@ -229,20 +221,18 @@ class Probe:
         return self.purpose is Purpose.PROOF or (self.purpose is Purpose.PROBE and self.terms.at_once)
 
     def _completed(self, outcome: Outcome, step: TrainStep, typical: Typical) -> Outcome:
-        """Returns the measured outcome of a plan whose whole steps on the worst batch ran: what else a proof has."""
+        """Returns the measured outcome of a plan whose whole steps on the worst batch ran, with what else a proof has.
+
+        The phases are timed if the steps for it take little of the time left.
+        """
         outcome = outcome.with_measured(proven=True, last_batch=self._last_batch(step))
         self._look_again(step, typical)
-        return self._with_phases(outcome, step, typical)
-
-    def _with_phases(self, outcome: Outcome, step: TrainStep, typical: Typical) -> Outcome:
-        """Returns a proven outcome with the time of each phase, if the steps for it take little of the time left."""
-        measurement = outcome.measurement
-        assert measurement is not None, "only a measured plan is proven"
-        needed_s, phases_s = phase_steps(typical.cycle) * measurement.step_time_s, dict[str, float]()
+        assert outcome.measurement is not None, "only a measured plan is proven"
+        needed_s, phases_s = phase_steps(typical.cycle) * outcome.measurement.step_time_s, dict[str, float]()
         if needed_s <= PHASES_SHARE * self.watch.clock.left_s and not self._really_limited:
-            batch_of = partial(self._typical_batch, typical)
+            batch_of, beat = partial(self._typical_batch, typical), partial(self.beat, "step")
             with suppress(Overdue), self._reported(step):
-                phases_s = time_phases(step, batch_of, self.device, typical.cycle, partial(self.beat, "step"))
+                phases_s = time_phases(step, batch_of, self.device, typical.cycle, beat)
         return outcome.with_measured(phases_s=phases_s)
 
     def _look_again(self, step: TrainStep, typical: Typical) -> None:
@@ -277,10 +267,7 @@ class Probe:
         """Runs the incomplete last batch of an epoch, if the plan's loader yields one, as part of a proof.
 
         If it fails, so does the plan, unless the user's own fails, too: their loop leaves it out, or never reaches it.
-        Nothing is compiled for it.
-
-        Returns:
-            Why it is not proven, or "".
+        Nothing is compiled for it. Returns why it is not proven, or "".
         """
         source, what = self.store.source, "the incomplete last batch of an epoch"
         last, users = source.remainder(self.plan.micro_batch_size), source.remainder(source.user_batch_size)
@@ -354,9 +341,8 @@ class Probe:
         return self._compiler.compile(lambda: sum(self._run_step(step, [batch]).seconds for batch in batches))
 
     def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
-        """Returns the allocator's counts on the worst batch and since `before`."""
-        new = self.device.counters().since(before)
-        worst = NOT_READ if peak is None or peak.memory is None else peak.memory
+        """Returns the allocator's counts on the worst batch, plus those since `before`."""
+        new, worst = self.device.counters().since(before), NOT_READ if peak is None else peak.memory
         return Counters(ooms=new.ooms + worst.swallowed_ooms, retries=new.retries + worst.allocator_retries)
 
     @property
@@ -430,14 +416,11 @@ class Probe:
         return lap
 
     def _typical_batch(self, typical: Typical, number: int) -> StepBatch:
-        return self._step_batch(typical.of_step(number))
+        return StepBatch.alike(unused(typical.of_step(number), self.device.type))
 
     def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> WindowResult:
         with self._reported(step):
-            return run_step(step, self._step_batch(parts), self.device)
-
-    def _step_batch(self, parts: Sequence[Batch]) -> StepBatch:
-        return StepBatch.alike(unused(parts, self.device.type))
+            return run_step(step, StepBatch.alike(unused(parts, self.device.type)), self.device)
 
     @contextmanager
     def _reported(self, step: TrainStep) -> Iterator[None]:

@@ -1,8 +1,10 @@
 """The outcome of a plan whose steps all ran, from their times, losses and the allocator's counters."""
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Self
 
@@ -12,11 +14,27 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Counters
-from autofit.probing.timing import Lap, WindowResult, beyond
+from autofit.probing.timing import MOST_KEPT_BYTES, Lap, WindowResult, beyond
 from autofit.workloads.batch_store import Typical
 
 LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")
 NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a race")
+
+
+def growth(live: Sequence[int | None], now: Callable[[], int | None]) -> int:
+    """Returns the bytes that each step left behind; 0 if one of them left less than `MOST_KEPT_BYTES`.
+
+    The first step is not judged, because it makes the optimizer's state. A cache that is filled once does not grow in
+    each of the others. At least three steps are needed. The guard puts lists back, so `LeakWatch` sees nothing in them.
+    `now` reads the live bytes again, once garbage is collected: reference cycles are not leaks.
+    """
+    known = [each for each in live if each is not None]
+    least = min((after - before for before, after in pairwise(known)), default=0)
+    if len(known) < 3 or least < MOST_KEPT_BYTES:
+        return 0
+    gc.collect()
+    left = min(least, ((now() or 0) - known[0]) // (len(known) - 1))
+    return left if left >= MOST_KEPT_BYTES else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +46,7 @@ class WorstBatchResult(Lap):
         wanted: number of steps to run.
         tokens: useful tokens per step.
         memory: peak over all steps.
-        growth_bytes: live memory that each step left behind, see `autofit.probing.leaks.growth`.
+        growth_bytes: live memory that each step left behind, see `growth`.
         cut_off: whether the time ended before all of them ran.
         compile_s: duration of the steps before them that compiled, in seconds; None if the plan does not compile.
         before_s: warm-up cost of other steps that ran before, which is then the whole.
@@ -37,7 +55,7 @@ class WorstBatchResult(Lap):
     samples: int
     wanted: int
     tokens: float | None = None
-    memory: Memory | None = None
+    memory: Memory = NOT_READ
     growth_bytes: int = 0
     cut_off: bool = False
     compile_s: float | None = None
@@ -52,8 +70,7 @@ class WorstBatchResult(Lap):
     @property
     def is_sound(self) -> bool:
         """Whether a full probe would find no fault: memory is not tight, and the loss is finite."""
-        memory = self.memory
-        tight = memory is not None and (memory.allocator_retries or memory.swallowed_ooms)
+        tight = self.memory.allocator_retries or self.memory.swallowed_ooms
         return not tight and (self.loss is None or math.isfinite(self.loss))
 
     @property
@@ -70,8 +87,6 @@ class WorstBatchResult(Lap):
 
     def joined(self, before: Self) -> Self:
         """Returns these steps with the peak and the warm-up of others that ran before on the same batch."""
-        assert self.memory is not None, "the meter has filled its reading"
-        assert before.memory is not None, "the meter has filled its reading"
         memory = max(self.memory, before.memory, key=lambda reading: reading.judged_bytes)
         return replace(self, memory=memory, before_s=before.startup_s)
 
@@ -93,13 +108,13 @@ class WorstBatchResult(Lap):
         }
         self.memory = memory.model_copy(update=more)
 
-    def measurement(self, memory: Memory, *warnings: str) -> Measurement:
+    def measurement(self, *warnings: str) -> Measurement:
         """Returns these steps as a measurement. It is of the worst batch, and on a host the meter slows it down."""
         return Measurement(
             step_times_s=tuple(self.steps_s),
             samples_per_step=self.samples,
             tokens_per_step=self.tokens,
-            memory=memory,
+            memory=self.memory,
             startup_s=self.startup_s,
             compile_s=self.compile_s,
             worst_steps=len(self.steps_s),
@@ -119,9 +134,15 @@ def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typica
     """
     if not lap.steps_s:
         return overflows(lap.skipped)
-    check_times(lap.steps_s)
+    if not all(map(math.isfinite, lap.steps_s)) or median(lap.steps_s) <= 0:
+        raise ClockError(
+            f"the clock is broken: steps took {', '.join(f'{s:g}' for s in lap.steps_s[:3])} s; expected more than 0. "
+            "time.perf_counter is faulty or was replaced (by a mock or freezegun): tune without the replacement."
+        )
+    worst = worst or WorstBatchResult(samples=0, wanted=0)
     if lap.loss is not None and not math.isfinite(lap.loss):
-        return Outcome(status=Status.NUMERIC, reason=_ruined(lap, worst))
+        first, where = worst.ruined or worst.wanted + (lap.ruined or 1), ", on the worst batch" if worst.ruined else ""
+        return Outcome(status=Status.NUMERIC, reason=f"the loss is {lap.loss}, from step {first} on{where}")
     measurement = _measurement(plan, lap, worst, typical, events)
     if events.retries or events.ooms:
         return Outcome(
@@ -133,11 +154,7 @@ def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typica
     return Outcome(status=Status.MEASURED, measurement=measurement)
 
 
-def _measurement(
-    plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical, events: Counters
-) -> Measurement:
-    count = plan.accumulation_steps
-    memory = NOT_READ if worst is None or worst.memory is None else worst.memory
+def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult, typical: Typical, events: Counters) -> Measurement:
     warnings = [] if lap.settled else ["step times had not settled after the warm-up"]
     if lap.skipped:
         warnings.append(f"the gradient scaler skipped {lap.skipped} steps")
@@ -149,16 +166,16 @@ def _measurement(
         steps_per_window=lap.steps_per_window,
         tokens_per_step=typical.tokens_per_step(lap.timed_steps),
         cycle=lap.cycle,
-        memory=memory.model_copy(update={"allocator_retries": events.retries, "swallowed_ooms": events.ooms}),
+        memory=worst.memory.model_copy(update={"allocator_retries": events.retries, "swallowed_ooms": events.ooms}),
         warmup_times_s=tuple(lap.warmup_s),
-        startup_s=None if worst is None else worst.startup_s + lap.startup_s,
-        compile_s=None if worst is None else worst.compile_s,
-        worst_steps=0 if worst is None else len(worst.steps_s),
+        startup_s=worst.startup_s + lap.startup_s if worst.steps_s else None,
+        compile_s=worst.compile_s,
+        worst_steps=len(worst.steps_s),
         loss=lap.loss,
-        growth_bytes=0 if worst is None else worst.growth_bytes,
+        growth_bytes=worst.growth_bytes,
         skipped_steps=lap.skipped,
         new_shape_s=lap.new_shape_s,
-        fetch_s=count * typical.fetch_s,
+        fetch_s=plan.accumulation_steps * typical.fetch_s,
         warnings=tuple(warnings),
     )
 
@@ -167,26 +184,15 @@ def objection(worst: WorstBatchResult, budget_bytes: int) -> Outcome | None:
     """Returns why a plan is not timed after its steps on the worst batch (no update, peak over the budget), or None."""
     if len(worst.steps_s) < worst.wanted and not worst.cut_off:
         return overflows(worst.skipped)
-    memory = worst.memory
-    assert memory is not None, "the meter has filled its reading"
-    if memory.judged_bytes <= budget_bytes:
+    if worst.memory.judged_bytes <= budget_bytes:
         return None
-    found, budget = format_bytes(memory.judged_bytes), format_bytes(budget_bytes)
-    reason = f"its peak {found} is above the budget {budget}"
-    return Outcome(status=Status.OVER_BUDGET, reason=reason, measurement=worst.measurement(memory))
+    reason = f"its peak {format_bytes(worst.memory.judged_bytes)} is above the budget {format_bytes(budget_bytes)}"
+    return Outcome(status=Status.OVER_BUDGET, reason=reason, measurement=worst.measurement())
 
 
 def untimed(worst: WorstBatchResult, why: str) -> Outcome:
     """Returns the outcome of a plan that fits and of which only the steps on the worst batch ran."""
-    assert worst.memory is not None, "the meter has filled its reading"
-    return Outcome(status=Status.MEASURED, measurement=worst.measurement(worst.memory, why))
-
-
-def _ruined(lap: Lap, worst: WorstBatchResult | None) -> str:
-    """Returns the reason for a loss that is not finite, with the number of the first such step."""
-    if worst is not None and worst.ruined is not None:
-        return f"the loss is {lap.loss}, from step {worst.ruined} on, on the worst batch"
-    return f"the loss is {lap.loss}, from step {(0 if worst is None else worst.wanted) + (lap.ruined or 1)} on"
+    return Outcome(status=Status.MEASURED, measurement=worst.measurement(why))
 
 
 def overflows(skipped: int) -> Outcome:
@@ -195,16 +201,3 @@ def overflows(skipped: int) -> Outcome:
         status=Status.NUMERIC,
         reason=f"the gradient scaler skipped {skipped} steps and found no usable scale: gradients overflow in fp16",
     )
-
-
-def check_times(steps_s: Sequence[float]) -> None:
-    """Checks that step times are finite and positive.
-
-    Raises:
-        ClockError: the clock stood still or returned a value that is not finite.
-    """
-    if not all(map(math.isfinite, steps_s)) or median(steps_s) <= 0:
-        raise ClockError(
-            f"the clock is broken: steps took {', '.join(f'{s:g}' for s in steps_s[:3])} s; expected more than 0. "
-            "time.perf_counter is faulty or was replaced (by a mock or freezegun): tune without the replacement."
-        )

@@ -23,15 +23,13 @@ from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Device, Reading
 from autofit.gates.gradients import Steps
-from autofit.identity.identity import environment_of
+from autofit.identity import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches
 from autofit.probing.block_profile import profiled_on_copy
-from autofit.probing.local_bench import place, training_notes
+from autofit.probing.opening import as_users_errors, batch_to_trace, chosen, facts_of, place, training_notes
 from autofit.probing.survey import Survey
-from autofit.probing.user_errors import as_users_errors
-from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies.base import Span
 from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin
@@ -59,15 +57,9 @@ class StandInBench:
 
     One small forward pass on the host inspects the user's objects. Their state is not restored.
 
-    Args:
-        workload: the user's objects.
-        device: the device, or its description: name, capacity, capabilities, budget and account.
-        options: options of the estimate.
-        on: returns where traced steps run, such as a stand-in that it installs; called in the process that traces.
-            None: on the device.
-        chip: the chip of the CUDA device. None reads it from a device that is present.
-        alone: whether this process only traces, so that anything a trace leaves in the user's objects is lost with it.
-        beat: called at the start of each phase, as a sign of life.
+    With `chip`, that of a CUDA device which is absent, a stand-in is installed in the process that traces. `alone` says
+    that this process only traces, so that anything a trace leaves in the user's objects is lost with it. `beat` is
+    called at the start of each phase, as a sign of life.
 
     Attributes:
         briefing: what is known about the workload. Its techniques are not checked.
@@ -82,13 +74,12 @@ class StandInBench:
         workload: Workload,
         device: Device,
         options: Options,
-        on: Callable[[], torch.device] | None = None,
         chip: Chip | None = None,
         alone: bool = False,
         beat: Callable[[str], None] = lambda phase: None,
     ) -> None:
-        self.workload, self._device, self._options = workload, device, options
-        self._on, self._chip, self._alone, self._beat = on or (lambda: device.torch_device), chip, alone, beat
+        self.workload, self._device = workload, device
+        self._chip, self._alone, self._beat = chip, alone, beat
         account = device.account()
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
@@ -103,7 +94,7 @@ class StandInBench:
             facts = facts_of(workload, self._source, device, options, budget, self._loss)
             facts = replace(facts, dataset_size=None, profile=self._profile)
             strategies = chosen(options.strategies, options.without)
-            survey = Survey(facts, strategies, Steps(_nothing_runs, options.seed), self._source)
+            survey = Survey(facts, strategies, Steps(_nothing_runs), self._source)
             space = survey.run()
             # Without the refusals of strategies that leave the memory per sample as it is.
             aside = {name for each in strategies if each.same_memory for name in (each.name, *each.owns)}
@@ -133,10 +124,7 @@ class StandInBench:
         beat: Callable[[str], None] = lambda phase: None,
         alone: bool = True,
     ) -> Self:
-        """Opens a bench for the described device.
-
-        For a CUDA device, a stand-in stays installed in the process that traces: in this one if `alone`, else in a
-        forked one.
+        """Opens a bench for the described device. What stands in for a CUDA device stays installed.
 
         Raises:
             UsageError: not `alone`, and processes can only be forked on Linux, which this machine does not run.
@@ -150,14 +138,12 @@ class StandInBench:
                 'its own: autofit.estimate("train.py:make_workload", device=...). With a model, this works on Linux.'
             )
         chip = Chip(described.capability, described.multiprocessors, described.threads)
-        return cls(workload, _Absent(described), options, standin.install, chip, alone=alone, beat=beat)
+        return cls(workload, _Absent(described), options, chip, alone=alone, beat=beat)
 
     def trace(self, plan: Plan, length: int | None = None) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
 
-        Args:
-            plan: what to trace.
-            length: sequence length of the batches; None for the loader's.
+        `length` is the sequence length of the batches; None for the loader's.
 
         Raises:
             Untraceable: something in the step cannot run without data, or would run differently on the device, or the
@@ -172,9 +158,8 @@ class StandInBench:
         threads = torch.get_num_threads()
 
         def work() -> Trace:
-            return tracing.trace(
-                self.workload, self._loss, plan, batch, self._on(), self._chip, isolation.LIMIT_S, threads
-            )
+            target = self._device.torch_device if self._chip is None else standin.install()
+            return tracing.trace(self.workload, self._loss, plan, batch, target, self._chip, isolation.LIMIT_S, threads)
 
         if self._alone:
             return work()
@@ -182,26 +167,33 @@ class StandInBench:
         return isolation.isolated(work, self.workload, on_host)
 
     def fixed_parts(self) -> tuple[Part, ...]:
-        """Returns the memory that a step keeps at any batch size, found without running a step.
-
-        Parts that cannot be found without running a step are left out.
-        """
+        """Returns the memory that a step keeps at any batch size, as far as it is found without running one."""
         return find_fixed_parts(self.workload)
 
     def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
         with suppress(Exception):  # the user's code may need real data; the trace will say so
             if not self._alone:
                 check_self_contained(self.workload)
-            size = self._source.small_size
-            batch = Counted(self._source.typical(size, 1)[0], size)
-            return profiled_on_copy(self.workload, self._loss, plan, blocks, marked, batch)
+            return profiled_on_copy(self.workload, self._loss, plan, blocks, marked, self._small())
         return ()
 
+    def _small(self) -> Counted:
+        return Counted(self._source.typical(self._source.small_size, 1)[0], self._source.small_size)
+
     def _resolved(self) -> LossRule:
-        workload, size = self.workload, self._source.small_size
+        """Returns how the loss is computed, if possible from a fake copy: a large model takes minutes on the host."""
+        workload, host = self.workload, torch.device("cpu")
         if self._alone and workload.training and workload.update_fn is None:
+            unknown = LossRule("", lambda model, batch: torch.empty(()), inferred=False, about="")
             with suppress(Exception):  # the user's code may need real data, with which any error will show
-                return _resolved_without_data(workload, Counted(self._source.typical(size, 1)[0], size))
+                found = self._small()
+                with fake_mode():
+                    part = fake_batch(found, found.samples, host)
+                    copied = fake_workload(workload, unknown, part, host)
+                    if copied.loss is not unknown:
+                        return copied.loss
+                    model, loss_fn = copied.workload.model, workload.loss_fn
+                    return resolve_loss(model, part, loss_fn=loss_fn, step_fn=workload.step_fn)
         return loss_of(workload, self._source, self._device.torch_device)
 
 
@@ -265,17 +257,6 @@ class _Absent(Device):
         """Returns the caching allocator with the options of this process, and a typical context."""
         options = next((os.environ[name] for name in OPTIONS if name in os.environ), "")
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
-
-
-def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:
-    """Returns how the loss is computed, found on a fake copy: a real forward pass of a large model takes minutes."""
-    unknown = LossRule("", lambda model, batch: torch.empty(()), inferred=False, about="")
-    with fake_mode():
-        part = fake_batch(found, found.samples, torch.device("cpu"))
-        copied = fake_workload(workload, unknown, part, torch.device("cpu"))
-        if copied.loss is not unknown:
-            return copied.loss
-        return resolve_loss(copied.workload.model, part, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
 
 
 def _nothing_runs(plan: Plan) -> TrainStep:

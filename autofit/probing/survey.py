@@ -24,8 +24,8 @@ from autofit.core.space import MAX_PLANS, Conflict, Refusal, SearchSpace, SpaceF
 from autofit.gates.gradients import Steps, generators_restored
 from autofit.gates.technique import updates_noted
 from autofit.probing.block_profile import profiled
+from autofit.probing.opening import baseline_notes
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import baseline_notes
 from autofit.strategies.base import Facts, Offer, Span, Strategy
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
@@ -106,9 +106,35 @@ class Survey:
         facts = replace(self.facts, profile=self._profile) if self.facts.profile is None else self.facts
         self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
-        every = {knob.name: knob for _, offer in offered for knob in offer.knobs}
-        _check_pinned_names(self.pinned, every, self.refused)
-        return {name: narrowed(knob, self.pinned, self.refused) for name, knob in every.items()}
+        return self._with_pins({knob.name: knob for _, offer in offered for knob in offer.knobs})
+
+    def _with_pins(self, knobs: dict[str, Knob]) -> dict[str, Knob]:
+        """Leaves pinned knobs their pinned value, and their default, since the baseline is measured for comparison.
+
+        Raises:
+            SpaceError: a pinned knob or value is not offered; the message lists those that are.
+        """
+        if ACCUMULATION_STEPS in self.pinned:
+            raise SpaceError(
+                f"{ACCUMULATION_STEPS} cannot be pinned: it follows from the global batch and the micro batch. Pin "
+                "micro_batch_size, and give the global batch."
+            )
+        for name in (each for each in self.pinned if each not in knobs):
+            reasons = [f" ({each.name}: {each.reason})" for each in self.refused if name.startswith(each.name)]
+            playing = "; ".join(f"{k.name}: {_listed(k)}" for k in knobs.values() if k.name != ACCUMULATION_STEPS)
+            raise SpaceError(
+                f"{name!r} is not a knob in play here{''.join(reasons[:1])}. The knobs in play are {playing}. Pin one "
+                "of these."
+            )
+        for name, value in self.pinned.items():
+            if not knobs[name].admits(value):
+                reasons = [f": {each.reason}" for each in self.refused if each.name == f"{name}={value}"]
+                raise SpaceError(
+                    f"{name}={value} cannot be pinned{''.join(reasons[:1])}. Expected one of {_listed(knobs[name])}. "
+                    "Pin another value, or none."
+                )
+            knobs[name] = knobs[name].only((knobs[name].default, value))
+        return knobs
 
     def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
         """Returns what the parts of a forward pass keep and compute. See `autofit.strategies.base.SpanProfile`."""
@@ -213,50 +239,6 @@ class _Recorded(Mapping[str, KnobValue]):
         return len(self._values)
 
 
-def narrowed(knob: Knob, pinned: Mapping[str, KnobValue], refused: Sequence[Refusal]) -> Knob:
-    """Returns a knob with its default and its pinned value alone; a knob that is not pinned is unchanged.
-
-    The default stays, since the baseline is measured for comparison.
-
-    Raises:
-        SpaceError: the knob has no such value here; the message gives the reason and the values that it has.
-    """
-    if knob.name not in pinned:
-        return knob
-    value = pinned[knob.name]
-    if not knob.admits(value):
-        named = f"{knob.name}={value}"
-        reasons = [refusal.reason for refusal in refused if refusal.name == named]
-        why = f": {reasons[0]}" if reasons else ""
-        raise SpaceError(
-            f"{named} cannot be pinned{why}. Expected one of {_listed(knob.values)}. Pin another value, or none."
-        )
-    return knob.only((knob.default, value))
-
-
-def _check_pinned_names(pinned: Mapping[str, KnobValue], knobs: Mapping[str, Knob], refused: Sequence[Refusal]) -> None:
-    """Checks that every pinned knob is among `knobs`, all that were offered by name.
-
-    Raises:
-        SpaceError: one is not; the message lists the knobs that are.
-    """
-    if ACCUMULATION_STEPS in pinned:
-        raise SpaceError(
-            f"{ACCUMULATION_STEPS} cannot be pinned: it follows from the global batch and the micro batch. Pin "
-            "micro_batch_size, and give the global batch."
-        )
-    for name in pinned:
-        if name not in knobs:
-            reasons = [f"{refusal.name}: {refusal.reason}" for refusal in refused if name.startswith(refusal.name)]
-            why = f" ({reasons[0]})" if reasons else ""
-            playing = "; ".join(
-                f"{k.name}: {_listed(k.values)}" for k in knobs.values() if k.name != ACCUMULATION_STEPS
-            )
-            raise SpaceError(
-                f"{name!r} is not a knob in play here{why}. The knobs in play are {playing}. Pin one of these."
-            )
-
-
 def _check_pins_together(facts: SpaceFacts) -> None:
     """Checks that a plan with all pinned values may be run.
 
@@ -273,5 +255,5 @@ def _check_pins_together(facts: SpaceFacts) -> None:
     raise SpaceError(f"{pins} cannot be pinned together: {reason}. Pin fewer knobs.")
 
 
-def _listed(values: Sequence[KnobValue]) -> str:
-    return ", ".join(map(str, values))
+def _listed(knob: Knob) -> str:
+    return ", ".join(map(str, knob.values))

@@ -1,23 +1,21 @@
 """Timing: times whole optimizer steps in windows, after a warm-up: steps that run one by one until their times settle.
 
-Window: optimizer steps that are timed together, without reading from the device in between. Training queues one step
-after the other and does not wait for the accelerator. A step that is timed alone begins on an idle device, so its time
-includes launch latency that training hides behind the previous step. Therefore, on a device that queues its work
-(`Device.queues_work`), several short steps are timed together. Values that require waiting for the device (the loss and
-the scale of the gradient scaler) are read at the edges of a window. On other devices, and for long steps, a window is
-one step.
+Window: optimizer steps that are timed together, without reading from the device in between. A step that is timed alone
+begins on an idle device, so its time includes launch latency that training, which queues one step after the other,
+hides behind the previous step. Therefore, on a device that queues its work (`Device.queues_work`), several short steps
+are timed together, and values that require waiting (the loss, the scale of the gradient scaler) are read at the edges.
 
 New shapes: how much longer a micro batch takes whose shape the process has not seen before. Libraries prepare kernels
-for each shape, and oneDNN generates code for some. A probe repeats a few batches, which hides that cost; a training
-whose batches nearly all differ in shape pays it at each of them. On a graph network, bf16 ran at 1.25x the speed of
-float32 over repeated batches on a CPU, and at 0.86x in training.
+for each shape. A probe repeats a few batches, which hides that cost; a training whose batches nearly all differ in
+shape pays it at each of them. On a graph network, bf16 ran at 1.25x the speed of float32 over repeated batches on a
+CPU, and at 0.86x in training.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import median
 from time import perf_counter
 
@@ -83,22 +81,19 @@ def steps_per_window(device: Device, step_s: float, cycle: int = 1) -> int:
 def watch_allocator(device: Device) -> Callable[[], bool]:
     """Returns a function that says whether the steps since this call may be repeated many times in a window.
 
-    They may not if they leave memory behind (more than `MOST_KEPT_BYTES`), if the allocator had to flush its cache, or
-    if an out-of-memory error was hidden. In the latter cases the plan is over the budget and each further step would be
-    as slow. Reading the allocator does not wait for the device.
+    They may not if they leave memory behind (more than `MOST_KEPT_BYTES`), or if the allocator flushed its cache or hid
+    an out-of-memory error: each further step would be as slow. Reading the allocator does not wait for the device.
     """
     live, counters = device.live_bytes() or 0, device.counters()
     return lambda: (device.live_bytes() or 0) - live <= MOST_KEPT_BYTES and device.counters() == counters
 
 
 def run_window(step: TrainStep, batch_of: Callable[[int], StepBatch], steps: int, device: Device) -> WindowResult:
-    """Runs `steps` steps, one after the other, and times all of them together.
+    """Runs `steps` steps, one after the other, and times all of them together, synchronised at both edges only.
 
-    If a scaler finds an infinity, it skips the update and lowers its scale. Such a step is faster and needs less memory
-    than a real one.
-
-    The device is synchronised at both edges, and not in between. `batch_of` returns the micro batches of a step by its
-    number in the window, from 0. The first is made before the clock starts, the others while the device works.
+    `batch_of` returns the micro batches of a step by its number in the window, from 0. The first is made before the
+    clock starts, the others while the device works. A step whose update the scaler skips, since it finds an infinity,
+    is faster and needs less memory than a real one.
     """
     scaler = step.draft.scaler
     scale = None if scaler is None else scaler.get_scale()
@@ -269,23 +264,51 @@ def time_steps(
 ) -> Lap:
     """Runs steps and times them. Gives up once the scaler has skipped `MOST_SKIPPED` of them.
 
-    Warm-up steps are timed one by one. Measured steps are timed window by window (timing.py); a window has
-    several steps only if the device queues its work and the steps are short.
+    Warm-up steps are timed one by one. Measured steps are timed window by window; a window has several steps only if
+    the device queues its work and the steps are short. Whole cycles of `cycle` steps, after which batches that differ
+    in shape repeat, are measured, so the last one may exceed the limits of `pace`.
 
-    Args:
-        step: the step to run.
-        batch_of: returns the micro batches of a step by its number, counted from 0 in the warm-up and again in the
-            measurement. A skipped step is run again on its own batches, with its window. For the first step of a
-            window, the call is not timed.
-        device: synchronised at the edges of each window.
-        pace: number and duration of the steps. Whole cycles are measured, so the last one may exceed the limit.
-        cycle: number of steps after which the batches repeat, if they differ in shape; 1 if all are alike.
-        beat: called before each window, as a sign of life.
+    `batch_of` returns the micro batches of a step by its number, counted from 0 in the warm-up and again in the
+    measurement. A skipped step is run again on its own batches, with its window. For the first step of a window, the
+    call is not timed. `beat` is called before each window, as a sign of life.
     """
-    timing = _Timing(step, batch_of, device, pace, cycle, beat, Lap(cycle=cycle))
-    timing.lap.settled = warm_up(timing.lap.warmup_s, lambda number: timing.run(number, 1), pace, cycle)
-    timing.measure()
-    return timing.lap
+    lap = Lap(cycle=cycle)
+
+    def run(first: int, steps: int) -> WindowResult:
+        """Runs a window that begins with step number `first`, and notes its result."""
+        beat()
+        ran = run_window(step, lambda number: batch_of(first + number), steps, device)
+        lap.note(ran)
+        return ran
+
+    lap.settled = warm_up(lap.warmup_s, lambda number: run(number, 1), pace, cycle)
+    began = perf_counter()
+    while lap.skipped < MOST_SKIPPED and not _is_enough(lap, pace, perf_counter() - began):
+        repeatable = None if lap.steps_s else watch_allocator(device)
+        ran = run(lap.timed_steps, lap.steps_per_window)
+        step_s = ran.seconds / ran.steps
+        if not ran.updated:
+            continue
+        wanted = steps_per_window(device, min([step_s, *lap.warmup_s[-1:]]), cycle)
+        # The first window is one step, which shows how wide windows can be. Windows at the beginning that are less than
+        # half as wide, including that step, count as warm-up.
+        if repeatable is not None and repeatable() and wanted >= 2 * lap.steps_per_window:
+            lap.steps_per_window, lap.cycle = wanted, 1
+            lap.warmup_s += [step_s] * ran.steps
+        else:
+            lap.steps_s.append(step_s)
+    return lap
+
+
+def _is_enough(lap: Lap, pace: Pace, elapsed_s: float) -> bool:
+    if not lap.steps_s or len(lap.steps_s) % lap.cycle:
+        return False
+    if elapsed_s > pace.patience_s:
+        return True
+    if lap.steps_per_window > 1 and len(lap.steps_s) < LEAST_WINDOWS:
+        return False
+    timed = lap.timed_steps >= pace.steps_least and elapsed_s >= pace.seconds
+    return timed or lap.timed_steps >= pace.steps_most
 
 
 def warm_up(times_s: list[float], run_step: Callable[[int], WindowResult], pace: Pace, cycle: int) -> bool:
@@ -308,68 +331,10 @@ def warm_up(times_s: list[float], run_step: Callable[[int], WindowResult], pace:
 
 def has_settled(times_s: Sequence[float], cycle: int) -> bool:
     """Returns whether the last two steps took equally long; if batches differ, whether each batch has run once."""
-    if cycle > 1:
-        return len(times_s) >= cycle
-    if len(times_s) < 2:
-        return False
+    if cycle > 1 or len(times_s) < 2:
+        return len(times_s) >= max(cycle, 2)
     low, high = sorted(times_s[-2:])
     return high - low <= SETTLED_RATIO * high
-
-
-@dataclass(slots=True)
-class _Timing:
-    """State of the timing in `time_steps`."""
-
-    step: TrainStep
-    batch_of: Callable[[int], StepBatch]
-    device: Device
-    pace: Pace
-    cycle: int
-    beat: Callable[[], None]
-    lap: Lap
-
-    def measure(self) -> None:
-        """Runs windows until there are enough. The first window is one step, which determines how wide windows can be.
-
-        Windows at the beginning that turn out too short, including that step, count as warm-up.
-        """
-        lap, began = self.lap, perf_counter()
-        while lap.skipped < MOST_SKIPPED and not self._enough(perf_counter() - began):
-            repeatable = None if lap.steps_s else watch_allocator(self.device)
-            ran = self.run(lap.timed_steps, lap.steps_per_window)
-            step_s = ran.seconds / ran.steps
-            if not ran.updated:
-                continue
-            if repeatable is not None and repeatable() and self._widen(min([step_s, *lap.warmup_s[-1:]])):
-                lap.warmup_s += [step_s] * ran.steps
-            else:
-                lap.steps_s.append(step_s)
-
-    def run(self, first: int, steps: int) -> WindowResult:
-        """Runs a window that begins with step number `first`, and records its result."""
-        self.beat()
-        ran = run_window(self.step, lambda number: self.batch_of(first + number), steps, self.device)
-        self.lap.note(ran)
-        return ran
-
-    def _widen(self, step_s: float) -> bool:
-        """Widens the windows if they are less than half as wide as steps of `step_s` need. Returns whether it did."""
-        lap, wanted = self.lap, steps_per_window(self.device, step_s, self.cycle)
-        if wanted < 2 * lap.steps_per_window:
-            return False
-        lap.steps_per_window, lap.cycle = wanted, 1
-        return True
-
-    def _enough(self, elapsed_s: float) -> bool:
-        lap, pace = self.lap, self.pace
-        if not lap.steps_s or len(lap.steps_s) % lap.cycle:
-            return False
-        if elapsed_s > pace.patience_s:
-            return True
-        if lap.steps_per_window > 1 and len(lap.steps_s) < LEAST_WINDOWS:
-            return False
-        timed = lap.timed_steps >= pace.steps_least and elapsed_s >= pace.seconds
-        return timed or lap.timed_steps >= pace.steps_most
 
 
 @contextmanager
@@ -399,36 +364,22 @@ def time_phases(
     cycle: int = 1,
     beat: Callable[[], None] = nothing,
 ) -> dict[str, float]:
-    """Returns the seconds of each phase over a few separate steps, see `autofit.core.measurement.steady`.
-
-    These steps are not part of the timing, because synchronising between phases slows the whole step down.
-    """
+    """Returns the seconds of each phase over a few steps of their own: synchronising between phases slows them down."""
     samples: dict[str, list[float]] = {}
-    try:
-        for number in range(phase_steps(cycle)):
-            beat()
-            for phase, seconds in _phases_of_step(step, batch_of(number), device).items():
-                samples.setdefault(phase, []).append(seconds)
-    finally:
-        step.observe = None
+    for number in range(phase_steps(cycle)):
+        beat()
+        batch, edges = batch_of(number), list[tuple[str, float]]()
+
+        def note(edges: list[tuple[str, float]] = edges) -> None:
+            device.synchronize()
+            edges.append((step.phase, perf_counter()))
+
+        with observed(step, note):
+            step(batch)
+            note()
+        spent: dict[str, float] = {}  # a step with several micro batches enters some phases more than once
+        for (phase, begun_s), (_, ended_s) in pairwise(edges):
+            spent[phase] = spent.get(phase, 0.0) + ended_s - begun_s
+        for phase, seconds in spent.items():
+            samples.setdefault(phase, []).append(seconds)
     return {phase: steady(times, cycle) for phase, times in samples.items()}
-
-
-def _phases_of_step(step: TrainStep, batch: StepBatch, device: Device) -> dict[str, float]:
-    spent: dict[str, float] = {}
-    device.synchronize()
-    last = perf_counter()
-    current = "prepare"
-
-    def observe(phase: str) -> None:
-        nonlocal last, current
-        device.synchronize()
-        now = perf_counter()
-        spent[current] = spent.get(current, 0.0) + now - last
-        last, current = now, phase
-
-    step.observe = observe
-    step(batch)
-    observe("done")
-    spent.pop("prepare", None)
-    return spent

@@ -1,6 +1,6 @@
 """TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,9 +14,9 @@ from autofit.core.plan import Plan
 from autofit.workloads.batch_store import StepBatch, StepLoader
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.tree import Batch, map_tensors, tensors
+from autofit.workloads.tree import Batch, map_tensors, pieces, tensors
 from autofit.workloads.useful_targets import weights_of
-from autofit.workloads.workload import Workload
+from autofit.workloads.workload import Workload, state_tensors
 
 __all__ = ["Draft", "Scheduler", "StepBatch", "StepLoader", "TrainStep"]
 
@@ -245,3 +245,20 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def static_bytes(step: TrainStep) -> int:
+    """Returns the bytes of the distinct storages that stay allocated between two steps, on the step's device."""
+    model, optimizer = step.draft.model, step.draft.optimizer
+    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
+    if optimizer is not None:
+        found += state_tensors(optimizer)
+    return storage_bytes(found, step.draft.device)
+
+
+def storage_bytes(found: Iterable[torch.Tensor], device: torch.device) -> int:
+    """Returns the bytes of the distinct storages of tensors, of those that are on a device of this type."""
+    here = [piece for t in found if t.device.type == device.type for piece in pieces(t)]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (piece.untyped_storage() for piece in here)}
+    return sum(storages.values())

@@ -13,9 +13,8 @@ from typing import Any
 
 import autofit
 from autofit.core.briefing import Options
-from autofit.probing.remote.child import Child, Deadlines
+from autofit.probing.remote.child import Child, Deadlines, OutputLog
 from autofit.probing.remote.nursery import ForkedProcess, Nursery
-from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.target import Target
 from scripts.bench import report
 
@@ -51,7 +50,7 @@ def start(target: Target, log: OutputLog, nursery: Nursery | None, how: str) -> 
 
     child = Child(Deadlines(), {}, log, nursery)
     try:
-        request = target.request(enforce=False, memory_bytes=None) | {"claims": False, "libraries": True}
+        request = target.request(enforce=False) | {"claims": False, "libraries": True}
         reply = child.ask(request, beat)
     finally:
         child.kill()

@@ -18,9 +18,8 @@ from autofit.core.measurement import Memory
 from autofit.core.plan import Plan
 from autofit.devices.cpu import BOOKKEEPING_BYTES, Cpu
 from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT
-from autofit.probing.workload_facts import static_bytes
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.step import Draft, TrainStep, static_bytes
 
 CPU = devices.choose("cpu")
 KIB = 2**10
@@ -152,7 +151,7 @@ import json, sys, resource
 import torch
 from torch import nn
 from autofit import devices
-from autofit.probing.workload_facts import static_bytes
+from autofit.workloads.step import static_bytes
 torch.set_num_threads(1)
 cpu = devices.choose("cpu")
 budget = int(sys.argv[1])

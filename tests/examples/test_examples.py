@@ -22,7 +22,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import parse_bytes
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 from autofit.probing import probe
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.timing import Pace

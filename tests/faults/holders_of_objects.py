@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 from tests.faults.holders import Holder, bits, holder, loss_of
 
 

@@ -18,7 +18,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.estimators.traced import Traced
 from autofit.fit import Fit
-from autofit.identity.identity import model_signature
+from autofit.identity import model_signature
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.counted_batches import Counted

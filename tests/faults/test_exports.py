@@ -11,7 +11,7 @@ import torch
 from autofit import devices, exporters
 from autofit.core.answer import Answer
 from autofit.fit import Fit
-from autofit.identity.identity import model_signature
+from autofit.identity import model_signature
 from tests.conformance.test_exporters import OWN, answer
 from tests.exporters import example_kinds, run_export
 from tests.exporters.kinds import KINDS, Kind

@@ -23,12 +23,11 @@ from autofit.guard import (
     object_state,
     process_state,
     tensor_state,
-    value_state,
 )
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 from autofit.probing import frozen_heap, local_bench
 
-PIECES = (object_state, process_state, tensor_state, value_state)
+PIECES = (object_state, process_state, tensor_state)
 MODULES = (api, in_process, local_bench, frozen_heap, guard, *PIECES)
 IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_put_back")
 IN_API, IN_PROCESS = ("tune",), ("search_in_process", "_opened")

@@ -15,8 +15,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
 from autofit.probing.remote.bench import RemoteBench, Target
-from autofit.probing.remote.child import Child, ChildEnded, Deadlines
-from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.child import Child, ChildEnded, Deadlines, OutputLog
 from autofit.tracing.isolation import IS_SUPPORTED, trace_in_fork
 from tests.probing.remote.fake_worker import PYTHON, install, is_alive
 from tests.probing.remote.test_bench import BRIEFING, OPENS, PLAN
@@ -105,7 +104,7 @@ TUNER = """
 import sys, time
 from pathlib import Path
 from autofit.probing.remote.child import Child, Deadlines
-from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.child import OutputLog
 sys.executable = sys.argv[1]
 child = Child(Deadlines(grace_s=float(sys.argv[2])), {}, OutputLog())
 try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autofit.cli.tune import _log
-from autofit.probing.remote.output import MOST_BYTES, OutputLog, last_exception
+from autofit.probing.remote.child import MOST_BYTES, OutputLog, last_exception
 from tests.probing.remote.fake_worker import PYTHON
 
 ROOT = Path(__file__).parents[2]

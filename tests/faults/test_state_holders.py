@@ -18,7 +18,7 @@ from autofit import api, in_process
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch, TrainStep

@@ -1,6 +1,7 @@
 """The comparison has two limits, and another order of operations may change as much as a number format rounds."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,5 +65,5 @@ def test_a_model_in_16_bits_or_under_autocast_may_change_more() -> None:
 def test_settings_of_cuda_say_nothing_about_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/cuda/test_gates.py asks on a CUDA device."""
     assert ORDER_L2 < TF32_L2 < REDUCED_L2
-    monkeypatch.setattr("autofit.gates.compare._multiplies_in_tf32", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
     assert order_l2(step_of(nn.Linear(2, 2))) == ORDER_L2

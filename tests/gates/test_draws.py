@@ -1,13 +1,17 @@
 """A sample draws the same numbers alone, in half a batch and in the whole one; what cannot be so is noticed."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from autofit.gates.draws import DrawLog, SharedDraws
+from autofit.gates.draws import DrawLog, SharedDraws, draws
 
+ATEN = torch.ops.aten
+HEADS = torch.ones(1, 2, 4, 8)
+ATTENTION = ATEN._scaled_dot_product_flash_attention_for_cpu.default
 SAMPLES = 6
 Draw = Callable[[torch.Tensor], torch.Tensor]
 
@@ -159,3 +163,22 @@ def test_what_draws_nothing_is_left_alone() -> None:
         return F.scaled_dot_product_attention(query, query, query, dropout_p=0.0) + F.dropout(x, 0.5, False).sum()
 
     assert not learned(step).drawn
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "expected"),
+    [
+        (ATEN.bernoulli.p, (HEADS, 0.5), {}, True),
+        (ATEN.native_dropout.default, (HEADS, 0.1, True), {}, True),
+        (ATEN.rand_like.default, (HEADS,), {}, True),
+        (ATEN.gelu.default, (HEADS,), {}, False),
+        (ATTENTION, (HEADS, HEADS, HEADS, 0.1), {}, True),
+        (ATTENTION, (HEADS, HEADS, HEADS), {"dropout_p": 0.1}, True),
+        (ATTENTION, (HEADS, HEADS, HEADS, 0.0), {}, False),
+        (ATTENTION, (HEADS, HEADS, HEADS), {}, False),
+    ],
+)
+def test_an_operator_draws_unless_its_dropout_is_zero(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: bool
+) -> None:
+    assert draws(func, args, kwargs) is expected

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autofit.guard import Guard
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 from tests.digests import digest_in
 
 

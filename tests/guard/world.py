@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.guard import Guard
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 
 
 class Recorder:

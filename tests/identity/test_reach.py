@@ -23,12 +23,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 
-from autofit.identity.identity import digest
-from autofit.identity.reach import (
+from autofit import identity
+from autofit.identity import (
     MOST_ITEMS,
-    ReachedFacts,
     are_drawn_positions,
     code_text,
+    digest,
     is_configuration,
     named,
     plain,
@@ -90,8 +90,8 @@ def between(step: Callable[[], object], **given: object) -> list[str]:
     """Returns the facts that are equal before and after a step."""
     before = reach(**given)
     step()
-    after = reach(**given).stable(before)
-    return after.lines("code") + after.lines("attributes")
+    stable = dict(reach(**given).items() & before.items())
+    return identity.lines(stable, "code") + identity.lines(stable, "attributes")
 
 
 def test_what_a_method_counts_is_of_its_object_and_of_no_other() -> None:
@@ -223,7 +223,7 @@ def test_objects_that_do_not_bear_being_looked_at_stop_nothing(make: Callable[[]
 
 def lines(**given: object) -> list[str]:
     facts = reach(**given)
-    return facts.lines("code") + facts.lines("attributes")
+    return identity.lines(facts, "code") + identity.lines(facts, "attributes")
 
 
 def module_of(source: str, name: str = "helpers_of_a_test") -> ModuleType:
@@ -388,9 +388,7 @@ def test_f57_what_steps_have_changed_is_left_out() -> None:
     before = reach(model=model)
     model(torch.ones(1, 2))
     after = reach(model=model)
-    left_out = {name for name in before.found if name not in after.stable(before).found}
-    assert left_out == {"model.seen", "model.step_count"}
-    assert isinstance(after.stable(before), ReachedFacts)
+    assert {name for name, _ in before.items() - after.items()} == {"model.seen", "model.step_count"}
 
 
 def test_weights_modes_and_hook_numbers_do_not_count() -> None:
@@ -448,7 +446,7 @@ def test_a_model_of_the_size_of_bert_takes_milliseconds() -> None:
     best_s = []
     for _ in range(5):
         began = time.process_time()
-        found = reach(model=model).found
+        found = reach(model=model)
         best_s.append(time.process_time() - began)
     assert len(found) > 300
     assert min(best_s) < 0.05
@@ -578,7 +576,7 @@ def test_docstrings_do_not_count_and_code_does() -> None:
 
 
 def test_a_set_has_the_same_text_whatever_the_hash_seed() -> None:
-    code = "from autofit.identity.reach import plain; print(plain({'b', 'a', 'c', ('x', 1)}))"
+    code = "from autofit.identity import plain; print(plain({'b', 'a', 'c', ('x', 1)}))"
     texts = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import transformers as t
 from torch.utils.data import DataLoader, TensorDataset
-from autofit.identity.identity import Reached
+from autofit.identity import Reached
 from autofit.workloads.workload import Workload
 import torch
 

@@ -315,7 +315,7 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(tmp_path: Path, seed
         assert len({job.name for job in found.jobs}) == len(found.jobs)
         assert all(str(path) in problem and "\n" not in problem for problem in found.problems)
         for job in found.jobs:
-            json.dumps(job.target.request(enforce=False, memory_bytes=None))
+            json.dumps(job.target.request(enforce=False))
 
 
 def test_neither_torch_nor_optuna_is_loaded(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_a_job_has_the_target_of_the_same_command_line(monkeypatch: pytest.Monke
 def test_what_a_job_leaves_out_is_left_to_the_workload() -> None:
     given = parser().parse_args(["tune", "/work/train.py:make_workload"])
     assert job().target == tune._target(given)
-    assert job().target.request(enforce=False, memory_bytes=None)["options"] == {"enforce": False, "own_process": True}
+    assert job().target.request(enforce=False)["options"] == {"enforce": False, "own_process": True}
 
 
 @pytest.mark.parametrize(

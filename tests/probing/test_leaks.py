@@ -15,8 +15,8 @@ from autofit.core.briefing import Options
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
-from autofit.probing.leaks import LEAST_BYTES, LeakWatch, growth
-from autofit.probing.local_bench import LocalBench
+from autofit.probing.local_bench import LEAST_BYTES, LeakWatch, LocalBench
+from autofit.probing.probe_outcome import growth
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime
 from tests.probing import targets

@@ -6,7 +6,7 @@ import torch
 from autofit.core.briefing import Options
 from autofit.core.errors import NothingFits
 from autofit.devices.cpu import Cpu
-from autofit.probing.workload_facts import budget_of
+from autofit.probing.opening import budget_of
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 

@@ -14,13 +14,12 @@ from autofit.core.plan import Plan
 from autofit.devices.cpu import Cpu
 from autofit.memory.trace import Kind, Trace
 from autofit.prepare import prepare
-from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.tracing import trace
 from autofit.workloads.first_loss import resolve_forward
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft, StepBatch
+from autofit.workloads.step import Draft, StepBatch, static_bytes
 from autofit.workloads.workload import Workload
 from tests.tracing.test_fake_copy import digest
 from tests.tracing.tiny import Asking, Cnn, Gpt, images, words, workload

@@ -10,11 +10,10 @@ from autofit.core.plan import Plan
 from autofit.devices.cpu import Cpu
 from autofit.memory.trace import Kind
 from autofit.prepare import prepare
-from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.tracing.static_memory import find_fixed_parts
 from autofit.tracing.tracing import trace
-from autofit.workloads.step import Draft
+from autofit.workloads.step import Draft, static_bytes
 from autofit.workloads.update import rule_of_update
 from tests.tracing.test_tracing import peaks
 from tests.workloads import gans

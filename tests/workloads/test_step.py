@@ -17,7 +17,7 @@ from autofit.strategies.base import Phase, Strategy
 from autofit.workloads.first_loss import resolve_forward
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import SUM, Weighing
-from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.step import Draft, StepBatch, TrainStep, static_bytes
 from autofit.workloads.update import rule_of_update
 from autofit.workloads.workload import OptimizerSet
 from tests.probing import targets
@@ -407,3 +407,15 @@ def test_a_step_of_the_user_has_one_micro_batch_and_advances_the_schedule() -> N
     assert phases == ["transfer", "forward"]
     with pytest.raises(UsageError, match="found 2 micro batches in a step that uses up its gradients in one pass"):
         step(StepBatch.of([first, second]))
+
+
+def test_static_bytes_counts_each_storage_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
+    model[1].weight = model[0].weight
+    step = make_step(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    assert static_bytes(step) == 64 + 4 * 16 + 8  # one weight; scale, shift, mean, variance; a count
+    model.get_parameter("0.weight").grad = torch.zeros(4, 4)
+    assert static_bytes(step) == 2 * 64 + 4 * 16 + 8
+    assert step.optimizer is not None
+    step.optimizer.step()  # momentum of the weight
+    assert static_bytes(step) == 3 * 64 + 4 * 16 + 8

@@ -20,9 +20,8 @@ from autofit.gates.verdict import Checked, GateVerdict
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
 from autofit.probing.compile_cache import VARIABLE, CompileCache
-from autofit.probing.remote.child import Child, ChildEnded, Deadlines
+from autofit.probing.remote.child import Child, ChildEnded, Deadlines, OutputLog
 from autofit.probing.remote.nursery import Nursery
-from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.target import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, Target
 
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
@@ -118,14 +117,10 @@ class RemoteBench:
 
     Use it as a context manager: leaving it ends every process that it started.
 
-    Args:
-        target: what the child opens.
-        deadlines: how long to wait for the child, unless the time budget is shorter.
-        probes_per_child: number of requests after which a child is replaced.
-        beat: called with each phase of a probe as it begins.
-        claim: called with lock key and name of the device before a child uses it; returns once it may. None: no lock.
-        clock: measures the remaining time. Without a limit, only the deadlines apply.
-        log: file for the output of the user's code. None uses a temporary file, kept if a message names it.
+    A child is replaced after `probes_per_child` requests. `beat` is called with each phase of a probe as it begins,
+    `claim` with lock key and name of the device before a child uses it: it returns once the child may. The `deadlines`
+    apply unless the time budget of the `clock` is shorter. `log` is the file for the output of the user's code; None
+    uses a temporary file, kept if a message names it.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -155,9 +150,7 @@ class RemoteBench:
         self._log, self._cache = OutputLog(log), CompileCache()
         self._nursery = Nursery({VARIABLE: self._cache.name, **target.environment})
         self._most, self._count, self._leaks = probes_per_child, 0, 0
-        # The first child's findings are reused for all: available memory fluctuates, and the survey takes time.
-        self._memory_bytes: int | None = None
-        self._known: Briefing | None = None
+        self._known: Briefing | None = None  # what the first child found is reused for all: the survey takes time
         self._child: Child | None = None
         began, self._survey_s, self._waited_s = self._clock.elapsed_s, 0.0, 0.0
         try:
@@ -165,8 +158,7 @@ class RemoteBench:
         except BaseException:
             self._tidy()
             raise
-        self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
-        self._kept: list[KnobValue] | None = None
+        self._known, self._kept = self.briefing, list[KnobValue]()
         start_s = max(self._clock.elapsed_s - began - self._survey_s - self._waited_s, 0.0)
         self.proof_start_s = start_s if self.briefing.environment.is_host else 0.0
 
@@ -218,9 +210,7 @@ class RemoteBench:
     def trace(self, plan: Plan, length: int | None = None) -> Trace:
         """Returns the allocations of the plan's training steps, traced in the warm child.
 
-        Args:
-            plan: what to trace.
-            length: sequence length of the batches, for a stand-in; None for the loader's.
+        `length` is the sequence length of the batches, for a stand-in; None for the loader's.
 
         Raises:
             Untraceable: as in `LocalBench.trace`, or the child ended. A new child serves the next call.
@@ -292,7 +282,7 @@ class RemoteBench:
         """Returns a warm child that has run no plan with other values of the knobs of which it keeps the first."""
         knobs = [knob for knob in self.briefing.space.knobs if knob.of_process]
         before, self._kept = self._kept, [plan.values.get(knob.name, knob.default) for knob in knobs]
-        if before not in (None, self._kept):
+        if before not in ([], self._kept):
             self._retire()
         return self._warm()
 
@@ -333,22 +323,21 @@ class RemoteBench:
         try:
             child = Child(self._deadlines, environment, self._log, self._nursery, self._clock.patience_s())
             reply = self._opened(child, enforce, phases)
+            briefing = Briefing.model_validate(reply["briefing"])
         except BaseException as error:
             if child is not None and not isinstance(error, ChildEnded):
                 child.kill()
+            if isinstance(error, ValidationError):
+                raise errors.AutofitError(OTHER_VERSION) from error
             raise
         if not self._nursery.libraries:
             self._nursery.learn(reply.get("libraries", []), reply.get("gpus", 0))
         self._survey_s = phases.spent_s.get(SURVEY, self._survey_s)
-        try:
-            return child, Briefing.model_validate(reply["briefing"])
-        except ValidationError as error:
-            child.kill()
-            raise errors.AutofitError(OTHER_VERSION) from error
+        return child, briefing
 
     def _opened(self, child: Child, enforce: bool, phases: Phases) -> dict[str, Any]:
         """Claims the device that the child names, and returns the child's reply with its briefing."""
-        request = self._target.request(enforce, self._memory_bytes, self._known)
+        request = self._target.request(enforce, self._known)
         request |= {"claims": self._claim is not None, "libraries": not self._nursery.libraries}
         if self._clock.limit_s is not None:
             request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}

@@ -1,29 +1,46 @@
-"""Child: one worker process with its own pipes, two clocks, and a kill that leaves no process behind."""
+"""Child: one worker process with its own pipes, two clocks, and a kill that leaves no process behind.
+
+The output of the user's code goes to a private log file, and nowhere else, since it may contain keys and passwords. No
+part of it reaches a plan, a study or a result, except for the last line of an exception, from which anything that looks
+like a secret is removed.
+"""
 
 import json
 import math
 import os
+import re
 import selectors
 import signal
+import stat
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from autofit.core.outcome import Outcome, Status
+from autofit.core.printable import redacted
 from autofit.core.units import format_duration
 from autofit.failures.classify import classify
-from autofit.failures.evidence import Evidence
+from autofit.failures.evidence import Evidence, plain
 from autofit.probing.remote.nursery import ForkedProcess, Nursery, fresh
-from autofit.probing.remote.output import KEPT_BYTES, OutputLog, last_exception
 
 _LINE_BYTES = 16 * 2**20
 _POLL_S = 0.1
 """Interval of checks that the process is alive: its own helpers may hold its pipe open after its death."""
 _GROUP_S = 1.0  # time for killed processes to disappear
+MOST_BYTES = 2**20
+"""Maximum size of a log. When it is reached, only the last `KEPT_BYTES` are kept."""
+KEPT_BYTES = 2**16
+_REASON_LIMIT = 240
+_HEAD, _CUT = b"--- printed by your code from ", b"[what was printed before is not kept]\n"
+"""The two possible beginnings of a log. A file with any other beginning is not a log of autofit's."""
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?::\s.*)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +70,103 @@ class ChildEnded(Exception):
         self.outcome = outcome
 
 
+class OutputLog:
+    """A log file with mode 0600 that is created at the first output. Thread-safe.
+
+    Without a path it is a temporary file, which `close` removes unless `location` was called.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._temporary = path, path is None
+        self._file: int | None = None
+        self._failure, self._shown = "", False
+        self._lock = threading.Lock()
+
+    def write(self, chunk: bytes, tail: bytes) -> None:
+        """Appends a chunk. If the log is full, everything but `tail`, the end of the output, is dropped.
+
+        Errors in writing the log are ignored.
+        """
+        with self._lock, suppress(OSError):
+            if self._file is None and not self._failure:
+                self._open()
+            if self._file is None:
+                return
+            if os.fstat(self._file).st_size + len(chunk) > MOST_BYTES:
+                os.ftruncate(self._file, 0)
+                chunk = _CUT + tail
+            while chunk:
+                chunk = chunk[os.write(self._file, chunk) :]
+
+    def location(self) -> str:
+        """Returns a text that says where the output is. From then on the file is kept."""
+        if self._file is None:
+            return f"its output could not be kept ({self._failure})" if self._failure else ""
+        self._shown = True
+        return f"its output is in {self._path}"
+
+    def close(self) -> None:
+        """Closes the file. Removes a temporary file whose location was not shown."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file, self._failure = None, "it was closed"
+                if self._temporary and not self._shown and self._path is not None:
+                    self._path.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        try:
+            self._file = self._descriptor()
+            os.fchmod(self._file, 0o600)
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            os.write(self._file, _HEAD + f"{when} on\n".encode())
+        except OSError as error:
+            self._failure = error.strerror or str(error)
+
+    def _descriptor(self) -> int:
+        if self._path is None:
+            descriptor, name = tempfile.mkstemp(prefix="autofit-", suffix=".log")
+            self._path = Path(name)
+            return descriptor
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._path.parent.is_symlink() or not _mine(self._path.parent.lstat()):
+            raise PermissionError(0, "the study's directory is a link or belongs to another user")
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(self._path, flags, 0o600)
+        found = os.fstat(descriptor)
+        if not (stat.S_ISREG(found.st_mode) and _mine(found) and found.st_nlink == 1):
+            os.close(descriptor)
+            raise PermissionError(0, "the log is not a regular file of this user")
+        begins = os.pread(descriptor, max(len(_HEAD), len(_CUT)), 0)
+        if begins and not begins.startswith((_HEAD, _CUT)):
+            os.close(descriptor)
+            raise PermissionError(0, f"{self._path.name} already exists and is not a log of autofit's")
+        return descriptor
+
+
+def _mine(found: os.stat_result) -> bool:
+    return found.st_uid in (os.geteuid(), 0)
+
+
+def last_exception(output: str) -> str:
+    """Returns the last line of an output, made safe to show, if it is that of an exception; else ""."""
+    lines = [line for line in plain(output[-4000:], 4000).splitlines() if line.strip()]
+    if not lines or not _EXCEPTION.match(lines[-1]):
+        return ""
+    return plain(redacted(lines[-1]), _REASON_LIMIT)
+
+
 class Child:
     """One worker process under a supervisor (supervisor.py), in its own process group, with two pipes and a log.
 
     Not thread-safe. `kill` leaves no process behind: the supervisor ends all processes that the worker started, even if
     this process dies first.
 
-    Args:
-        deadlines: how long to wait for the child.
-        environment: variables in addition to those of this process and of the nursery.
-        log: receives the child's output.
-        nursery: forks the process where that is possible. None starts a fresh interpreter.
-        patience_s: maximum wait for the nursery.
+    The `environment` has variables in addition to those of this process and of the nursery, which forks the process
+    where that is possible; otherwise, and without a nursery, a fresh interpreter is started.
 
     Raises:
-        ChildEnded: the nursery did not answer in that time.
+        ChildEnded: the nursery did not answer within `patience_s`.
     """
 
     def __init__(
@@ -115,10 +214,8 @@ class Child:
     ) -> dict[str, Any]:
         """Sends a request and returns the reply.
 
-        Args:
-            request: the request.
-            beat: called with each phase that the child enters, as a sign of life.
-            patience_s: limit that the time budget sets for this request, in addition to the deadlines.
+        `beat` is called with each phase that the child enters, as a sign of life. `patience_s` is the limit that the
+        time budget sets for this request, in addition to the deadlines.
 
         Raises:
             ChildEnded: the child died, hung or sent an invalid reply. It is gone when this is raised.

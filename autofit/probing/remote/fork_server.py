@@ -65,11 +65,8 @@ def main(connection: int, life: int) -> None:
 class ForkServer:
     """Serves one parent until the parent closes its end.
 
-    Args:
-        connection: receives the messages.
-        life: the reading end of the pipe on whose end this process ends.
-        work: what a forked worker runs, with the descriptors of its requests and replies.
-        before: variables that are set in this process alone, with the values that a worker has.
+    A forked worker runs `work` with the descriptors of its requests and replies, and with the values `before` of the
+    variables that are set in this process alone. This process ends with the pipe `life`.
     """
 
     def __init__(

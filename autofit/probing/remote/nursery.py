@@ -39,7 +39,7 @@ def fresh(given: Mapping[str, int], environment: Mapping[str, str], output: int)
 
 
 class _Refused(NamedTuple):
-    """Why the nursery forked nothing; "" if it died or does not answer. The culprit is the module that is at fault."""
+    """Why the nursery forked nothing; "" if it died or does not answer; and the module that is at fault."""
 
     reason: str = ""
     culprit: str = ""
@@ -48,10 +48,8 @@ class _Refused(NamedTuple):
 class ForkedProcess:
     """A supervisor that the nursery forked, with the part of `subprocess.Popen` that `Child` uses.
 
-    Args:
-        pid: its process id.
-        status: descriptor on which it writes its wait status; it closes when the process ends.
-        ended: called once when the process has ended.
+    It writes its wait status to the other end of the descriptor `status`, which closes when it ends. `ended` is called
+    once then.
     """
 
     def __init__(self, pid: int, status: int, ended: Callable[[int], None]) -> None:
@@ -91,11 +89,8 @@ class Nursery:
 
     Not thread-safe.
 
-    Args:
-        environment: variables of the forked processes, in addition to those of this process.
-
     Attributes:
-        environment: those variables.
+        environment: variables of the forked processes, in addition to those of this process.
         reason: why the last process was not forked; "" if it was.
         libraries: the modules that the nursery imports. Those from the first on after whose import it could not be
             forked are left out when it starts again.

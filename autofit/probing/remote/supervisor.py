@@ -13,9 +13,8 @@ On Linux the supervisor is the reaper of all its descendants, so it also finds h
 (`setsid`). Elsewhere it kills the process group and does not find such helpers.
 
 Supervisor and worker have a process group of their own, which signals from the terminal do not reach, and stay in the
-session of the tuner: Linux divides the cores between sessions (`sched_autogroup`). In a session of its own, beside
-another busy process, the threads of a worker could stay on one of two cores and wait for each other: in about one
-search of five, an LSTM whose step takes 0.2 s did not end three steps in 15 s.
+session of the tuner: Linux divides the cores between sessions (`sched_autogroup`), so that beside another busy process
+the threads of a worker with a session of its own may stay on one core and wait for each other.
 
 The supervisor itself loads little more than the standard library, so that it starts fast and takes little memory.
 """
@@ -43,10 +42,8 @@ _KILL_S = 30.0
 def keep(life: int, *others: int, ended: Callable[[int], None] = lambda status: None) -> None:
     """Forks, and returns in the new process, the worker. This process waits, cleans up and exits as the worker did.
 
-    Args:
-        life: descriptor to which nothing is written. It reaches its end when the tuner is gone.
-        others: descriptors that only the worker uses.
-        ended: called with the worker's wait status, after the processes that it started have ended.
+    Nothing is written to the descriptor `life`, which reaches its end when the tuner is gone. Only the worker uses the
+    `others`. `ended` is called with the worker's wait status, after the processes that it started have ended.
     """
     me = os.getpid()
     adopt_orphans()
@@ -119,9 +116,9 @@ def _children() -> list[int]:
 
 def _exit_with(status: int) -> None:
     """Ends this process with the given wait status, without a core dump of its own."""
-    if not IS_LINUX:
+    if not IS_LINUX and status == signal.SIGKILL:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(0, signal.SIGKILL) if status == signal.SIGKILL else None
+            os.killpg(0, signal.SIGKILL)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -46,20 +46,20 @@ class Target:
         """Environment variables for the child."""
         return {} if self.stand_in is None else HIDING_ENVIRONMENT
 
-    def request(self, enforce: bool, memory_bytes: int | None, known: Briefing | None = None) -> dict[str, Any]:
-        """Returns the request that opens this target.
+    def request(self, enforce: bool, known: Briefing | None = None) -> dict[str, Any]:
+        """Returns the request that opens this target; `enforce` as in `Options`.
 
-        Args:
-            enforce: as in `Options`.
-            memory_bytes: overrides the memory budget of the options; None keeps it.
-            known: what an earlier child found, so that this child skips the survey. None runs the survey.
+        `known` is what an earlier child found, so that this child skips the survey and keeps its budget: available
+        memory fluctuates, and a training's resident bytes are already taken off. Its parts that only the search needs
+        are left out, since they may be long.
         """
-        budget = self.options.memory_budget if memory_bytes is None else memory_bytes
         changes: dict[str, Any] = {"enforce": enforce, "own_process": True}
-        if budget is not None:
-            changes["memory_budget"] = budget
-        if memory_bytes is not None:  # a training's resident bytes are already taken off
-            changes["resident_bytes"] = 0
+        if self.options.memory_budget is not None:
+            changes["memory_budget"] = self.options.memory_budget
+        if known is not None:
+            changes |= {"memory_budget": known.budget.memory_bytes, "resident_bytes": 0}
+            space = known.space.model_copy(update={"forbidden": (), "refused": ()})
+            known = known.model_copy(update={"space": space, "caveats": ()})
         options = self.options.model_copy(update=changes)
         return {
             "do": "open",
@@ -70,11 +70,5 @@ class Target:
             "evaluation": self.evaluation,
             "options": options.model_dump(mode="json", exclude_unset=True),  # the function may set the rest
             "stand_in": None if self.stand_in is None else self.stand_in.model_dump(mode="json"),
-            "known": None if known is None else _brief(known).model_dump(mode="json"),
+            "known": None if known is None else known.model_dump(mode="json"),
         }
-
-
-def _brief(known: Briefing) -> Briefing:
-    """Returns a briefing without the parts that only the search needs, which may be long."""
-    space = known.space.model_copy(update={"forbidden": (), "refused": ()})
-    return known.model_copy(update={"space": space, "caveats": ()})

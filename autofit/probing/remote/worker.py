@@ -46,10 +46,10 @@ from autofit.failures.evidence import collect, scrub
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.probing.frozen_heap import collect_as_usual
 from autofit.probing.local_bench import LocalBench
+from autofit.probing.opening import check_names
 from autofit.probing.remote.target import OTHER_VERSION
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import check_names
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
@@ -85,26 +85,25 @@ class Worker:
                 raise
 
     def _answer(self, request: dict[str, Any]) -> bool:
-        if request["do"] == "open":
+        do, bench = request["do"], self._bench
+        if do == "open":
             with _exits_as_errors("while the workload was opened"):
                 self._open(request)
-        elif request["do"] == "evaluate":
-            assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
-            self._say("outcome", outcome=_evaluated(self._bench, request).model_dump(mode="json"))
-        elif request["do"] == "check":
-            assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
-            self._say("checked", checked=_checked(self._bench, request).model_dump(mode="json"))
-        elif request["do"] == "trace":
-            assert self._bench is not None, "open comes first"
-            self._say("trace", **_traced(self._bench, request))
-        elif request["do"] == "fixed_parts":
-            assert isinstance(self._bench, StandInBench), "open comes first, with a stand-in"
-            self._say("fixed_parts", parts=[part.model_dump(mode="json") for part in self._bench.fixed_parts()])
-        else:
-            if isinstance(self._bench, LocalBench):
-                self._bench.__exit__(None, None, None)
+        elif do == "close":
+            if isinstance(bench, LocalBench):
+                bench.__exit__(None, None, None)
             self._say("closed")
             return True
+        elif do == "trace" and bench is not None:
+            self._say("trace", **_traced(bench, request))
+        elif do == "fixed_parts" and isinstance(bench, StandInBench):
+            self._say("fixed_parts", parts=[part.model_dump(mode="json") for part in bench.fixed_parts()])
+        else:
+            assert isinstance(bench, LocalBench), "open comes first, and not with a stand-in"
+            if do == "evaluate":
+                self._say("outcome", outcome=_evaluated(bench, request).model_dump(mode="json"))
+            else:
+                self._say("checked", checked=_checked(bench, request).model_dump(mode="json"))
         return False
 
     def _open(self, request: dict[str, Any]) -> None:
@@ -256,10 +255,7 @@ def installed_modules(target: str) -> list[str]:
     """Returns the loaded modules of installed packages and the standard library, in the order their imports ended.
 
     A package that is installed from a source folder (`pip install -e`) counts as the user's code, and so does the
-    package that holds the target.
-
-    Args:
-        target: what the user asked to open, such as `package.module:function`.
+    package that holds the target, such as `package.module:function`.
     """
     package, paths = target.partition(":")[0].partition(".")[0], sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]

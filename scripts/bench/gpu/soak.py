@@ -23,8 +23,7 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
 from autofit.fit import Fit
 from autofit.probing.remote.bench import RemoteBench
-from autofit.probing.workload_facts import static_bytes
-from autofit.workloads.step import TrainStep
+from autofit.workloads.step import TrainStep, static_bytes
 from autofit.workloads.tree import Batch
 from scripts.bench import files
 from scripts.bench.gpu import stage

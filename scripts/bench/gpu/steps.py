@@ -26,11 +26,10 @@ from autofit.core.plan import KnobValue, Plan
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device, Reading
 from autofit.prepare import prepare
-from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import resolve_loss
-from autofit.workloads.step import Draft
+from autofit.workloads.step import Draft, static_bytes
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
 from scripts.bench import report

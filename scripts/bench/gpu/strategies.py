@@ -31,7 +31,8 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.prepare import prepare
-from autofit.probing.local_bench import LocalBench, place
+from autofit.probing.local_bench import LocalBench
+from autofit.probing.opening import place
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.compilation import LEAST_WARM_UP_S

@@ -35,14 +35,13 @@ from autofit.core.units import parse_bytes
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect
 from autofit.prepare import prepare
-from autofit.probing.workload_facts import static_bytes
 from autofit.strategies import members
 from autofit.strategies.batching import MOST_TIMES_LARGER
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.dataloaders import source_of
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.loss import resolve_loss
-from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.step import Draft, TrainStep, static_bytes
 from autofit.workloads.workload import Workload
 from scripts.bench import gain
 

@@ -9,7 +9,7 @@ import torch
 
 import autofit
 from autofit.core.errors import BudgetSpent
-from autofit.guard.digest import fingerprint
+from autofit.guard.object_state import fingerprint
 from autofit.workloads.workload import Workload
 from scripts.bench.peers import models
 from scripts.bench.peers.models import Problem

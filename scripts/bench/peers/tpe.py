@@ -12,7 +12,7 @@ from typing import Any
 from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.probing.workload_facts import facts_of
+from autofit.probing.opening import facts_of
 from autofit.strategies import members
 from autofit.workloads.first_loss import loss_of
 from scripts.bench.peers.models import STEPS, Problem

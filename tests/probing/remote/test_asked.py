@@ -10,8 +10,7 @@ import pytest
 from autofit.core.errors import AutofitError, DevicePoisoned, UserCodeError
 from autofit.memory.trace import Kind, Trace
 from autofit.probing.remote.bench import asked, parsed
-from autofit.probing.remote.child import Child, ChildEnded, Deadlines
-from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.child import Child, ChildEnded, Deadlines, OutputLog
 from tests.memory.traces import Script
 from tests.probing.remote.fake_worker import install, session
 

@@ -517,7 +517,7 @@ def test_the_users_output_does_not_reach_the_protocol_and_no_secret_leaves(contr
     assert len(controls.bench._child.log) <= 2**16
     assert "forged" in controls.bench._child.log
     said = outcome.model_dump_json() + controls.bench.briefing.model_dump_json()
-    sent = json.dumps(controls.bench._target.request(enforce=True, memory_bytes=1))
+    sent = json.dumps(controls.bench._target.request(enforce=True))
     assert "hunter2" not in said + sent
 
 

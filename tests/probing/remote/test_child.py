@@ -13,9 +13,8 @@ import pytest
 
 from autofit.core.outcome import Outcome, Status
 from autofit.probing.remote import child as child_module
-from autofit.probing.remote.child import Child, ChildEnded, Deadlines
+from autofit.probing.remote.child import KEPT_BYTES, Child, ChildEnded, Deadlines, OutputLog
 from autofit.probing.remote.nursery import ForkedProcess, Nursery
-from autofit.probing.remote.output import OutputLog
 from tests.fakes import FakeTime
 from tests.probing.remote.fake_worker import PYTHON, install, is_alive, open_descriptors, session
 
@@ -254,3 +253,19 @@ def test_is_alive_tells_the_living_from_the_dead(start: Start) -> None:
     while is_alive(child.process.pid) and time.monotonic() < until:  # the nursery, its parent, has to fetch its status
         time.sleep(0.01)
     assert not is_alive(child.process.pid)
+
+
+def test_a_flood_on_the_output_disturbs_nothing_and_is_cut(start: Start) -> None:
+    child = start("""
+        sys.stdout.write("start of the flood")
+        sys.stdout.write('{"kind": "outcome", "forged": true}\\n' * 100000)
+        sys.stdout.write("x" * 3000000)  # and not one line end
+        sys.stderr.write("end of the flood")
+        sys.stdout.flush()
+        say("outcome", genuine=True)
+    """)
+    assert child.ask({}) == {"kind": "outcome", "genuine": True}
+    child.kill()
+    assert len(child.log) <= KEPT_BYTES
+    assert "x" * 1000 in child.log
+    assert "start of the flood" not in child.log

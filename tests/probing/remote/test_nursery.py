@@ -15,9 +15,8 @@ from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
 from autofit.probing.remote import nursery as nursery_module
 from autofit.probing.remote.bench import RemoteBench
-from autofit.probing.remote.child import Child, ChildEnded, Deadlines
+from autofit.probing.remote.child import Child, ChildEnded, Deadlines, OutputLog
 from autofit.probing.remote.nursery import ForkedProcess, Nursery
-from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.target import HOST_LIMIT_ENVIRONMENT, Target
 from tests.probing.remote.fake_worker import PYTHON, install, is_alive, open_descriptors, session
 
@@ -213,7 +212,7 @@ PARENT = """
 import sys, time
 from autofit.probing.remote.child import Child, Deadlines
 from autofit.probing.remote.nursery import Nursery
-from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.child import OutputLog
 sys.executable = sys.argv[1]
 nursery = Nursery({})
 child = Child(Deadlines(), {}, OutputLog(), nursery)

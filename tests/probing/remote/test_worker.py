@@ -192,7 +192,7 @@ def test_options_of_the_factory_fill_what_was_not_asked() -> None:
     made = options_of({"numerics": "exact", "strategies": ["batching"], "model": None, "time_budget": 3}, {})
     assert (made.numerics, made.strategies) == ("exact", ("batching",))
     for asked in ("any", "mixed"):  # also what is the default
-        options = Target("train.py", options=Options(numerics=asked)).request(False, None)["options"]
+        options = Target("train.py", options=Options(numerics=asked)).request(False)["options"]
         assert options_of({"numerics": "exact", "seed": 5}, options).numerics == asked
         assert options_of({"numerics": "exact", "seed": 5}, options).seed == 5
     with pytest.raises(WorkloadError, match="seed is 'first': Input should be a valid integer"):

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autofit import devices
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.local_bench import place
+from autofit.probing.opening import place
 from autofit.strategies import members
 from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.results import laid_out

@@ -1,31 +1,68 @@
-"""The facts about a workload on a device that strategies need, including the baseline's batch.
+"""What it takes to open a workload on a device: its place, its budget, and the facts that strategies need.
 
-Memory that stays allocated between two training steps, and what that leaves of the budget for an evaluation.
+Among the facts is the baseline's batch. What the user's own code raises meanwhile is raised as such.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 import torch
+from torch import nn
 
 from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.budget import Budget
-from autofit.core.errors import NothingFits, SpaceError, UsageError
+from autofit.core.errors import (
+    AutofitError,
+    DevicePoisoned,
+    NothingFits,
+    RestoreError,
+    SpaceError,
+    UsageError,
+    UserCodeError,
+    WorkloadError,
+)
+from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, format_names
 from autofit.devices.base import Device
+from autofit.failures.classify import classify
+from autofit.failures.evidence import collect
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Strategy, Watch
 from autofit.tracing.tracing import rehearse
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import TrainStep
-from autofit.workloads.tree import pieces
+from autofit.workloads.step import storage_bytes
 from autofit.workloads.update import WHOLE
 from autofit.workloads.workload import Workload, state_tensors
+
+NAMED = 3
+"""Maximum number of modules that a note names."""
+
+
+def place(workload: Workload, device: Device, may_move: bool) -> None:
+    """Moves the model and a loss module to `device` if `may_move`; otherwise checks that the model is there.
+
+    Raises:
+        WorkloadError: the model is on another device, or on several.
+    """
+    model, wanted = workload.model, device.torch_device
+    if may_move:
+        model.to(wanted)
+        if isinstance(workload.loss_fn, nn.Module):
+            workload.loss_fn.to(wanted)
+        return
+    found = {t.device for t in (*model.parameters(), *model.buffers())}
+    if any(t.type != wanted.type or (wanted.index is not None and t.index != wanted.index) for t in found):
+        names = ", ".join(sorted(map(str, found)))
+        raise WorkloadError(
+            f"the model is on {names}, but it is to be tuned on {wanted}. Move it first with model.to({str(wanted)!r}) "
+            f"and create the optimizer afterwards; or pass device={names.split(',')[0]!r}."
+        )
 
 
 def facts_of(
@@ -174,23 +211,6 @@ def _expected(name: str, known: Sequence[str]) -> str:
     return f"{f'Did you mean {near[0]!r}? ' if near else ''}Expected some of {', '.join(known)}."
 
 
-def static_bytes(step: TrainStep) -> int:
-    """Returns the bytes of the distinct storages that stay allocated between two steps, on the step's device."""
-    model, optimizer = step.draft.model, step.draft.optimizer
-    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
-    if optimizer is not None:
-        found += state_tensors(optimizer)
-    return storage_bytes(found, step.draft.device)
-
-
-def storage_bytes(found: Iterable[torch.Tensor], device: torch.device) -> int:
-    """Returns the bytes of the distinct storages of tensors, of those that are on a device of this type."""
-    here = [piece for t in found if t.device.type == device.type for piece in pieces(t)]
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (piece.untyped_storage() for piece in here)}
-    return sum(storages.values())
-
-
 def budget_of(workload: Workload, device: Device, options: Options, *, varies: bool) -> Budget:
     """Returns the memory budget of a search, with its arithmetic in words.
 
@@ -204,7 +224,11 @@ def budget_of(workload: Workload, device: Device, options: Options, *, varies: b
     budget = device.budget(options.memory_budget, varies)
     if not options.resident_bytes:
         return budget
-    kept = max(options.resident_bytes - _held_bytes(workload, device), 0)
+    # The readings of a probe contain the model; where all live tensors count, also the state of the user's optimizer.
+    held: list[torch.Tensor] = [*workload.model.parameters(), *workload.model.buffers()]
+    if device.live_bytes() is not None and isinstance(workload.optimizer, torch.optim.Optimizer):
+        held += state_tensors(workload.optimizer)
+    kept = max(options.resident_bytes - storage_bytes(held, device.torch_device), 0)
     text = f"{format_bytes(budget.memory_bytes)} of the training - {format_bytes(kept)} that it keeps beside the model"
     if kept >= budget.memory_bytes:
         raise NothingFits(f"nothing is left of the budget for evaluation: {text}. Give a larger memory budget.")
@@ -212,12 +236,83 @@ def budget_of(workload: Workload, device: Device, options: Options, *, varies: b
     return budget.model_copy(update={"memory_bytes": left, "memory_note": f"{text} = {format_bytes(left)}"})
 
 
-def _held_bytes(workload: Workload, device: Device) -> int:
-    """Returns the resident bytes that the readings of a probe of `workload` contain.
+def training_notes(workload: Workload, loss: LossRule, eval_modules: Sequence[str], done: str) -> Iterator[str]:
+    """Yields what was assumed about the training; with an assumed optimizer it was `done`: "measured" or "estimated".
 
-    These are the model, and on a device that counts all live tensors also the state that the user's optimizer has now.
+    `eval_modules` are the names of modules of a model in training mode that were in evaluation mode.
     """
-    found: list[torch.Tensor] = [*workload.model.parameters(), *workload.model.buffers()]
-    if device.live_bytes() is not None and isinstance(workload.optimizer, torch.optim.Optimizer):
-        found += state_tensors(workload.optimizer)
-    return storage_bytes(found, device.torch_device)
+    if loss.inferred:
+        yield f"the loss was inferred: {loss.about}"
+    if eval_modules:
+        yield (
+            f"found {format_names(eval_modules, NAMED)} in evaluation mode in a model that is in training mode: "
+            "measured in training mode, because model.train() in a training loop sets every module to training mode. "
+            "To keep modules in evaluation mode, override train() of your model"
+        )
+    if workload.optimizer is None and workload.training:
+        yield f"no optimizer was given: {done} with torch.optim.AdamW and its defaults"
+
+
+@contextmanager
+def as_users_errors(device: Device) -> Iterator[None]:
+    """Turns any error that the user's objects raise inside into an error that says so.
+
+    Raises:
+        UserCodeError: the user's objects raised an error.
+        NothingFits: they ran out of memory.
+        DevicePoisoned: the device no longer responds.
+    """
+    try:
+        with as_poison(device):
+            yield
+    except AutofitError:
+        raise
+    except Exception as error:
+        evidence = collect(error)
+        failure = classify(evidence, device_is_host=device.is_host)
+        if failure.status.does_not_fit:
+            raise NothingFits(
+                f"not even two samples fit: {failure.reason}. Give more memory, or use a smaller model or shorter "
+                "samples."
+            ) from error
+        where = " on the CPU" if device.is_host else ""
+        raise UserCodeError(
+            f"your code failed before the first probe: {failure.reason}. Run one training step of your own{where} to "
+            "reproduce it, fix it, then run this again.",
+            evidence.traceback_text,
+        ) from error
+
+
+@contextmanager
+def as_poison(device: Device) -> Iterator[None]:
+    """Turns whatever fails inside because the device no longer responds into an error that says so.
+
+    A `RestoreError` becomes a note on it, which lists what was lost.
+
+    Raises:
+        DevicePoisoned: the device no longer responds.
+    """
+    try:
+        yield
+    except DevicePoisoned:
+        raise
+    except Exception as error:
+        if (poison := poison_of(error, device)) is None:
+            raise
+        poisoned = DevicePoisoned(
+            f"the device answers every call with an error: {poison}. Run one training step of your own in a new "
+            "process. If that works, your code poisoned the device in this process; if not, reset the device."
+        )
+        if isinstance(error, RestoreError):
+            poisoned.add_note(str(error))
+        raise poisoned from error
+
+
+def poison_of(error: Exception, device: Device) -> str | None:
+    """Returns why the device no longer responds after an error, or None. Not every error says so: it is asked."""
+    try:
+        device.synchronize()
+    except RuntimeError as answer:
+        return str(answer).strip().partition("\n")[0]
+    failure = classify(collect(error), device_is_host=device.is_host)
+    return failure.reason if failure.status is Status.POISONED else None

@@ -12,7 +12,7 @@ from autofit.core.errors import (
     UsageError,
 )
 from autofit.core.trial import Purpose
-from autofit.probing.workload_facts import baseline_batch
+from autofit.probing.opening import baseline_batch
 from autofit.strategies import members
 from autofit.workloads.dataloaders import source_of
 from autofit.workloads.workload import Workload

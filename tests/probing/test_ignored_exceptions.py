@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from autofit.failures.ignored_exceptions import ignores_exceptions
+from autofit.probing.watchdog import ignores_exceptions
 
 
 class Thing:

@@ -1,1 +1,0 @@
-"""Digests of a workload's structure, code and options, which decide whether measurements are comparable."""
