@@ -31,10 +31,10 @@ from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import loader_changes, source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.sources import loader_changes, source_of
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
 from autofit.workloads.workload import OptimizerRecipe, Terms, Workload, names_of
 

@@ -14,7 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.prepare import PlanBatches
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Workload
 from tests.probing import targets

@@ -13,8 +13,8 @@ from autofit.prepare import batches_of, prepare
 from autofit.strategies import members
 from autofit.strategies.base import Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft
 from autofit.workloads.update import rule_of_update
 from tests.probing import targets

@@ -23,7 +23,7 @@ from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
 from autofit.integrations.trainer_fit import for_trainer, with_kept_batch
-from autofit.workloads.dataloaders import loader_changes, source_of
+from autofit.workloads.sources import loader_changes, source_of
 from autofit.workloads.workload import Workload
 
 __all__ = ["ApplyPlan", "AutofitCallback", "fabric_arguments", "loader_arguments", "trainer_arguments"]

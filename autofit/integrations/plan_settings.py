@@ -14,7 +14,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.wording import a_type, install_command
 from autofit.exporters.plan_facts import Settings, has_fixed_batches
 from autofit.fit import Fit
-from autofit.workloads.dataloaders import loader_changes
+from autofit.workloads.sources import loader_changes
 
 GivenPlan: TypeAlias = str | Path | Answer | Fit
 """A plan file, an answer, or what `autofit.tune` or `autofit.load` returned."""

@@ -51,10 +51,10 @@ from autofit.strategies import members
 from autofit.torch_internals import FakeTensor
 from autofit.tracing import isolation, tracing
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.workload import Workload
 

@@ -37,10 +37,10 @@ from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.static_memory import check_self_contained, find_fixed_parts
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.lengths import sequence_length, with_length
 from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import TrainStep
 from autofit.workloads.workload import Workload
 

@@ -14,8 +14,8 @@ from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batches import BatchOptions, BatchSource, no_batches
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, has_rows
+from autofit.workloads.dataloaders import Recipe
 from autofit.workloads.lengths import Lengths, SampleLengths, elements, evenly_spaced, scan
-from autofit.workloads.recipes import Recipe
 from autofit.workloads.representative_batches import Groups, choose_representative, representative
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors

@@ -15,9 +15,9 @@ from autofit.core.briefing import Options
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
 from scripts.bench import report, workloads

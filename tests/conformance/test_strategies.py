@@ -25,8 +25,8 @@ from autofit.strategies.base import Facts, Numerics, Strategy
 from autofit.tracing.tracing import rehearse
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
 from tests.fakes.decoders import Classifier

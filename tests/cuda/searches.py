@@ -18,7 +18,7 @@ from autofit.core.trial import Purpose
 from autofit.probing import probe, timing
 from autofit.probing.timing import Pace
 from autofit.tracing import static_memory
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from tests.digests import digest_of
 from tests.phantom.phantom import Phantom, present
 

@@ -21,8 +21,8 @@ from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
 from autofit.workloads.counted_batches import counted
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.resized_samplers import LengthBatches
+from autofit.workloads.sources import source_of
 from tests.conformance.test_exporters import OWN, answer
 
 

@@ -22,7 +22,7 @@ from autofit.identity import model_signature
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import StepBatch, StepLoader
 from autofit.workloads.workload import Workload
 from tests.test_planfile import RECORD

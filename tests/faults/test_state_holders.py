@@ -19,8 +19,8 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.guard.object_state import fingerprint
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import resolve_loss
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.workload import Workload
 from tests.faults import holders_of_data, holders_of_models, holders_of_modules, holders_of_objects, holders_of_steps

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.gates.batches import WeightedMean, uneven, unevenly_weighted, weighted_mean
 from autofit.gates.gradients import Steps
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from tests.gates.comparing import (
     build,
     norm,

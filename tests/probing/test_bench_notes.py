@@ -4,8 +4,8 @@ from typing import Any
 
 from autofit.devices.cpu import Cpu
 from autofit.probing.local_bench import bench_notes
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.sources import source_of
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 

@@ -14,7 +14,7 @@ from autofit.devices.base import Counters
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.probe import by_size
 from autofit.workloads.batch_store import BatchStore
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime, notes
 from tests.probing import targets

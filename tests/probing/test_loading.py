@@ -21,7 +21,7 @@ from autofit.probing import loading as module
 from autofit.probing.loading import LoaderTrials
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from tests.digests import digest_of
 
 SAMPLE_S = 0.002

@@ -14,7 +14,7 @@ from autofit.core.errors import (
 from autofit.core.trial import Purpose
 from autofit.probing.opening import baseline_batch
 from autofit.strategies import members
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.probing.benches import CPU, bench_of

@@ -21,8 +21,8 @@ from autofit.probing.survey import Survey
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, TrainStep
 from tests.probing import targets
 

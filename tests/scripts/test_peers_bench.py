@@ -15,7 +15,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import parse_bytes
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.workload import Workload
 from scripts.bench.peers import compare, finders, finding, judging, models, state, tpe
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from autofit.strategies.base import Facts
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 
 
 def facts_of(loader: Any, **changes: Any) -> Facts:

@@ -12,7 +12,7 @@ from autofit.core.plan import Plan
 from autofit.strategies import length_grouping
 from autofit.strategies.base import Facts
 from autofit.strategies.length_grouping import LengthGrouping
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from tests.strategies.batch_facts import facts_of
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import Buckets, Graphs, Streamed, collate_graphs, text_lengths

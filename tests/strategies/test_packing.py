@@ -17,8 +17,8 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.packing import Packing
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, TrainStep
 from tests.fakes.decoders import Classifier
 from tests.strategies.batch_facts import facts_of

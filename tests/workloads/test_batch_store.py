@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from autofit.workloads import batch_store, sample_batches
 from autofit.workloads.batch_store import BatchStore, fresh
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.representative_batches import representative
+from autofit.workloads.sources import source_of
 from autofit.workloads.tree import tensors
 from tests.fakes import FakeTime
 from tests.probing import targets

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from tests.workloads.loaders import TOKENS, Batches, SizedStream, Stream, Texts, labels, pad, pairs, shuffling, use_all
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, counted
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import StepLoader
 from autofit.workloads.tree import map_tensors
 from tests.workloads.loaders import pairs

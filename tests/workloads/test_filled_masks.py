@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.workloads.batches import fill_masks
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from tests.workloads.loaders import Texts, pad
 
 

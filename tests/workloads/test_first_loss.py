@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.workload import Workload
 from tests.workloads import gans
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.lengths import SampleLengths, scan
 from autofit.workloads.representative_batches import LISTS, MEASURED, Groups
+from autofit.workloads.sources import source_of
 from tests.workloads.ragged import Buckets, text_lengths
 
 LENGTHS = text_lengths(2000)

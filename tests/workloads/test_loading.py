@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from autofit.core.loading import Loading, LoadingTrial
-from autofit.workloads.dataloaders import loader_changes, source_of
+from autofit.workloads.sources import loader_changes, source_of
 
 DATA = TensorDataset(torch.arange(24.0))
 LOADING = Loading(needed_per_s=10.0, trials=(LoadingTrial(workers=0, samples_per_s=5.0),))

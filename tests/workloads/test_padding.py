@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.sample_batches import padding_share
+from autofit.workloads.sources import source_of
 from tests.workloads.loaders import Texts, pad
 from tests.workloads.ragged import Buckets, Sentences, text_lengths
 

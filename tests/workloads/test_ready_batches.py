@@ -8,7 +8,7 @@ import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 
 
 def test_list_of_batches_is_regrouped() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.tree import tensors
 from tests.workloads.loaders import TOKENS, Texts, labels, pad, pairs
 from tests.workloads.ragged import Buckets, text_lengths

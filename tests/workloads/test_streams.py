@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.streams import undisturbed
 from tests.workloads.loaders import Batches, SizedStream, Stream, labels, shuffling, use_all
 

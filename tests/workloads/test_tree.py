@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.tree import map_tensors, tensors
 from tests.workloads.structures import STRUCTURES, rows
 

@@ -15,7 +15,7 @@ from autofit.core.briefing import Options
 from autofit.core.errors import WorkloadError
 from autofit.core.trial import Purpose
 from autofit.probing.local_bench import LocalBench
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing.steps import CPU, PLENTY

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from scripts.bench.gpu.rig import STEPS, Rig
 
 PACKAGES = ("lightning", "pytorch_lightning")

@@ -15,8 +15,8 @@ from autofit.core.plan import Plan
 from autofit.devices.base import Device
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, TrainStep, static_bytes
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload

@@ -27,8 +27,8 @@ from autofit.core.units import format_bytes
 from autofit.devices.base import Device, Reading
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.loss import resolve_loss
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, static_bytes
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload

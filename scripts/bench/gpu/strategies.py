@@ -36,8 +36,8 @@ from autofit.probing.opening import place
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.strategies.compilation import LEAST_WARM_UP_S
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.tree import map_tensors
 from scripts.bench.gpu import models, stage

@@ -30,7 +30,7 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.workloads.batch_algebra import batch_size
-from autofit.workloads.dataloaders import source_of
+from autofit.workloads.sources import source_of
 from autofit.workloads.workload import Workload
 from scripts.bench import report
 from scripts.bench.peers import models

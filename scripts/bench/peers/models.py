@@ -38,9 +38,9 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.batching import MOST_TIMES_LARGER
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.loss import resolve_loss
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, TrainStep, static_bytes
 from autofit.workloads.workload import Workload
 from scripts.bench import gain

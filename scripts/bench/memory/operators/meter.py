@@ -32,9 +32,9 @@ from autofit.strategies import members
 from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.results import laid_out
 from autofit.tracing.cuda.temporaries import temporary_steps
-from autofit.workloads.dataloaders import source_of
 from autofit.workloads.factory import make
 from autofit.workloads.loss import resolve_loss
+from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
