@@ -18,7 +18,7 @@ from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Strategy, Watch
-from autofit.tracing.rehearsal import rehearse
+from autofit.tracing.tracing import rehearse
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule

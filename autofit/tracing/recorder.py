@@ -31,10 +31,9 @@ from autofit.torch_internals import (
     sequence_number,
     storage_id,
 )
-from autofit.tracing.cuda.reduce_config import AllocatorSteps
+from autofit.tracing.cuda.allocator_steps import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
-from autofit.tracing.inplace import CHAINED, SCATTERING, replaces
 from autofit.tracing.operation_count import Tally
 
 
@@ -121,6 +120,25 @@ PRODUCTS = frozenset(
 """Operators that use a cuBLAS handle, and with it a workspace that stays allocated."""
 COMPOSITE = "CompositeImplicitAutograd"
 DEVICE = torch.ops.prim.device.default
+
+# Much of the autograd engine's code checks `areAnyTensorSubclassLike` and, if true, works out of place. It is always
+# true under a dispatch mode, so fake tensors need a copy that plain tensors do not: these write into their first
+# operand. Sources, the same in torch 2.11 and 2.13: torch/csrc/autograd/FunctionsManual.cpp
+# (`value_selecting_reduction_backward`, `index_backward`, `masked_select_backward`, ...),
+# aten/src/ATen/native/TensorAdvancedIndexing.cpp (`gather_backward`, `take_backward`) and Loss.cpp
+# (`binary_cross_entropy_with_logits_backward`).
+SCATTERING = frozenset((
+    aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_add.default, aten.index_put.default,
+    aten.put.default, aten.masked_scatter.default, aten.index_fill.int_Scalar,
+))  # fmt: skip
+"""Operators that the code above runs in place on zeros that it has just made. On other operands it makes a copy."""
+ZEROS = ("aten::zeros", "aten::zeros_like", "aten::new_zeros")
+CHAINED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.logical_and.default))
+"""Operators that compute the gradients of `STEPWISE` nodes step by step."""
+STEPWISE = ("BinaryCrossEntropyWithLogitsBackward0", "MaxBackward1", "MinBackward1")
+"""Autograd nodes whose gradient is computed by a chain of in-place operators."""
+LINKS = ("aten::isnan", "aten::add.Tensor", "aten::add.Scalar", "aten::sub.Tensor", "aten::mul.Tensor", "aten::sigmoid")
+"""Operators that make the first operand of a step in such a chain, if a step made it."""
 
 
 class _StorageEnd(weakref.ref[Any]):
@@ -303,7 +321,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 taken.append(self._add(step, Kind.TEMPORARY))
             self.events.append(taken[-1] if step >= 0 else ~taken[~step])
         if first is not None and len(self.sizes) > before and self.sizes[before] == self.sizes[first]:
-            if func in CHAINED | SCATTERING and replaces(func, args, self.operators[first]):
+            if func in CHAINED | SCATTERING and _replaces(func, args, self.operators[first]):
                 self.replaced[before] = first
             elif func is aten.add.Tensor and len(self.sizes) == before + 1:
                 self.added[before] = first
@@ -369,3 +387,17 @@ def _is_composite(func: Any) -> bool:
 def _is_on(argument: Any, device_type: str) -> bool:
     leaves = argument if isinstance(argument, (tuple, list)) else (argument,)
     return any(isinstance(leaf, torch.Tensor) and leaf.device.type == device_type for leaf in leaves)
+
+
+def _replaces(func: Any, args: tuple[Any, ...], maker: str) -> bool:
+    """Returns whether an operator, one of `SCATTERING` or `CHAINED`, overwrites its first operand if tensors are plain.
+
+    `maker` is the name of the operator that allocated this operand.
+    """
+    node = current_node()
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False  # a custom autograd function runs exactly as written
+    if func in SCATTERING:
+        return maker in ZEROS
+    chained = func in CHAINED and maker in LINKS and node is not None and node.name() in STEPWISE
+    return chained and isinstance(args[1], torch.Tensor)

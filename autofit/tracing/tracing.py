@@ -1,5 +1,7 @@
 """Tracing: runs a plan's training steps on a fake copy of the workload and returns the sequence of their allocations.
 
+A rehearsal is one forward and backward pass of the user's step on such a copy, for those who only want to watch it.
+
 The traced step is the real `TrainStep`, made by the real `prepare` with the real strategies. Nothing is computed.
 Neither the user's objects nor the random state change.
 
@@ -8,12 +10,16 @@ is not present, call it in a fresh process that ends afterwards, with the device
 """
 
 import gc
+import linecache
 import logging
 import math
-from collections.abc import Iterator
+import os
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -28,19 +34,19 @@ from autofit.core.work import StepWork, Work
 from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.prepare import prepare
 from autofit.strategies import members
+from autofit.strategies.base import Watch
 from autofit.torch_internals import storage_id
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.cuda.device_spoofing import disguised
-from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import DataAnswers
-from autofit.tracing.fake_copy import FakeWorkload, fake_batch, fake_mode, fake_workload
+from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.trace_assembly import assembled
-from autofit.tracing.untraceable import check_traceable, untraceable
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
@@ -85,25 +91,72 @@ def trace(
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Tracing(plan, device, chip, threads or torch.get_num_threads())
-    run.recorder.original_storages = {storage_id(t.untyped_storage()) for t in _strided(workload)}
-    run.recorder.deadline = perf_counter() + limit_s
-    padded = has_padding(batch)
-    disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
-    with undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()), disguise:
-        try:
-            return run.trace(workload, loss, batch)
-        except (SpaceError, Untraceable):
-            raise
-        except Exception as error:  # any error of the user's code or of torch on fake tensors ends the trace
-            raise untraceable(error, run.doing) from error
-        finally:
-            run.recorder.stop()
-
-
-def _strided(workload: Workload) -> Iterator[torch.Tensor]:
     roots = [root for root in (workload.model, workload.loss_fn) if isinstance(root, nn.Module)]
-    found = (tensor for root in roots for tensor in (*root.parameters(), *root.buffers()))
-    return (tensor for tensor in found if tensor.layout is torch.strided and not is_lazy(tensor))
+    for tensor in (tensor for root in roots for tensor in (*root.parameters(), *root.buffers())):
+        if tensor.layout is torch.strided and not is_lazy(tensor):
+            run.recorder.original_storages.add(storage_id(tensor.untyped_storage()))
+    disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
+    with _on_fake_tensors(run.recorder, batch, limit_s, lambda: run.doing), attending(chip or Chip()), disguise:
+        return run.trace(workload, loss, batch)
+
+
+REHEARSAL_S = 20.0
+"""Seconds after which a rehearsal is abandoned."""
+
+
+def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -> None:
+    """Runs the user's step without updates, with no strategy, inside `watch(model)` of a copy without data.
+
+    Nothing is computed. Neither the model nor the random state change, but the user's functions run: what they keep
+    outside the model must be restored.
+
+    Args:
+        workload: the user's objects, which are only read.
+        loss: how the loss is computed.
+        batch: a batch on the host.
+        watch: the context of the step.
+
+    Raises:
+        Untraceable: something in the step cannot run without data, or it takes too long.
+    """
+    check_traceable(workload.model)
+    device = next((tensor.device for tensor in workload.model.parameters()), torch.device("cpu"))
+    recorder = Recorder(device.type, DataAnswers())
+    with _on_fake_tensors(recorder, batch.batch, REHEARSAL_S, lambda: "the inspection of the step"):
+        part = fake_batch(batch, batch.samples, torch.device("cpu"))
+        copied = fake_workload(workload, loss, part, device)
+        copied.workload.set_mode()
+        step = TrainStep(Plan(), Draft(copied.workload.model, copied.loss, None, device))
+        with recorder, watch(step.model):
+            step.backward(StepBatch.alike([part]))
+        step.model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _on_fake_tensors(
+    recorder: Recorder, batch: Batch | Counted, limit_s: float, doing: Callable[[], str]
+) -> Iterator[None]:
+    """Runs a step without data: its errors become `Untraceable`, and the random state is preserved.
+
+    Garbage collection, which would release tensors at arbitrary moments, is off. So is logging: torch logs thirty lines
+    about limits of fake tensors, which are not failures here.
+    """
+    recorder.deadline = perf_counter() + limit_s
+    padded, collecting, logged = has_padding(batch), gc.isenabled(), logging.root.manager.disable
+    gc.disable()
+    logging.disable(logging.CRITICAL)
+    try:
+        with torch.random.fork_rng(devices=[]), fake_mode(), as_plain(recorder, padded):
+            yield
+    except (SpaceError, Untraceable):
+        raise
+    except Exception as error:  # any error of the user's code or of torch on fake tensors ends the trace
+        raise Untraceable(_reason(error), _where(error, doing())) from error
+    finally:
+        recorder.stop()
+        logging.disable(logged)
+        if collecting:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -137,7 +190,8 @@ class _Tracing:
         self.doing = "copying the model"
         copied = fake_workload(workload, loss, part, self.device)
         copied.workload.set_mode()
-        self._record_initial(copied)
+        for tensor, is_parameter in copied.initial_tensors():
+            recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, initial=True)
         self.doing = "preparing the plan"
         draft = Draft.of(copied.workload, copied.loss, self.device)
         if draft.optimizer is not None:
@@ -154,12 +208,11 @@ class _Tracing:
                     self._step(step, part, count)
             self._mark("end")
             found = self._finish(names)
-            _strip(draft)
+            # The copy is discarded: restoring the layout of gradients and optimizer state would take long.
+            draft.model.zero_grad(set_to_none=True)
+            for optimizer in () if draft.optimizer is None else each_of(draft.optimizer):
+                optimizer.state.clear()
         return found
-
-    def _record_initial(self, copied: FakeWorkload) -> None:
-        for tensor, is_parameter in copied.initial_tensors():
-            self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, initial=True)
 
     def _repeat(self) -> bool:
         """Repeats the events of the last step if that step left nothing allocated. Returns whether it did."""
@@ -253,39 +306,43 @@ def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **k
     return optimizer.step(*args, **kwargs)
 
 
-def _strip(draft: Draft) -> None:
-    """Removes gradients and optimizer state from the discarded copy: restoring their layout would take long."""
-    draft.model.zero_grad(set_to_none=True)
-    if draft.optimizer is not None:
-        for optimizer in each_of(draft.optimizer):
-            optimizer.state.clear()
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disables garbage collection during steps: it would release tensors at arbitrary moments."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+def check_traceable(model: nn.Module) -> None:
+    """Checks that a trace can show the memory that the model needs.
+
+    It cannot for compiled models, layers that a library runs as a whole in its own memory, and sparse gradients.
+
+    Raises:
+        Untraceable: the model has one of these; the error names it and its module.
+    """
+    if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
+        raise Untraceable("torch.compile decides which tensors are kept in memory", "the model is compiled")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise Untraceable(
+                f"a library runs the {kind} as a whole, and its memory is not visible in a trace",
+                f"the module {name!r}",
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise Untraceable("the size of sparse gradients depends on the data", f"the module {name!r}")
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Disables garbage collection and logging, and preserves the random state during a trace."""
-    with uncollected(), _quiet(), torch.random.fork_rng(devices=[]):
-        yield
+def _reason(error: BaseException) -> str:
+    operator = getattr(error, "func", None)
+    line = next(iter(str(error).strip().splitlines()), "")
+    if operator is not None:
+        return f"the result of {operator} depends on data"
+    return f"on tensors without data it raises {type(error).__name__}: {line}"
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Disables logging: torch logs thirty lines about limits of fake tensors, which are not failures here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
+def _where(error: BaseException, doing: str) -> str:
+    """Returns the innermost line of a traceback outside torch and autofit, or else the phase that was running."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
+    if not frames:
+        return f"in {doing}"
+    frame = frames[-1]
+    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{frame.filename}:{frame.lineno}: {text}" if text else f"{frame.filename}:{frame.lineno}"

@@ -22,7 +22,7 @@ from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
-from autofit.tracing.rehearsal import rehearse
+from autofit.tracing.tracing import rehearse
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.dataloaders import source_of

@@ -21,7 +21,6 @@ WITHOUT_TWIN = {
     "autofit/trackers/base.py": BASE,
     "autofit/tracing/cuda/autocast.py": "needs the stand-in's process: tests/tracing/cuda/test_standin.py",
     "autofit/tracing/cuda/device_spoofing.py": "needs the stand-in's process: tests/tracing/cuda/test_standin.py",
-    "autofit/tracing/inplace.py": "a rule of the assembly: tests/tracing/test_trace_assembly.py",
 }
 """Modules that need none, each with the reason. A module with a twin does not belong here."""
 

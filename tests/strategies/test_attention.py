@@ -17,7 +17,7 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.attention import Attention
 from autofit.strategies.base import Facts, Offer
-from autofit.tracing.rehearsal import rehearse
+from autofit.tracing.tracing import rehearse
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch

@@ -24,7 +24,7 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.tracing import tracing
-from autofit.tracing.rehearsal import rehearse
+from autofit.tracing.tracing import rehearse
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch

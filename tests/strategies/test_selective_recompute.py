@@ -27,8 +27,7 @@ from autofit.strategies.base import Span, Watch
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.checkpointing import _all_selectively
 from autofit.strategies.selective_recompute import is_kept, refusal
-from autofit.tracing.rehearsal import rehearse
-from autofit.tracing.tracing import trace
+from autofit.tracing.tracing import rehearse, trace
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload

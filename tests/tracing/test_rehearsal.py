@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import Untraceable
-from autofit.tracing.rehearsal import rehearse
+from autofit.tracing.tracing import rehearse
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.workload import Workload
