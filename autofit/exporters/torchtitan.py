@@ -57,14 +57,14 @@ class Torchtitan(Exporter):
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the overrides for each knob."""
         values = answer.plan.values
-        size, steps = values.get(MICRO_BATCH_SIZE), values.get(ACCUMULATION_STEPS, 1)
-        # By default torchtitan checkpoints a part of the operators.
-        checkpointing = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
-        found = {**super().fields(answer, version), **checkpointing}
+        size, steps, batch = values.get(MICRO_BATCH_SIZE), values.get(ACCUMULATION_STEPS, 1), dict[str, Settings]()
         if type(size) is int and type(steps) is int and size > 0 and steps > 0:
             # torchtitan derives the number of passes from the two sizes.
-            batch = {"training.local_batch_size": size, "training.global_batch_size": size * steps}
-            found |= {MICRO_BATCH_SIZE: batch, ACCUMULATION_STEPS: {}}
+            sizes = {"training.local_batch_size": size, "training.global_batch_size": size * steps}
+            batch = {MICRO_BATCH_SIZE: sizes, ACCUMULATION_STEPS: {}}
+        # By default torchtitan checkpoints a part of the operators.
+        checkpointing = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
+        found = {**batch, **super().fields(answer, version), **checkpointing}
         early, newer = values.get("optimizer_in_backward"), version >= SUBCOMMANDS_SINCE
         if early is False or (early is True and not newer):
             found["optimizer_in_backward"] = {} if newer else {"optimizer.early_step_in_backward": early}

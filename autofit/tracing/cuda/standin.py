@@ -125,7 +125,8 @@ def _chosen(
     grouped: bool,
 ) -> str | None:
     """Returns the kernel's name; None for plain products. Kernels that the user has disabled are not chosen."""
-    dtype, width, flags = query.dtype, query.shape[-1], torch.backends.cuda
+    dtype, width = query.dtype, query.shape[-1]
+    flags: Any = torch.backends.cuda  # torch has no types here
     alike = len({x.shape[-1] for x in (query, key, value)}) == 1
     shaped = all(x.dim() == 4 and x.stride(-1) == 1 and x.dtype is dtype for x in (query, key, value))
     if not shaped or (mask is not None and mask.requires_grad and chip.capability < (8, 0)):
