@@ -35,13 +35,7 @@ from autofit.trackers.progress import Progress, heartbeat, waiting
 
 def execute(given: argparse.Namespace) -> int:
     """Tunes the target, writes the plan file, prints the answer."""
-    target = Target(
-        name=given.target,
-        arguments=values.keywords(given.arg),
-        overrides=values.overrides(given),
-        device=given.device,
-        options=values.options(given).model_copy(update={"cold": given.planned_steps is not None}),
-    )
+    target = _target(given)
     request = _request(given)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     check_output(Path(given.output), force=given.force)
@@ -119,6 +113,16 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
         ):
             answer = search(bench, request, [listen, *followers, heartbeat(watch)], clock)
             return answer, bench.briefing.evaluates
+
+
+def _target(given: argparse.Namespace) -> Target:
+    return Target(
+        name=given.target,
+        arguments=values.keywords(given.arg),
+        overrides=values.overrides(given),
+        device=given.device,
+        options=values.options(given).model_copy(update={"cold": given.planned_steps is not None}),
+    )
 
 
 def _request(given: argparse.Namespace) -> Request:
