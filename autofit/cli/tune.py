@@ -14,7 +14,6 @@ from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
-from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json
@@ -94,12 +93,17 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             bench = held.enter_context(
                 RemoteBench(target, beat=watch.beat, claim=claim, clock=clock, log=_log(request.study))
             )
-            listen(Event("stage", _device(bench.briefing.environment, given.device)))
+            there = bench.briefing.environment
+            found = f"tuning on {there.device_name} ({there.device_type})"
+            if there.is_host:
+                absent = "" if given.device else "; no accelerator was found"
+                found = f"tuning for the CPU ({there.device_name}){absent}"
+            listen(Event("stage", found))
         if bench.briefing.evaluates:  # known only once the target is open
             request = training_request(request)
         with watched(shown, bench.briefing, request, clock, watch) as listen:
-            found = search(bench, request, [listen, *followers, heartbeat(watch)], clock)
-            return found, bench.briefing.evaluates
+            answer = search(bench, request, [listen, *followers, heartbeat(watch)], clock)
+            return answer, bench.briefing.evaluates
 
 
 def _target(given: argparse.Namespace) -> Target:
@@ -137,11 +141,3 @@ def _log(study: str | Path | None) -> Path | None:
     if "://" in text or text == ":memory:" or not path.name:
         return None
     return path.with_name(f"{path.name}.log")
-
-
-def _device(environment: Environment, asked: str | None) -> str:
-    """Returns the device, and that no accelerator was found if the device was not chosen by the user."""
-    if environment.is_host:
-        found = "" if asked else "; no accelerator was found"
-        return f"tuning for the CPU ({environment.device_name}){found}"
-    return f"tuning on {environment.device_name} ({environment.device_type})"

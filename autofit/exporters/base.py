@@ -3,6 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -11,7 +12,7 @@ from typing import ClassVar, Self, final
 from autofit.core.answer import Answer
 from autofit.core.environment import UPDATE
 from autofit.core.errors import UsageError
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_plan
 from autofit.exporters.plan_facts import Settings, has_fixed_batches, max_grad_norm, weighing_of
@@ -51,7 +52,11 @@ class TargetVersion:
             raise UsageError(
                 f"found the version {one_line(asked)!r} for {target}; expected one of {package}, such as {newest}."
             )
-        found = asked or _installed(package) or newest
+        found = asked or newest
+        if asked is None:
+            with suppress(PackageNotFoundError):  # it is not installed
+                installed = installed_version(package)
+                found = installed if _RELEASE.match(installed) else newest
         nearest = oldest if release(found) < release(oldest) else newest if release(found) > release(newest) else found
         if nearest == found or release(found)[: len(release(newest))] == release(newest):
             return cls(found)
@@ -74,15 +79,6 @@ def release(version: str) -> tuple[int, ...]:
     """Returns the numbers of a version: (5, 23, 0) for "5.23.0.dev1"."""
     match = _RELEASE.match(version)
     return tuple(int(number) for number in match[0].split(".")) if match else ()
-
-
-def _installed(package: str) -> str:
-    """Returns the version of an installed distribution; "" if it is not installed."""
-    try:
-        found = installed_version(package)
-    except PackageNotFoundError:
-        return ""
-    return found if _RELEASE.match(found) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +224,12 @@ class Exporter(ABC):
         lines = self.by_hand(answer, version).items()
         by_hand = {knob: line for knob, line in lines if knob in changes and knob not in fields}
         unmapped = tuple(knob for knob in changes if knob not in fields and knob not in by_hand)
-        self._check_batch(plan, unmapped)
+        if lost := [knob for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS) if knob in unmapped]:
+            batch = ", ".join(one_line(f"{knob}={plan.values[knob]}") for knob in lost)
+            raise UsageError(
+                f"the plan was not exported: found {batch}, which {self.name} cannot express, so that it would train "
+                "with another global batch; expected a plan whose batch it can express. Choose another target."
+            )
         merged = {key: value for settings in fields.values() for key, value in settings.items()}
         merged |= {**self.loading(answer), **self.clipping(answer)}
         fixed = (_KEEP_LOADER.format(size=plan.micro_batch_size),) if has_fixed_batches(answer) else ()
@@ -249,16 +250,6 @@ class Exporter(ABC):
                 f"the plan was not exported: found a plan for a step that update_fn does, which {self.name} cannot "
                 "express; expected a step with a loss. Train with fit.prepare(model, loader, optimizer, "
                 "update_fn=update_fn)."
-            )
-
-    def _check_batch(self, plan: Plan, unmapped: tuple[str, ...]) -> None:
-        """Refuses a file that would train with another global batch."""
-        lost = [knob for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS) if knob in unmapped]
-        if lost:
-            found = ", ".join(one_line(f"{knob}={plan.values[knob]}") for knob in lost)
-            raise UsageError(
-                f"the plan was not exported: found {found}, which {self.name} cannot express, so that it would train "
-                f"with another global batch; expected a plan whose batch it can express. Choose another target."
             )
 
     def _header(self, answer: Answer, found: Export) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from autofit.core.answer import Answer
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     CHECKPOINTED_BLOCKS,
@@ -80,8 +80,10 @@ class HuggingFace(Exporter):
         """Returns the fields for each knob."""
         values = answer.plan.values
         found: dict[str, Settings | None] = {**adamw_fields(answer, "optim"), **super().fields(answer, version)}
-        if answer.environment.is_inference:
-            found |= _evaluation(answer.plan)
+        if answer.environment.is_inference:  # the batch of `Trainer.evaluate`, which has no accumulation
+            size, steps = values.get(MICRO_BATCH_SIZE), values.get(ACCUMULATION_STEPS)
+            batch = {"per_device_eval_batch_size": size} if type(size) is int and size > 0 else None
+            found |= {MICRO_BATCH_SIZE: batch, ACCUMULATION_STEPS: {} if type(steps) is int and steps == 1 else None}
         compiled = found.get(COMPILE)
         if compiled is not None and values[COMPILE] != "off" and values.get("precision") != "tf32":
             found[COMPILE] = {**compiled, "tf32": False}  # else the Trainer switches it on beside compilation
@@ -96,7 +98,15 @@ class HuggingFace(Exporter):
         """Returns what to do in the code that makes the model, the optimizer and the collator."""
         lines = code_lines(answer)
         shared = {knob: line for knob, line in lines.items() if knob in _SHARED_LINES}
-        return {**super().by_hand(answer, version), **shared, **_blocks_lines(answer.plan, version)}
+        found = {**super().by_hand(answer, version), **shared}
+        blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
+        if type(blocks) is int and blocks > 0:  # some, or all of them if a file does not say how many there are
+            kind = "activation" if version >= ACTIVATION_SINCE else "gradient"
+            found[CHECKPOINTED_BLOCKS] = (
+                f'call model.{kind}_checkpointing_enable({{"use_reentrant": False}}), then set gradient_checkpointing '
+                f"= False in each GradientCheckpointingLayer of the model but the first {blocks} blocks"
+            )
+        return found
 
     def loading(self, answer: Answer) -> Settings:
         """Returns the fields of the loader's worker processes, if they were chosen."""
@@ -112,25 +122,3 @@ class HuggingFace(Exporter):
         if "group_by_length" in (settings.get("train_sampling_strategy"), *settings):
             lines.append("Grouping by length needs samples with input_ids, or a column `length`.")
         return "".join(f"{self.comment}{line}\n" for line in lines) + dump(settings)
-
-
-def _evaluation(plan: Plan) -> dict[str, Settings | None]:
-    """Returns the fields of the batch of `Trainer.evaluate`, which has no accumulation."""
-    size, steps = plan.values.get(MICRO_BATCH_SIZE), plan.values.get(ACCUMULATION_STEPS)
-    return {
-        MICRO_BATCH_SIZE: {"per_device_eval_batch_size": size} if type(size) is int and size > 0 else None,
-        ACCUMULATION_STEPS: {} if type(steps) is int and steps == 1 else None,
-    }
-
-
-def _blocks_lines(plan: Plan, version: TargetVersion) -> Mapping[str, str]:
-    """Returns how to checkpoint some blocks of a model, or all of them if a file does not say how many there are."""
-    blocks = plan.values.get(CHECKPOINTED_BLOCKS)
-    if type(blocks) is not int or blocks < 1:
-        return {}
-    kind = "activation" if version >= ACTIVATION_SINCE else "gradient"
-    line = (
-        f'call model.{kind}_checkpointing_enable({{"use_reentrant": False}}), then set gradient_checkpointing = False '
-        f"in each GradientCheckpointingLayer of the model but the first {blocks} blocks"
-    )
-    return {CHECKPOINTED_BLOCKS: line}

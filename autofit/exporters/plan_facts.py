@@ -52,14 +52,10 @@ def checkpointing_fields(answer: Answer, none: Settings, every: Settings) -> dic
     """Returns the settings for no or every block, by knob, of a target that can do only these; {} for other plans."""
     blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
     if type(blocks) is int and blocks == 0:
-        settings = none
-    elif checkpoints_every_block(answer):
-        settings = every
-    elif blocks == "default":
-        settings = {}
-    else:
-        return {}
-    return {CHECKPOINTED_BLOCKS: settings}
+        return {CHECKPOINTED_BLOCKS: none}
+    if checkpoints_every_block(answer):
+        return {CHECKPOINTED_BLOCKS: every}
+    return {CHECKPOINTED_BLOCKS: {}} if blocks == "default" else {}
 
 
 def worker_settings(answer: Answer) -> dict[str, object]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from autofit.core.answer import Answer
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import Settings, checkpointing_fields, weighing_of
 
@@ -57,9 +57,14 @@ class Torchtitan(Exporter):
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the overrides for each knob."""
         values = answer.plan.values
+        size, steps, batch = values.get(MICRO_BATCH_SIZE), values.get(ACCUMULATION_STEPS, 1), dict[str, Settings]()
+        if type(size) is int and type(steps) is int and size > 0 and steps > 0:
+            # torchtitan derives the number of passes from the two sizes.
+            sizes = {"training.local_batch_size": size, "training.global_batch_size": size * steps}
+            batch = {MICRO_BATCH_SIZE: sizes, ACCUMULATION_STEPS: {}}
         # By default torchtitan checkpoints a part of the operators.
         checkpointing = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
-        found = {**_batch(answer.plan), **super().fields(answer, version), **checkpointing}
+        found = {**batch, **super().fields(answer, version), **checkpointing}
         early, newer = values.get("optimizer_in_backward"), version >= SUBCOMMANDS_SINCE
         if early is False or (early is True and not newer):
             found["optimizer_in_backward"] = {} if newer else {"optimizer.early_step_in_backward": early}
@@ -108,15 +113,6 @@ def _words(name: str, value: object) -> list[str]:
         section, _, field = name.rpartition(".")
         return [f"--{section}.{field if value else f'no_{field}'}"]
     return [f"--{name}", str(value)]
-
-
-def _batch(plan: Plan) -> dict[str, Settings]:
-    """Returns the batch of a pass, and that of a step, from which torchtitan derives the number of passes."""
-    size, steps = plan.values.get(MICRO_BATCH_SIZE), plan.values.get(ACCUMULATION_STEPS, 1)
-    if type(size) is not int or type(steps) is not int or size < 1 or steps < 1:
-        return {}
-    batch = {"training.local_batch_size": size, "training.global_batch_size": size * steps}
-    return {MICRO_BATCH_SIZE: batch, ACCUMULATION_STEPS: {}}
 
 
 def _kind(kind: str, version: TargetVersion) -> Settings:

@@ -21,8 +21,14 @@ from autofit.api import tune
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.fit import Fit
 from autofit.guard import Guard
-from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
-from autofit.integrations.trainer_fit import for_trainer, with_kept_batch
+from autofit.integrations.plan_settings import (
+    GivenPlan,
+    PlanSettings,
+    for_trainer,
+    import_package,
+    loader_arguments,
+    with_kept_batch,
+)
 from autofit.workloads.sources import loader_changes, source_of
 from autofit.workloads.workload import Workload
 
@@ -89,7 +95,7 @@ class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
             UsageError: it has another.
         """
         if self.fit is not None:
-            check_loader(trainer.train_dataloader, self.fit.plan.micro_batch_size)
+            _check_loader(trainer.train_dataloader, self.fit.plan.micro_batch_size)
 
 
 class ApplyPlan(_UnderPlan):
@@ -122,11 +128,11 @@ class ApplyPlan(_UnderPlan):
         """
         if stage != "fit":
             return
-        check_trainer(trainer, pl_module)
-        check_precision(trainer, self._settings.values.get(PRECISION, trainer.precision))
-        set_clipping(trainer, self._settings.values.get(CLIPPING))
+        _check_trainer(trainer, pl_module)
+        _check_precision(trainer, self._settings.values.get(PRECISION, trainer.precision))
+        _set_clipping(trainer, self._settings.values.get(CLIPPING))
         self._settings.warn()
-        set_batch(trainer, pl_module, self.fit, self._batch_arg, self._workers_arg)
+        _set_batch(trainer, pl_module, self.fit, self._batch_arg, self._workers_arg)
 
 
 class AutofitCallback(_UnderPlan):
@@ -169,8 +175,8 @@ class AutofitCallback(_UnderPlan):
         """
         if stage != "fit":
             return
-        check_trainer(trainer, pl_module)
-        set_clipping(trainer, self._arguments.get("max_grad_norm"))
+        _check_trainer(trainer, pl_module)
+        _set_clipping(trainer, self._arguments.get("max_grad_norm"))
         if trainer.precision not in _PRECISIONS:
             raise UsageError(
                 f"found a Trainer with precision={trainer.precision!r}; expected one of {', '.join(_PRECISIONS)}, "
@@ -178,7 +184,7 @@ class AutofitCallback(_UnderPlan):
             )
         if trainer.fit_loop._data_source.is_module():
             for name in filter(None, (self._batch_arg, self._workers_arg)):
-                check_attribute(pl_module, name)
+                _check_attribute(pl_module, name)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Tunes, and applies the plan.
@@ -189,15 +195,15 @@ class AutofitCallback(_UnderPlan):
         if trainer.fast_dev_run:
             warnings.warn("fast_dev_run is on: AutofitCallback tunes nothing.", stacklevel=2)
             return
-        check_measurable(trainer, pl_module)
-        loader = train_loader(trainer)
-        before = (batch_size_of(loader) or 0) * trainer.accumulate_grad_batches
-        with without_logging(pl_module):
+        _check_measurable(trainer, pl_module)
+        loader = _train_loader(trainer)
+        before = (_batch_size_of(loader) or 0) * trainer.accumulate_grad_batches
+        with _without_logging(pl_module):
             fit = tune(pl_module, loader, **self._tuning(trainer, pl_module, before))
         fit = with_kept_batch(fit, "of your loader", self._arguments) if before else fit
         self.fit = fit = for_trainer(fit, "lightning")
         PlanSettings.of(fit, "lightning").warn()
-        set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)
+        _set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)
         if fit.plan.global_batch_size != before and trainer.lr_scheduler_configs:
             trainer.strategy.setup_optimizers(trainer)  # schedules may depend on the number of steps
 
@@ -212,7 +218,7 @@ class AutofitCallback(_UnderPlan):
         chosen = {
             **defaults,
             **self._arguments,
-            "step_fn": step_of(trainer, module),
+            "step_fn": _step_of(trainer, module),
             "optimizer": trainer.optimizers[0],
         }
         others = tuple(name for name in chosen["strategies"] or () if name != PRECISION)
@@ -232,13 +238,8 @@ _UNMEASURED = ("backward", "optimizer_step", "optimizer_zero_grad")
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-def check_trainer(trainer: Any, module: Any) -> None:
-    """Refuses trainings whose optimizer step is not that of a plan.
-
-    Raises:
-        UsageError: manual optimization, which includes several optimizers; several processes; or accumulation that
-            another callback schedules.
-    """
+def _check_trainer(trainer: Any, module: Any) -> None:
+    """Refuses a training whose optimizer step is not that of a plan."""
     name = type(module).__name__
     if not module.automatic_optimization:
         raise UsageError(
@@ -259,12 +260,8 @@ def check_trainer(trainer: Any, module: Any) -> None:
         )
 
 
-def check_precision(trainer: Any, wanted: object) -> None:
-    """Checks that the Trainer has the plan's precision.
-
-    Raises:
-        UsageError: it has another.
-    """
+def _check_precision(trainer: Any, wanted: object) -> None:
+    """Refuses a Trainer with another precision than the plan's."""
     if trainer.precision != wanted:
         raise UsageError(
             f"found a Trainer with precision={trainer.precision!r}; the plan needs {wanted!r}, which cannot change "
@@ -272,12 +269,8 @@ def check_precision(trainer: Any, wanted: object) -> None:
         )
 
 
-def set_clipping(trainer: Any, norm: object) -> None:
-    """Gives the plan's clipping to a Trainer that has none. None as norm leaves the Trainer's own.
-
-    Raises:
-        UsageError: the Trainer clips in another way.
-    """
+def _set_clipping(trainer: Any, norm: object) -> None:
+    """Gives the plan's clipping to a Trainer that has none, and refuses another. None leaves the Trainer's own."""
     if norm is None:
         return
     given, kind = trainer.gradient_clip_val, "value" if trainer.gradient_clip_algorithm == "value" else "norm"
@@ -289,12 +282,8 @@ def set_clipping(trainer: Any, norm: object) -> None:
     trainer.gradient_clip_val = norm
 
 
-def check_measurable(trainer: Any, module: Any) -> None:
-    """Refuses modules whose step cannot be measured through `training_step` alone.
-
-    Raises:
-        UsageError: the module replaces a part of the step, or it has several optimizers.
-    """
+def _check_measurable(trainer: Any, module: Any) -> None:
+    """Refuses a module whose step cannot be measured through `training_step` alone."""
     found = [hook for hook in _UNMEASURED if _UTILITIES.model_helpers.is_overridden(hook, module)]
     if found:
         raise UsageError(
@@ -308,12 +297,8 @@ def check_measurable(trainer: Any, module: Any) -> None:
         )
 
 
-def train_loader(trainer: Any) -> Any:
-    """Returns the train loader as the user defines it: passed to `fit`, or made by the data module or module.
-
-    Raises:
-        UsageError: there are several.
-    """
+def _train_loader(trainer: Any) -> Any:
+    """Returns the one train loader as the user defines it: passed to `fit`, or made by the data module or module."""
     loader = trainer.fit_loop._data_source.dataloader()
     several = isinstance(loader, _UTILITIES.CombinedLoader | Mapping)
     if several or (isinstance(loader, list | tuple) and all(hasattr(each, "dataset") for each in loader)):
@@ -324,20 +309,16 @@ def train_loader(trainer: Any) -> Any:
     return loader
 
 
-def batch_size_of(loader: Any) -> int | None:
+def _batch_size_of(loader: Any) -> int | None:
     """Returns the samples per batch of a loader, or None if it does not say."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return size if type(size) is int else None
 
 
-def set_batch(trainer: Any, module: Any, fit: Fit, batch_arg: str, workers_arg: str | None) -> None:
+def _set_batch(trainer: Any, module: Any, fit: Fit, batch_arg: str, workers_arg: str | None) -> None:
     """Gives the plan's batch, loader workers and accumulation to the trainer, before it makes its train loader.
 
     Loaders passed to `fit` are rebuilt as for `fit.prepare`: the same data set, sampler and collate function.
-
-    Raises:
-        UsageError: neither the module nor the data module has the attribute.
-        WorkloadError: a loader that was passed to `fit` cannot make batches of this size.
     """
     trainer.accumulate_grad_batches = fit.plan.accumulation_steps
     source = trainer.fit_loop._data_source
@@ -346,19 +327,20 @@ def set_batch(trainer: Any, module: Any, fit: Fit, batch_arg: str, workers_arg: 
         if workers_arg is not None and loading is not None and not loading.kept:
             values[workers_arg] = loading.workers
         for name, value in values.items():
-            check_attribute(module, name)
+            _check_attribute(module, name)
             _UTILITIES.parsing.lightning_setattr(module, name, value)
     else:
-        source.instance = _rebuilt(module, train_loader(trainer), fit)
+        loader = _train_loader(trainer)
+        guard = Guard.of(Workload(module, loader))
+        with guard.backstop, guard:  # undoes the effects of inspecting samples
+            rebuild = source_of(loader, scan=_SCANNED).rebuild
+            rebuilt = rebuild(fit.plan.micro_batch_size, changes=loader_changes(fit.proof.loading))
+        source.instance = rebuilt  # here, since the guard puts back what the module can reach
     trainer.fit_loop._combined_loader = None  # one that `estimated_stepping_batches` made has the batch of before
 
 
-def check_attribute(module: Any, name: str) -> None:
-    """Checks that the module, its `hparams` or the data module has an attribute.
-
-    Raises:
-        UsageError: none has it.
-    """
+def _check_attribute(module: Any, name: str) -> None:
+    """Checks that the module, its `hparams` or the data module has an attribute."""
     if not _UTILITIES.parsing.lightning_hasattr(module, name):
         raise UsageError(
             f"found no attribute {name!r} on the module, its hparams or the data module; expected one from which "
@@ -366,13 +348,9 @@ def check_attribute(module: Any, name: str) -> None:
         )
 
 
-def check_loader(loader: Any, size: int) -> None:
-    """Checks that the train loader has the plan's micro batch.
-
-    Raises:
-        UsageError: it has another.
-    """
-    found = batch_size_of(loader)
+def _check_loader(loader: Any, size: int) -> None:
+    """Refuses a train loader with another micro batch than the plan's."""
+    found = _batch_size_of(loader)
     if found is not None and found != size:
         raise UsageError(
             f"found a train loader with batch_size={found}; the plan has micro_batch_size={size}. Let train_dataloader "
@@ -380,7 +358,7 @@ def check_loader(loader: Any, size: int) -> None:
         )
 
 
-def step_of(trainer: Any, module: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
+def _step_of(trainer: Any, module: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
     """Returns the module's `training_step` as a step function, with the hooks for batches that it overrides."""
     is_numbered = _UTILITIES.signature_utils.is_param_in_hook_signature
     arguments = (0,) if is_numbered(module.training_step, "batch_idx", min_args=2) else ()
@@ -402,7 +380,7 @@ def step_of(trainer: Any, module: Any) -> Callable[[nn.Module, Any], torch.Tenso
 
 
 @contextmanager
-def without_logging(module: nn.Module) -> Iterator[None]:
+def _without_logging(module: nn.Module) -> Iterator[None]:
     """Makes `self.log` and `self.log_dict` do nothing, in the module and those inside it, until the context is left."""
     names = ("log", "log_dict")
     found = [each for each in module.modules() if all(hasattr(type(each), name) for name in names)]
@@ -414,10 +392,3 @@ def without_logging(module: nn.Module) -> Iterator[None]:
     finally:
         for each, name in missing:
             delattr(each, name)
-
-
-def _rebuilt(module: nn.Module, loader: Any, fit: Fit) -> Any:
-    guard = Guard.of(Workload(module, loader))
-    with guard.backstop, guard:  # undoes the effects of inspecting samples
-        source = source_of(loader, scan=_SCANNED)
-        return source.rebuild(fit.plan.micro_batch_size, changes=loader_changes(fit.proof.loading))

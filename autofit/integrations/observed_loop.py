@@ -32,7 +32,7 @@ from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.guard.object_state import ValuePiece
 from autofit.guard.process_state import global_rngs
-from autofit.integrations.trainer_fit import with_kept_batch
+from autofit.integrations.plan_settings import with_kept_batch
 from autofit.torch_internals import global_step_hooks
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.loss import Call, resolve_loss, whole_call

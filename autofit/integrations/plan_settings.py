@@ -1,19 +1,21 @@
-"""A plan in the forms in which a user has one, as arguments of another library's trainer, and what is left to do."""
+"""What integrations share: a plan as arguments of another library's trainer, and the result of a search for one."""
 
 import importlib
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from autofit import planfile
 from autofit.core.answer import Answer
+from autofit.core.environment import TRAINER
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.wording import a_type, install_command
 from autofit.exporters.plan_facts import Settings, has_fixed_batches
 from autofit.fit import Fit
+from autofit.search.evidence import LEARNING_RATE_RULE
 from autofit.workloads.sources import loader_changes
 
 GivenPlan: TypeAlias = str | Path | Answer | Fit
@@ -98,6 +100,30 @@ def loader_arguments(plan: GivenPlan) -> dict[str, Any]:
     fit = fit_of(plan)
     batch = {} if has_fixed_batches(fit.answer) else {"batch_size": fit.plan.micro_batch_size}
     return {**batch, **{k: v for k, v in loader_changes(fit.proof.loading).items() if v is not None}}
+
+
+def with_kept_batch(fit: Fit, origin: str, given: Container[str]) -> Fit:
+    """Returns a fit with a caveat that its global batch was kept, unless the user gave an argument for it.
+
+    `origin` is where it comes from, such as "of your loader".
+    """
+    if "global_batch_size" in given or "max_global_batch_size" in given:
+        return fit
+    size = fit.plan.global_batch_size
+    caveat = (
+        f"the {size:,} samples of an optimizer step are those {origin}, and were kept. Give max_global_batch_size="
+        f"{4 * size} to have larger batches searched too, which may be faster, and adjust the learning rate then "
+        f"({LEARNING_RATE_RULE})"
+    )
+    answer = fit.answer.model_copy(update={"caveats": (*fit.answer.caveats, caveat)})
+    return replace(fit, answer=answer)
+
+
+def for_trainer(fit: Fit, library: str) -> Fit:
+    """Returns a fit that shows how its plan is applied to the trainer of "transformers" or "lightning"."""
+    environment = fit.answer.environment
+    changed = environment.model_copy(update={"settings": {**environment.settings, TRAINER: library}})
+    return replace(fit, answer=fit.answer.model_copy(update={"environment": changed}))
 
 
 def import_package(name: str, package: str) -> Any:

@@ -175,8 +175,8 @@ class JobCheck:
         tonight = Tonight(segment, environment, found.accepted, budget_bytes, found.unit, comparable_per_s)
         self._begin(self._time_s())
         self.verdict, second = judge(self._past, tonight, lambda: confirm(runner, tuned.plan))
-        self._fields |= {"accepted": found.accepted, "baseline": found.baseline, "gain": found.gain, "unit": found.unit}
-        self._fields |= {"confirmation": second}
+        self._fields |= {"accepted": found.accepted, "confirmation": second, "baseline": found.baseline}
+        self._fields |= {"gain": found.gain, "unit": found.unit}
         for note in found.notes:
             self.note(note)
         return self.verdict
@@ -208,7 +208,14 @@ class JobCheck:
         waits = retune.new_path(self._job.plan)
         try:
             if result.better:
-                self._keep(result, describe_plan(result.answer.plan, runner.baseline))
+                auto, words = self._job.accept == "auto", describe_plan(result.answer.plan, runner.baseline)
+                if auto:
+                    kept = retune.replace_plan(result.answer, self._job.plan)
+                    self.note(f"{self._job.plan.name} was replaced by {words}; its predecessor is {kept.name}")
+                else:
+                    planfile.save(result.answer, waits)
+                    self.note(f"{waits.name} is better: {words}. {self._to_accept}")
+                self._fields |= {"proposed": result.answer.plan, "proposed_gain": result.gain, "replaced": auto}
             elif waits.exists():
                 planfile.check_replaceable(waits)
                 waits.unlink()
@@ -229,17 +236,6 @@ class JobCheck:
             command=f"autofit nightly --job {self._job.name}",
         )
         return retune.retune(runner, request, accepted, show, self._begin_tuning, runs=runs)
-
-    def _keep(self, result: retune.Retune, words: str) -> None:
-        path, found = self._job.plan, result.answer
-        auto = self._job.accept == "auto"
-        if auto:
-            retune.replace_plan(found, path)
-            self.note(f"{path.name} was replaced by {words}; its predecessor is {retune.previous_path(path).name}")
-        else:
-            planfile.save(found, retune.new_path(path))
-            self.note(f"{retune.new_path(path).name} is better: {words}. {self._to_accept}")
-        self._fields |= {"proposed": found.plan, "proposed_gain": result.gain, "replaced": auto}
 
     @property
     def _to_accept(self) -> str:

@@ -163,8 +163,7 @@ def throughput_suspicions(reference: Sequence[float], band: Band, reading: float
 
     Only a night outside its band is suspected of being faster: nobody has to act the same night.
     """
-    found = [_night(band, reading), _run(reference, reading)]
-    return [each for each in found if each is not None]
+    return [each for each in (_night(band, reading), _run(reference, reading)) if each is not None]
 
 
 def memory_suspicions(band: Band, reading: float) -> list[Suspicion]:
@@ -247,8 +246,6 @@ class Track:
 
         If they are fewer than a window, earlier nights are moved to their level and kept, so that the noise is known.
         """
-        if not self.side:
-            return
         ratio = median(self.changed) / self.expected
         kept = self.reference[-NOISE_WINDOW:] if len(self.changed) < WINDOW else []
         self.reference = [ratio * value for value in kept] + self.changed

@@ -103,8 +103,14 @@ class PlanRunner:
         """
         rounds = Rounds({plan.key: [] for plan in plans})
         while rounds.done < count and len(rounds.failed) < len(plans) and not enough(rounds):
+            order, self._forward = plans if self._forward else plans[::-1], not self._forward
             try:
-                self._round(plans, rounds)
+                for plan in [each for each in order if each.key not in rounds.failed]:
+                    outcome = self.run(plan, Purpose.BLOCK)
+                    if outcome.measured:
+                        rounds.rates_per_s[plan.key].append(self.objective.score(measurement_of(outcome)))
+                    else:
+                        rounds.failed[plan.key] = outcome
             except BudgetSpent:
                 if not rounds.done:
                     raise
@@ -112,18 +118,6 @@ class PlanRunner:
                 break
             rounds.done += 1
         return rounds
-
-    def _round(self, plans: Sequence[Plan], rounds: Rounds) -> None:
-        order = plans if self._forward else plans[::-1]
-        self._forward = not self._forward
-        for plan in order:
-            if plan.key in rounds.failed:
-                continue
-            outcome = self.run(plan, Purpose.BLOCK)
-            if outcome.measured:
-                rounds.rates_per_s[plan.key].append(self.objective.score(measurement_of(outcome)))
-            else:
-                rounds.failed[plan.key] = outcome
 
     def _once(self, plan: Plan, purpose: Purpose) -> Outcome:
         patience_s, began_s = self.clock.patience_s(), self.clock.elapsed_s
@@ -215,11 +209,8 @@ def confirm(runner: PlanRunner, plan: Plan) -> Figures | None:
 def far_slower(runner: PlanRunner, plan: Plan, tuned_per_s: float | None, step_s: float) -> Verdict | None:
     """Returns the verdict on a plan that is so slow that a run of it did not end; None if the time was just too short.
 
-    Args:
-        runner: has run the plan until the time budget cut it off.
-        plan: the accepted plan.
-        tuned_per_s: its throughput in the search that found it; None if that is not comparable.
-        step_s: the seconds of its optimizer step there.
+    The runner has run the plan until the time budget cut it off. `tuned_per_s` is its throughput in the search that
+    found it, None if that is not comparable, and `step_s` the seconds of its optimizer step there.
     """
     if tuned_per_s is None or runner.cut_off is None or runner.cut_off[0] != plan:
         return None

@@ -205,8 +205,7 @@ class _Night:
     def _failed(self, error: Exception, check: JobCheck, name: str) -> None:
         """Records that a job was skipped, or that its check ended with an error."""
         text = one_line(str(error)) or type(error).__name__
-        unmeasured = check.verdict is None
-        if isinstance(error, errors.Busy | errors.DeviceMissing | errors.BudgetSpent) and unmeasured:
+        if isinstance(error, errors.Busy | errors.DeviceMissing | errors.BudgetSpent) and check.verdict is None:
             self._options.say(f"{name}: not checked: {text}")
             self._unchecked[name] = text
             night_over = isinstance(error, errors.BudgetSpent) and self._clock.left_s <= 0

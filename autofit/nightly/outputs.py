@@ -124,13 +124,9 @@ def other_counts(night: NightResult) -> str:
 
 
 def of_the_night(night: NightResult) -> dict[str, Sequence[str]]:
-    """Returns what concerns the whole night, by title. Titles without a text are left out."""
-    lists = {
-        "Not checked": [f"{job}: {why}" for job, why in night.unchecked.items()],
-        "Errors in the jobs file": night.problems,
-        "Notes": night.notes,
-    }
-    return {title: items for title, items in lists.items() if items}
+    """Returns what concerns the whole night, by title; empty lists are to be left out."""
+    unchecked = [f"{job}: {why}" for job, why in night.unchecked.items()]
+    return {"Not checked": unchecked, "Errors in the jobs file": night.problems, "Notes": night.notes}
 
 
 def moment(night: str) -> str:
@@ -209,8 +205,7 @@ def _sections(night: NightResult, history: History) -> Iterator[_Section]:
     for record in by_urgency(night.records)[:_MOST_JOBS]:
         if record.verdict.kind in ATTENTION or record.proposed is not None:
             yield _job_section(record, history.get(record.job, (record,)))
-    for title, items in of_the_night(night).items():
-        yield title, "", _some(items)
+    yield from ((title, "", _some(items)) for title, items in of_the_night(night).items() if items)
 
 
 def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Section:
@@ -271,7 +266,7 @@ def to_html(night: NightResult, history: History) -> str:
         exit_code=night.exit_code,
         headline=headline(night),
         others=other_counts(night),
-        lists=[(title, [shortened(item, _VALUE) for item in items]) for title, items in of_the_night(night).items()],
+        lists=[(title, [shortened(item, _VALUE) for item in of]) for title, of in of_the_night(night).items() if of],
         jobs=[_page_job(f"job-{number}", known[last.job], night) for number, last in enumerate(newest, start=1)],
         style=asset("charts.css"),
     )
@@ -294,6 +289,10 @@ def _page_job(anchor: str, records: Sequence[NightRecord], night: NightResult) -
 
 
 def _page_row(record: NightRecord) -> dict[str, str]:
+    notes = [record.verdict.reason] if record.verdict.kind in _STYLES else []
+    notes += record.verdict.changed
+    if record.proposed is not None:
+        notes.append(f"{'new' if record.replaced else 'better'} plan: {plan_words(record.proposed, record)}")
     return {
         "night": shortened(moment(record.night), 40),
         "style": _STYLES.get(record.verdict.kind, ""),
@@ -301,16 +300,8 @@ def _page_row(record: NightRecord) -> dict[str, str]:
         "rate": shortened(rate(record), _PAGE_NAME),
         "change": rate_change(record),
         "peak": peak(record),
-        "note": shortened("; ".join(_page_notes(record)), _VALUE),
+        "note": shortened("; ".join(notes), _VALUE),
     }
-
-
-def _page_notes(record: NightRecord) -> Iterator[str]:
-    if record.verdict.kind in _STYLES:
-        yield record.verdict.reason
-    yield from record.verdict.changed
-    if record.proposed is not None:
-        yield f"{'new' if record.replaced else 'better'} plan: {plan_words(record.proposed, record)}"
 
 
 def _chart(records: Sequence[NightRecord]) -> str:

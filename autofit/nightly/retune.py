@@ -54,7 +54,14 @@ def due_for(
 
     It is tuned once for each change: not again while the accepted plan, the environment and the verdict stay the same.
     """
-    same = [record for record in reversed(past) if _is_of(record, accepted.plan, environment)]
+    same = [  # nights that tried this plan in a comparable environment
+        record
+        for record in reversed(past)
+        if record.environment
+        and record.segment
+        and record.segment.plan == accepted.plan.key
+        and record.environment.comparable(environment)
+    ]
     reasons = []
     if moved := _REASONS.get(verdict.kind):
         series = takewhile(lambda record: record.verdict.kind is verdict.kind, same)
@@ -68,12 +75,6 @@ def due_for(
     if due or not reasons:
         return "; ".join(due), ""
     return "", f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1][0]}"
-
-
-def _is_of(record: NightRecord, plan: Plan, environment: Environment) -> bool:
-    """Returns whether a record is of a plan in a comparable environment. Nights that did not try it do not count."""
-    there, segment = record.environment, record.segment
-    return there is not None and segment is not None and segment.plan == plan.key and there.comparable(environment)
 
 
 def retune(
@@ -153,8 +154,8 @@ def previous_path(plan: Path) -> Path:
     return plan.with_name(f"{plan.stem}.previous{plan.suffix}")
 
 
-def replace_plan(found: Answer, plan: Path) -> None:
-    """Makes `found` the accepted plan, atomically. Its predecessor is kept, and a plan that waited is deleted.
+def replace_plan(found: Answer, plan: Path) -> Path:
+    """Makes `found` the accepted plan, atomically, and deletes a plan that waited. Returns where its predecessor is.
 
     Raises:
         PlanFileError: the path is not a plan file, or cannot be written.
@@ -162,16 +163,18 @@ def replace_plan(found: Answer, plan: Path) -> None:
     plan.parent.mkdir(parents=True, exist_ok=True)
     target, waiting = planfile.check_replaceable(plan), new_path(plan)
     planfile.check_replaceable(waiting)
+    previous = previous_path(plan)
     try:
         if target.exists():
-            write_atomically(planfile.check_replaceable(previous_path(plan)), target.read_bytes())
+            write_atomically(planfile.check_replaceable(previous), target.read_bytes())
     except OSError as error:
         raise PlanFileError(
-            f"{previous_path(plan)} could not be written: {error.strerror or error}; expected a directory that exists "
+            f"{previous} could not be written: {error.strerror or error}; expected a directory that exists "
             "and has space. The accepted plan is unchanged. Free space, or correct the permissions."
         ) from None
     planfile.save(found, plan)
     waiting.unlink(missing_ok=True)
+    return previous
 
 
 def accept(plan: Path) -> Answer:

@@ -7,22 +7,15 @@ from statistics import median
 from autofit.core.environment import Environment
 from autofit.core.printable import one_line
 from autofit.core.units import format_bytes, short_number
-from autofit.nightly.levels import (
-    LEAST_NIGHTS,
-    WINDOW,
-    Band,
-    Decision,
-    Level,
-    NightReading,
-    Ruling,
-    decide,
-)
+from autofit.nightly.levels import LEAST_NIGHTS, WINDOW, Band, Decision, Level, NightReading, Ruling, decide
 from autofit.nightly.records import NOT_MEASURED, Figures, HistorySegment, NightRecord, Verdict, VerdictKind
 from autofit.reports.sentences import counted
 
 WIDE_BAND = 0.3
 """Share of the throughput that a night may lose unnoticed, above which its band is too wide to tell. It is also what a
 night may lose against the search that found its plan: two separate runs on a shared machine differ by that much."""
+_SAME_PLAN = {"workload", "device", "plan"}
+"""What the throughput of two segments has in common if it may be shown side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +50,7 @@ class Tonight:
 
     def comparable(self, past: Sequence[NightRecord]) -> list[NightRecord]:
         """Returns the earlier records whose figures may be compared with those of tonight, oldest first."""
-        return [record for record in past if record.segment == self.segment and self._is_read_alike(record)]
-
-    def _is_read_alike(self, record: NightRecord) -> bool:
-        judged_by = self.accepted.judged_by if record.accepted is None else record.accepted.judged_by
-        return (record.unit, judged_by) == (self.unit, self.accepted.judged_by)
+        return [record for record in past if record.segment == self.segment and not self.changes_from(record)]
 
 
 def judge(
@@ -177,9 +166,7 @@ def _verdict(
     if moved:
         steady = [record for record in measured if not since or record.night < since]
         changed = _changes(tonight.environment, steady[-1] if steady else None)
-    kind = VerdictKind.STEADY
-    if moved:
-        kind = VerdictKind.FASTER if moved == ("faster",) else VerdictKind.REGRESSION
+    kind = VerdictKind.FASTER if moved == ("faster",) else VerdictKind.REGRESSION if moved else VerdictKind.STEADY
     return Verdict(
         kind=kind, reason=reason, changed=changed, moved=moved, since=since if moved else "",
         expected_per_s=rate.band.expected, low_per_s=rate.band.low, high_per_s=rate.band.high,
@@ -227,7 +214,11 @@ def _too_few_nights(past: Sequence[NightRecord], tonight: Tonight, missing: int)
     parts = ["the first night of this job"] if latest is None else []
     if latest is not None and changed:
         parts.append(f"not comparable with the night before ({', '.join(changed)})")
-        parts += _previous_segment(past, tonight, latest)
+        same_plan = latest.segment is not None and not tonight.segment.changes(latest.segment, _SAME_PLAN)
+        before = [each.accepted for each in past if each.segment == latest.segment and each.unit == tonight.unit]
+        if same_plan and (rates := [figures.rate_per_s for figures in before if figures is not None]):
+            ratio = tonight.accepted.rate_per_s / median(rates[-WINDOW:])
+            parts.append(f"not judged: throughput is {ratio - 1:+.1%} from the median of the previous segment")
         if latest.verdict.kind is VerdictKind.REGRESSION:
             since = latest.verdict.since or latest.night
             parts.append(f"the regression since {since} was open in the previous segment")
@@ -238,18 +229,6 @@ def _too_few_nights(past: Sequence[NightRecord], tonight: Tonight, missing: int)
     needed = f"{counted(more, 'night')} more {'is' if more == 1 else 'are'} needed" if more else "it now has them"
     parts.append(f"night {count} of its segment; nights are compared once it has {LEAST_NIGHTS}: {needed}")
     return Verdict(kind=VerdictKind.CANNOT_COMPARE, reason="; ".join(parts), changed=changed)
-
-
-def _previous_segment(past: Sequence[NightRecord], tonight: Tonight, latest: NightRecord) -> list[str]:
-    """Returns how the throughput differs from that of the same plan in the previous segment, which is not judged."""
-    now, before = tonight.segment, latest.segment
-    if before is None or (before.workload, before.device, before.plan) != (now.workload, now.device, now.plan):
-        return []
-    same = [each.accepted for each in past if each.segment == before and each.unit == tonight.unit and each.accepted]
-    if not same:
-        return []
-    ratio = tonight.accepted.rate_per_s / median([figures.rate_per_s for figures in same[-WINDOW:]])
-    return [f"not judged: throughput is {ratio - 1:+.1%} from the median of the previous segment"]
 
 
 def _evidence(tonight: Tonight, level: Level, decision: Decision) -> str:
@@ -275,10 +254,15 @@ def _described(name: str, shown: Callable[[float], str], ruling: Ruling, first: 
     found, band = ruling.suspicion, ruling.band
     readings = shown(first) + ("" if second is None else f", measured again {shown(second)}")
     limits = f"{shown(band.low)} to {shown(band.high)}"
-    if ruling.since:
-        welcome = not ruling.side or (ruling.side > 0 and name == "throughput")
-        end = "" if welcome else "; reported until it is back or accepted"
-        return f"{name} is {_open(ruling, first, f'{readings}, {shown(band.expected)} before')}{end}"
+    if ruling.since:  # a change that was open before tonight
+        figures = f"{readings}, {shown(band.expected)} before"
+        if not ruling.side:
+            return f"{name} is back: {figures}; the change since {ruling.since} ended"
+        still = (
+            f"still {_difference(first, band.expected)} than" if found is None else "not reliably back to where it was"
+        )
+        end = "" if ruling.side > 0 and name == "throughput" else "; reported until it is back or accepted"
+        return f"{name} is {still} before {ruling.since}: {figures}{end}"
     if found is None:
         return f"{name} {shown(first)} is inside its band of {counted(band.nights, 'night')}, {limits}"
     if ruling.side:
@@ -289,16 +273,6 @@ def _described(name: str, shown: Callable[[float], str], ruling: Ruling, first: 
         again = ", and was not measured again" if second is None else " once, not when measured again"
         claim = f"was {'higher' if found.side > 0 else 'lower'} than expected{again}"
     return f"{name} {claim}: tonight {readings}, band {limits}"
-
-
-def _open(ruling: Ruling, first: float, figures: str) -> str:
-    """Returns what became of a change that was open before tonight."""
-    if not ruling.side:
-        return f"back: {figures}; the change since {ruling.since} ended"
-    still = f"still {_difference(first, ruling.band.expected)} than"
-    if ruling.suspicion is not None:
-        still = "not reliably back to where it was"
-    return f"{still} before {ruling.since}: {figures}"
 
 
 def _difference(value: float, expected: float) -> str:

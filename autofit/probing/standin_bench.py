@@ -33,7 +33,7 @@ from autofit.probing.survey import Survey
 from autofit.strategies.base import Span
 from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.static_memory import check_self_contained, find_fixed_parts
 from autofit.workloads.counted_batches import Counted

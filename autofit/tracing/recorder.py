@@ -38,7 +38,7 @@ from autofit.torch_internals import (
     sequence_number,
     storage_id,
 )
-from autofit.tracing.cuda.reduce_config import AllocatorSteps
+from autofit.tracing.cuda.allocator_steps import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
@@ -125,6 +125,15 @@ PRODUCTS = frozenset(
     )
 )  # fmt: skip
 """Operators that use a cuBLAS handle, and with it a workspace that stays allocated."""
+COMPOSITE = "CompositeImplicitAutograd"
+DEVICE = torch.ops.prim.device.default
+
+# Much of the autograd engine's code checks `areAnyTensorSubclassLike` and, if true, works out of place. It is always
+# true under a dispatch mode, so fake tensors need a copy that plain tensors do not: these write into their first
+# operand. Sources, the same in torch 2.11 and 2.13: torch/csrc/autograd/FunctionsManual.cpp
+# (`value_selecting_reduction_backward`, `index_backward`, `masked_select_backward`, ...),
+# aten/src/ATen/native/TensorAdvancedIndexing.cpp (`gather_backward`, `take_backward`) and Loss.cpp
+# (`binary_cross_entropy_with_logits_backward`).
 SCATTERING = frozenset((
     aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_add.default, aten.index_put.default,
     aten.put.default, aten.masked_scatter.default, aten.index_fill.int_Scalar,
@@ -137,8 +146,6 @@ STEPWISE = ("BinaryCrossEntropyWithLogitsBackward0", "MaxBackward1", "MinBackwar
 """Autograd nodes whose gradient is computed by a chain of in-place operators."""
 LINKS = ("aten::isnan", "aten::add.Tensor", "aten::add.Scalar", "aten::sub.Tensor", "aten::mul.Tensor", "aten::sigmoid")
 """Operators that make the first operand of a step in such a chain, if a step made it."""
-COMPOSITE = "CompositeImplicitAutograd"
-DEVICE = torch.ops.prim.device.default
 
 
 class _StorageEnd(weakref.ref[Any]):

@@ -5,8 +5,8 @@ tensor subclasses. For fake tensors, such a sum makes a new tensor, and the firs
 else is allocated. This pair of events is removed. Without the removal, the peak of a residual network is 7 % too high
 (reference/memory_prediction.md section 3).
 
-If torch's own code writes into an operand that it has made itself (`recorder`), the result and the operand share one
-piece of memory, which is released with the last of the two.
+If torch's own code writes into an operand that it has made itself (see recorder.py), the result and the operand share
+one piece of memory, which is released with the last of the two.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """Tracing: runs a plan's training steps on a fake copy of the workload and returns the sequence of their allocations.
 
+A rehearsal is one forward and backward pass of the user's step on such a copy, for those who only want to watch it.
+
 The traced step is the real `TrainStep`, made by the real `prepare` with the real strategies. Nothing is computed.
 Neither the user's objects nor the random state change.
 
@@ -8,12 +10,16 @@ is not present, call it in a fresh process that ends afterwards, with the device
 """
 
 import gc
+import linecache
 import logging
 import math
-from collections.abc import Iterator
+import os
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -30,8 +36,8 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Watch
 from autofit.torch_internals import storage_id
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.cuda.device_spoofing import disguised
-from autofit.tracing.cuda.reduce_config import Chip
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import DataAnswers
@@ -41,7 +47,6 @@ from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.trace_assembly import assembled
-from autofit.tracing.untraceable import check_traceable, untraceable
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
@@ -51,8 +56,6 @@ from autofit.workloads.workload import Workload, each_of, state_tensors
 STEPS = 3
 """Number of traced steps. The optimizer's state appears at the end of the first step, so the second has a higher peak.
 The third repeats the second but finds other free blocks, so its reserved peak may be higher still."""
-REHEARSAL_LIMIT_S = 20.0
-"""Seconds after which a rehearsal is abandoned."""
 
 
 def trace(
@@ -69,7 +72,7 @@ def trace(
 
     Args:
         workload: the user's objects, which are only read.
-        loss: the rule for the loss of a micro batch.
+        loss: how the loss of a micro batch is computed.
         plan: the plan to apply, including the micro batch size to trace.
         batch: a real worst micro batch on the host. It is resized if its size differs from the plan's.
         device: where the step runs. Its type is that of the model, or of the stand-in.
@@ -89,51 +92,71 @@ def trace(
         chip = Chip.of(device)
     run = _Tracing(plan, device, chip, threads or torch.get_num_threads())
     roots = [root for root in (workload.model, workload.loss_fn) if isinstance(root, nn.Module)]
-    held = (tensor for root in roots for tensor in (*root.parameters(), *root.buffers()))
-    strided = (tensor for tensor in held if tensor.layout is torch.strided and not is_lazy(tensor))
-    run.recorder.original_storages = {storage_id(tensor.untyped_storage()) for tensor in strided}
-    run.recorder.deadline = perf_counter() + limit_s
-    padded = has_padding(batch)
+    for tensor in (tensor for root in roots for tensor in (*root.parameters(), *root.buffers())):
+        if tensor.layout is torch.strided and not is_lazy(tensor):
+            run.recorder.original_storages.add(storage_id(tensor.untyped_storage()))
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
-    with undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()), disguise:
-        try:
-            return run.trace(workload, loss, batch)
-        except (SpaceError, Untraceable):
-            raise
-        except Exception as error:  # any error of the user's code or of torch on fake tensors ends the trace
-            raise untraceable(error, run.doing) from error
-        finally:
-            run.recorder.stop()
+    with _on_fake_tensors(run.recorder, batch, limit_s, lambda: run.doing), attending(chip or Chip()), disguise:
+        return run.trace(workload, loss, batch)
+
+
+REHEARSAL_S = 20.0
+"""Seconds after which a rehearsal is abandoned."""
 
 
 def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -> None:
     """Runs the user's step without updates, with no strategy, inside `watch(model)` of a copy without data.
 
     Nothing is computed. Neither the model nor the random state change, but the user's functions run: what they keep
-    outside the model must be restored. The batch is on the host.
+    outside the model must be restored.
+
+    Args:
+        workload: the user's objects, which are only read.
+        loss: how the loss is computed.
+        batch: a batch on the host.
+        watch: the context of the step.
 
     Raises:
         Untraceable: something in the step cannot run without data, or it takes too long.
     """
     check_traceable(workload.model)
     device = next((tensor.device for tensor in workload.model.parameters()), torch.device("cpu"))
-    recorder, padded = Recorder(device.type, DataAnswers()), has_padding(batch.batch)
-    recorder.deadline = perf_counter() + REHEARSAL_LIMIT_S
-    with undisturbed(), fake_mode(), as_plain(recorder, padded):
-        try:
-            part = fake_batch(batch, batch.samples, torch.device("cpu"))
-            copied = fake_workload(workload, loss, part, device)
-            copied.workload.set_mode()
-            step = TrainStep(Plan(), Draft(copied.workload.model, copied.loss, None, device))
-            with recorder, watch(step.model):
-                step.backward(StepBatch.alike([part]))
-            step.model.zero_grad(set_to_none=True)
-        except Untraceable:
-            raise
-        except Exception as error:  # any error of the user's code or of torch on fake tensors ends the rehearsal
-            raise untraceable(error, "the inspection of the step") from error
-        finally:
-            recorder.stop()
+    recorder = Recorder(device.type, DataAnswers())
+    with _on_fake_tensors(recorder, batch.batch, REHEARSAL_S, lambda: "the inspection of the step"):
+        part = fake_batch(batch, batch.samples, torch.device("cpu"))
+        copied = fake_workload(workload, loss, part, device)
+        copied.workload.set_mode()
+        step = TrainStep(Plan(), Draft(copied.workload.model, copied.loss, None, device))
+        with recorder, watch(step.model):
+            step.backward(StepBatch.alike([part]))
+        step.model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _on_fake_tensors(
+    recorder: Recorder, batch: Batch | Counted, limit_s: float, doing: Callable[[], str]
+) -> Iterator[None]:
+    """Runs a step without data: its errors become `Untraceable`, and the random state is preserved.
+
+    Garbage collection, which would release tensors at arbitrary moments, is off. So is logging: torch logs thirty lines
+    about limits of fake tensors, which are not failures here.
+    """
+    recorder.deadline = perf_counter() + limit_s
+    padded, collecting, logged = has_padding(batch), gc.isenabled(), logging.root.manager.disable
+    gc.disable()
+    logging.disable(logging.CRITICAL)
+    try:
+        with torch.random.fork_rng(devices=[]), fake_mode(), as_plain(recorder, padded):
+            yield
+    except (SpaceError, Untraceable):
+        raise
+    except Exception as error:  # any error of the user's code or of torch on fake tensors ends the trace
+        raise Untraceable(_reason(error), _where(error, doing())) from error
+    finally:
+        recorder.stop()
+        logging.disable(logged)
+        if collecting:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -179,15 +202,13 @@ class _Tracing:
             step.observe = self._observe(step)
             if draft.scaler is not None:
                 # Whether gradients overflow depends on data. A step that overflows does not update and needs less.
-                vars(draft.scaler)["_maybe_opt_step"] = lambda optimizer, _, *args, **kwargs: optimizer.step(
-                    *args, **kwargs
-                )
+                vars(draft.scaler)["_maybe_opt_step"] = _update_always
             for self._number in range(1, STEPS + 1):
                 if self._number < STEPS or not self._repeat():
                     self._step(step, part, count)
             self._mark("end")
             found = self._finish(names)
-            # The copy is discarded. Restoring the layout of its gradients and optimizer state would take long.
+            # The copy is discarded: restoring the layout of gradients and optimizer state would take long.
             draft.model.zero_grad(set_to_none=True)
             for optimizer in () if draft.optimizer is None else each_of(draft.optimizer):
                 optimizer.state.clear()
@@ -246,8 +267,12 @@ class _Tracing:
         self.marks.append(Mark(name=name, event=len(self.recorder.events)))
 
     def _finish(self, names: tuple[str, ...]) -> Trace:
-        given = self.answers.given
-        note = f"{given} results that depend on data were assumed to have their largest size, and conditions to be true"
+        notes = []
+        if self.answers.given:
+            notes.append(
+                f"{self.answers.given} results that depend on data were assumed to have their largest size, and "
+                "conditions to be true"
+            )
         columns, events, marks = assembled(self.recorder, self.marks)
         return Trace(
             micro_batch_size=self.plan.micro_batch_size,
@@ -255,8 +280,8 @@ class _Tracing:
             events=events,
             marks=marks,
             modules=names,
-            answered=given,
-            notes=(note,) if given else (),
+            answered=self.answers.given,
+            notes=tuple(notes),
             work=self._work(),
         )
 
@@ -277,20 +302,47 @@ def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
             recorder.kinds[handle] = kind
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Disables garbage collection and logging, and preserves the random state during a trace.
+def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
 
-    A collection would release tensors at arbitrary moments. torch logs thirty lines about limits of fake tensors, which
-    are not failures here.
+
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+
+
+def check_traceable(model: nn.Module) -> None:
+    """Checks that a trace can show the memory that the model needs.
+
+    It cannot for compiled models, layers that a library runs as a whole in its own memory, and sparse gradients.
+
+    Raises:
+        Untraceable: the model has one of these; the error names it and its module.
     """
-    collecting, before = gc.isenabled(), logging.root.manager.disable
-    gc.disable()
-    logging.disable(logging.CRITICAL)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        logging.disable(before)
-        if collecting:
-            gc.enable()
+    if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
+        raise Untraceable("torch.compile decides which tensors are kept in memory", "the model is compiled")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise Untraceable(
+                f"a library runs the {kind} as a whole, and its memory is not visible in a trace",
+                f"the module {name!r}",
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise Untraceable("the size of sparse gradients depends on the data", f"the module {name!r}")
+
+
+def _reason(error: BaseException) -> str:
+    operator = getattr(error, "func", None)
+    line = next(iter(str(error).strip().splitlines()), "")
+    if operator is not None:
+        return f"the result of {operator} depends on data"
+    return f"on tensors without data it raises {type(error).__name__}: {line}"
+
+
+def _where(error: BaseException, doing: str) -> str:
+    """Returns the innermost line of a traceback outside torch and autofit, or else the phase that was running."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
+    if not frames:
+        return f"in {doing}"
+    frame = frames[-1]
+    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{frame.filename}:{frame.lineno}: {text}" if text else f"{frame.filename}:{frame.lineno}"

@@ -22,7 +22,7 @@ def test_the_numbers_of_a_version(text: str, numbers: tuple[int, ...]) -> None:
 
 def of(asked: str | None, installed: str = "") -> TargetVersion:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_installed", lambda package: installed)
+        patch.setattr(base, "installed_version", lambda package: installed)
         return TargetVersion.of(asked, "target", "package", "4.45", "5.23")
 
 

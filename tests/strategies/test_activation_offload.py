@@ -405,7 +405,7 @@ from autofit.memory.peak import memory_use
 from autofit.core.account import Account
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.workload import Workload
 

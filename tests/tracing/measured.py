@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.cuda.temporaries import temporary_steps
 
 

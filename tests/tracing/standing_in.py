@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from autofit.core.plan import Plan
 from autofit.memory.trace import Kind
 from autofit.tracing.cuda import device_spoofing, standin
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.cuda.temporaries import temporary_steps as steps_of
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.tracing import trace

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import FakeTensor
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 
 CUDA = torch.device("cuda", 0)
 INSIDE = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/")

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.reduce_config import AllocatorSteps, Chip, Rule, after_results, nbytes, round_up
+from autofit.tracing.cuda.allocator_steps import (
+    AllocatorSteps,
+    Chip,
+    Rule,
+    after_results,
+    around_results,
+    nbytes,
+    round_up,
+)
 
 aten = torch.ops.aten
 ONE_TILE = 2304
@@ -78,7 +86,7 @@ def _roll(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     dims = len(args[2]) if len(args) > 2 else 0
     parts = (nbytes(out),) * max(dims - 1, 0)
     if dims == 0 or args[0].is_contiguous():
-        return (*parts, None, *(~place for place in reversed(range(len(parts)))))
+        return around_results(*parts)
     copied = nbytes(out)  # a contiguous copy, made beforehand for the first dimension
     if not parts:
         return (copied, None, ~0)
@@ -125,28 +133,6 @@ def _indexed(written: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> t
     return places, math.prod(written.shape[dims[-1] + 1 :]) if joined else written.numel() // max(places, 1)
 
 
-def _masked_scatter(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """For each element of the mask, the number of set elements before it."""
-    return after_results(8 * args[0].numel(), args[0].numel() // 55)
-
-
-def _unique(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """All elements in sorted order, and the temporary memory of sorting."""
-    size = nbytes(args[0])
-    return (size, size + size // 32, ~1, None, ~0)
-
-
-def _masked_scatter_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """The selected elements, and the same padded with zeros."""
-    return (nbytes(out), None, ~0)
-
-
-def _embedding_bag_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """The same as for an embedding; nothing if the mode is max."""
-    gradient, indices, rows, mode = args[0], args[1], args[6], args[8]
-    return () if mode == 2 else _sorted_sums(indices.numel(), gradient.shape[-1], rows)
-
-
 def _embedding_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Sorted indices, and sums over segments of equal indices (EmbeddingBackwardKernel.cu); nothing for few indices."""
     gradient, indices, rows, padding = args[0], args[1], args[2], args[3]
@@ -165,17 +151,23 @@ def _sorted_sums(count: int, width: int, rows: int) -> AllocatorSteps:
     return (*begin, *found, ~13, ~12, ~11, ~9, ~8, ~5, ~4, ~1, ~0)
 
 
+def _embedding_bag_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    """The same as for an embedding; nothing if the mode is max."""
+    gradient, indices, rows, mode = args[0], args[1], args[6], args[8]
+    return () if mode == 2 else _sorted_sums(indices.numel(), gradient.shape[-1], rows)
+
+
 RULES: dict[Any, Rule] = {
-    aten.sort.default: _sort,
-    aten.sort.stable: _sort,
+    **dict.fromkeys((aten.sort.default, aten.sort.stable), _sort),
     aten.topk.default: _topk,
     aten.roll.default: _roll,
-    aten.index_put.default: _index_put,
-    aten._index_put_impl_.default: _index_put,
-    aten.index_put_.default: _index_put,
-    aten.masked_scatter.default: _masked_scatter,
-    aten.masked_scatter_backward.default: _masked_scatter_backward,
-    aten._unique2.default: _unique,
+    **dict.fromkeys((aten.index_put.default, aten._index_put_impl_.default, aten.index_put_.default), _index_put),
+    # For each element of the mask, the number of set elements before it.
+    aten.masked_scatter.default: lambda chip, args, out: after_results(8 * args[0].numel(), args[0].numel() // 55),
+    # The selected elements, and the same padded with zeros.
+    aten.masked_scatter_backward.default: lambda chip, args, out: around_results(nbytes(out)),
+    # All elements in sorted order, and the temporary memory of sorting.
+    aten._unique2.default: lambda chip, args, out: (nbytes(args[0]), nbytes(args[0]) * 33 // 32, ~1, None, ~0),
     aten.embedding_dense_backward.default: _embedding_backward,
     aten._embedding_bag_backward.default: _embedding_bag_backward,
     aten._embedding_bag_dense_backward.default: _embedding_bag_backward,

@@ -1,29 +1,33 @@
 """Temporary memory of CUDA operators: allocated inside one call, besides the results, and released before it returns.
 
 A trace does not show it, because it is allocated below the dispatcher. Each rule follows the host code of torch 2.11
-and 2.13, which allocates the same with and without a GPU (reference/memory_prediction.md section 4).
+and 2.13, which allocates the same with and without a GPU (reference/memory_prediction.md section 4). Its file in
+aten/src/ATen/native is named where the operator's name does not say it.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
-from autofit.tracing.cuda import losses, ordering, pairwise, reductions
-from autofit.tracing.cuda.reduce_config import (
+from autofit.tracing.cuda import ordering, reductions
+from autofit.tracing.cuda.allocator_steps import (
     KIB,
     AllocatorSteps,
-    Axes,
     Chip,
     Rule,
     after_results,
     around_results,
+    copies,
     nbytes,
     power_of_two,
     round_up,
-    staging_bytes,
 )
+from autofit.tracing.cuda.reductions import Axes, staging_bytes
 from autofit.tracing.cuda.results import (
+    UNREDUCED,
+    broadcast,
     channels_innermost,
     convolved_in,
     is_channels_last,
@@ -39,41 +43,15 @@ def temporary_steps(chip: Chip, func: Any, args: tuple[Any, ...], out: Any) -> A
     return () if rule is None else rule(chip, args, out)
 
 
-def _softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    return after_results(*(() if args[0].is_contiguous() else (nbytes(args[0]),)))
-
-
-def _safe_softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """A mask of the hidden elements, and one of the rows that are all hidden (aten/src/ATen/native/SoftMax.cpp)."""
-    return after_results(args[0].numel(), args[0].numel() // max(args[0].shape[args[1]], 1))
-
-
-def _softmax_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    return after_results(*(nbytes(tensor) for tensor in args[:2] if not tensor.is_contiguous()))
-
-
-def _softmax_backward_product(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """The product of the gradient and the result, as a separate tensor. A log-softmax has none."""
-    gradient, result = args[0], args[1]
-    product = gradient.numel() * torch.promote_types(gradient.dtype, result.dtype).itemsize
-    return after_results(product, *(() if result.is_contiguous() else (nbytes(result),)))
-
-
 def _flash_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Row sums, and the query's gradient in float32. Sizes are rounded up, since blocks of threads write them."""
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * round_up(queries, 128)
-    copies = _copied_by_heads(args[0], args[4])
+    copied = _copied_by_heads(args[0], args[4])
     keys = args[2]
     # If several query heads share a key head, the gradients of keys and values are made per query head, then summed.
     grouped = (nbytes(keys) // keys.shape[1] * heads,) * 2 if keys.shape[1] != heads else ()
-    return around_results(*copies, inside=(4 * rows, 4 * rows * round_up(width, 32 if width <= 128 else 64), *grouped))
-
-
-def _efficient(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """The result in float32, if it does not fit into registers: `kNeedsOutputAccumulatorBuffer` (kernel_forward.h)."""
-    width = args[2].shape[-1]
-    return after_results(*() if width <= 128 or args[0].element_size() > 2 else (4 * out[0].numel(),))
+    return around_results(*copied, inside=(4 * rows, 4 * rows * round_up(width, 32 if width <= 128 else 64), *grouped))
 
 
 def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
@@ -89,22 +67,12 @@ def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Allocato
         splits = min(-(-keys // 64), max(200 // (batch * heads), 1))
         numbers += 2 * splits * 64 * round_up(width, 128)
     rows, accumulators = 4 * batch * heads * queries, 4 * batch * heads * numbers
-    copies = _copied_by_heads(args[0])
+    copied = _copied_by_heads(args[0])
     if half:
-        return around_results(*copies, inside=(rows, accumulators))
-    first = len(copies)
+        return around_results(*copied, inside=(rows, accumulators))
+    first = len(copied)
     steps = (rows * value_width, rows, rows, ~(first + 1), ~first, accumulators, ~(first + 2), ~(first + 3))
-    return (*copies, None, *steps, *(~place for place in range(first)))
-
-
-def _copy(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """A copy from the host goes to a contiguous buffer first, and from there to a strided result (Copy.cu)."""
-    return after_results(*(() if args[0].device.type == out.device.type or out.is_contiguous() else (nbytes(out),)))
-
-
-def _copies(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """For operators that only work on contiguous tensors and copy others beforehand."""
-    return around_results(*(nbytes(x) for x in args[:2] if isinstance(x, torch.Tensor) and not x.is_contiguous()))
+    return (*copied, None, *steps, *(~place for place in range(first)))
 
 
 def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
@@ -120,37 +88,14 @@ def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Allocat
         blocks = min(32 * KIB // columns, -(-rows // 32))
         parts = 4 * width * blocks
         axes = Axes.of((blocks, width), (width, 1), [0])
-        sums = staging_bytes(axes, 4, chip.multiprocessors, chip.threads)
+        sums = staging_bytes(axes, 4, chip)
     return (inputs, None, gradient, parts, parts, *sums, ~5, ~4, *sums, ~7, ~6, ~3, ~2, ~1, ~0)
 
 
-def _copy_of_gradient(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    return after_results(*(() if args[0].is_contiguous() else (nbytes(args[0]),)))
-
-
-def _pooled(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    return after_results(*_copied_to_layout(args[0], args[0]))
-
-
-def _pool_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """Copies of the gradient, and of the indices of the maxima, if their layout differs from the input's."""
-    indices = args[7:8]  # a tensor for max_pool2d_with_indices_backward; a number or missing for avg_pool2d_backward
-    return after_results(*_copied_to_layout(args[1], args[0], *(x for x in indices if isinstance(x, torch.Tensor))))
-
-
-def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> tuple[int, ...]:
+def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> AllocatorSteps:
+    """Copies of tensors whose layout differs from that of the input `like`."""
     layout = torch.channels_last if is_channels_last(like) else torch.contiguous_format
-    return tuple(nbytes(x) for x in copied if not x.is_contiguous(memory_format=layout))
-
-
-def _cumulated(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """The summands, converted to the type of the sums."""
-    return after_results(*(() if args[0].dtype is out.dtype else (nbytes(out),)))
-
-
-def _group_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """The scale and shift of each channel of each sample."""
-    return after_results(*(4 * args[0].shape[0] * args[0].shape[1],) * 2)
+    return after_results(*(nbytes(x) for x in copied if not x.is_contiguous(memory_format=layout)))
 
 
 def _group_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
@@ -174,17 +119,13 @@ def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Alloca
         for x, needed in ((inputs, wanted[1]), (gradient, True), (weight, wanted[0]))
     )
     axes = Axes.of(gradient.shape, gradient.stride(), [0, *range(2, gradient.dim())])
-    sums = staging_bytes(axes, 4, chip.multiprocessors, chip.threads) if wanted[2] else (0, 0)
+    sums = staging_bytes(axes, 4, chip) if wanted[2] else (0, 0)
     return (inputs_copy, gradient_copy, None, weight_copy, ~2, None, ~1, ~0, None, *sums, ~4, ~3)
 
 
 def _copied_by_heads(*tensors: torch.Tensor) -> tuple[int, ...]:
     """Returns the copies that an attention kernel makes of (batch, heads, time, width) tensors not laid out by time."""
     return tuple(nbytes(tensor) for tensor in tensors if not tensor.transpose(1, 2).is_contiguous())
-
-
-def _batch_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    return after_results(*(_norm_staging(args[0], values=4) if sums_channels(args[0], args[1]) else ()))
 
 
 def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
@@ -208,32 +149,132 @@ def _norm_staging(tensor: torch.Tensor, values: int) -> tuple[int, ...]:
     return (values * channels * grid * 4, 4 * -(-channels // block_x)) if grid >= 8 else (0, 0)
 
 
+def _summed(chip: Chip, count: int) -> tuple[int, int]:
+    """Returns the buffers of the sum of `count` elements."""
+    return staging_bytes(Axes(reduced=((count, 1),), kept=()), 4, chip)
+
+
+def _errors(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    """The loss of each element, and the buffers of their sum. The result itself is allocated for all elements too."""
+    if len(args) > 2 and args[2] == UNREDUCED:
+        return ()
+    errors = math.prod(broadcast(*args[:2]))
+    return after_results(errors * out.element_size(), *_summed(chip, errors))
+
+
+def _shrunk(chip: Chip, args: tuple[Any, ...], out: Any, place: int) -> AllocatorSteps:
+    """The mean, besides a result that is allocated for all elements. `place` is the position of `reduction`."""
+    if len(args) > place and args[place] == UNREDUCED:
+        return ()
+    return after_results(out.element_size(), *_summed(chip, math.prod(broadcast(*args[:2]))))
+
+
+def _huber(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    """The loss of each element, allocated before the result."""
+    if len(args) > 2 and args[2] == UNREDUCED:
+        return ()
+    errors = math.prod(broadcast(*args[:2]))
+    return (errors * out.element_size(), None, *_summed(chip, errors), ~2, ~1, ~0)
+
+
+def _logits(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    """The logarithm, its weights, and the loss of each element, which may be the result."""
+    shape = broadcast(*args[:2])
+    each = math.prod(shape) * args[0].element_size()
+    weights = args[3] if len(args) > 3 else None
+    before: AllocatorSteps = (each,) if weights is None else (each, nbytes(weights), each, ~1, ~2)
+    if len(args) > 4 and args[4] == UNREDUCED:
+        return (*before, None, ~0)
+    loss = sum(step is not None and step >= 0 for step in before)
+    return (*before, each, None, *_summed(chip, math.prod(shape)), ~(loss + 2), ~(loss + 1), ~loss, ~0)
+
+
+def _trilinear(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    """The product of two operands, and its product with the third, for one index of a dimension at a time."""
+    operands, absent, summed = args[:3], args[3:6], args[6]
+    unrolled = args[7] if len(args) > 7 else 1
+    shapes = [_expanded(one.shape, dims) for one, dims in zip(operands, absent, strict=True)]
+    first, second = list[int](), list[int]()
+    for dim, sizes in enumerate(zip(*shapes, strict=True)):
+        early = dim in summed and (dim in absent[2] or dim == unrolled)
+        first.append(1 if early or dim == unrolled else max(sizes[:2]))
+        second.append(1 if dim in summed or dim == unrolled else max(sizes))
+    size = operands[0].element_size()
+    return after_results(math.prod(first) * size, math.prod(second) * size)
+
+
+def _expanded(shape: tuple[int, ...], absent: list[int]) -> list[int]:
+    """Returns a shape with size 1 in the dimensions that an operand lacks."""
+    sizes = iter(shape)
+    return [1 if dim in absent else next(sizes) for dim in range(len(shape) + len(absent))]
+
+
 RULES: dict[Any, Rule] = {
-    aten._to_copy.default: _copy,
-    aten._softmax.default: _softmax,
-    aten._log_softmax.default: _softmax,
-    aten._safe_softmax.default: _safe_softmax,
-    aten._softmax_backward_data.default: _softmax_backward_product,
-    aten._log_softmax_backward_data.default: _softmax_backward,
-    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._scaled_dot_product_efficient_attention.default: _efficient,
-    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    aten.convolution_backward.default: _convolution_backward,
-    aten.native_layer_norm.default: _copies,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten.native_group_norm.default: _group_norm,
-    aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.upsample_bilinear2d_backward.default: _copy_of_gradient,
-    aten.max_pool2d_with_indices.default: _pooled,
-    aten.avg_pool2d.default: _pooled,
-    aten.max_pool2d_with_indices_backward.default: _pool_backward,
-    aten.avg_pool2d_backward.default: _pool_backward,
-    aten.cumsum.default: _cumulated,
-    aten.convolution.default: _convolution,
-    aten.native_batch_norm.default: _batch_norm,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
     **reductions.RULES,
-    **losses.RULES,
     **ordering.RULES,
-    **pairwise.RULES,
+    # A copy from the host goes to a contiguous buffer first, and from there to a strided result (Copy.cu).
+    aten._to_copy.default: lambda chip, args, out: after_results(
+        *(() if args[0].device.type == out.device.type else copies(out))
+    ),
+    aten._softmax.default: lambda chip, args, out: after_results(*copies(args[0])),
+    aten._log_softmax.default: lambda chip, args, out: after_results(*copies(args[0])),
+    # A mask of the hidden elements, and one of the rows that are all hidden (SoftMax.cpp).
+    aten._safe_softmax.default: lambda chip, args, out: after_results(
+        args[0].numel(), args[0].numel() // max(args[0].shape[args[1]], 1)
+    ),
+    # The product of the gradient and the result, as a separate tensor. A log-softmax has none.
+    aten._softmax_backward_data.default: lambda chip, args, out: after_results(
+        args[0].numel() * torch.promote_types(args[0].dtype, args[1].dtype).itemsize, *copies(args[1])
+    ),
+    aten._log_softmax_backward_data.default: lambda chip, args, out: after_results(*copies(*args[:2])),
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    # The result in float32, if it does not fit into registers: `kNeedsOutputAccumulatorBuffer` (kernel_forward.h).
+    aten._scaled_dot_product_efficient_attention.default: lambda chip, args, out: after_results(
+        *(() if args[2].shape[-1] <= 128 or args[0].element_size() > 2 else (4 * out[0].numel(),))
+    ),
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    # A copy made beforehand, since the kernel only works on contiguous tensors.
+    aten.native_layer_norm.default: lambda chip, args, out: around_results(*copies(args[0])),
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    # The scale and shift of each channel of each sample.
+    aten.native_group_norm.default: lambda chip, args, out: after_results(*(4 * math.prod(args[0].shape[:2]),) * 2),
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.native_batch_norm.default: lambda chip, args, out: after_results(
+        *(_norm_staging(args[0], values=4) if sums_channels(args[0], args[1]) else ())
+    ),
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.upsample_bilinear2d_backward.default: lambda chip, args, out: after_results(*copies(args[0])),
+    aten.max_pool2d_with_indices.default: lambda chip, args, out: _copied_to_layout(args[0], args[0]),
+    aten.avg_pool2d.default: lambda chip, args, out: _copied_to_layout(args[0], args[0]),
+    # Copies of the gradient, and of the indices of the maxima.
+    aten.max_pool2d_with_indices_backward.default: lambda chip, args, out: _copied_to_layout(args[1], args[0], args[7]),
+    aten.avg_pool2d_backward.default: lambda chip, args, out: _copied_to_layout(args[1], args[0]),
+    # The summands, converted to the type of the sums.
+    aten.cumsum.default: lambda chip, args, out: after_results(*(() if args[0].dtype is out.dtype else (nbytes(out),))),
+    aten.mse_loss.default: _errors,
+    aten.smooth_l1_loss.default: _errors,
+    aten.binary_cross_entropy.default: partial(_shrunk, place=3),
+    aten.soft_margin_loss.default: partial(_shrunk, place=2),
+    # Exponential, product and quotient. The gradient is allocated before the last release.
+    aten.soft_margin_loss_backward.default: lambda chip, args, out: (*(nbytes(out),) * 3, ~1, ~0, None, ~2),
+    aten.huber_loss.default: _huber,
+    aten.binary_cross_entropy_with_logits.default: _logits,
+    aten._trilinear.default: _trilinear,
+    # The contribution of each pair of rows to the gradient (cuda/DistanceKernel.cu).
+    aten._cdist_backward.default: lambda chip, args, out: after_results(nbytes(args[1]) * args[2].shape[-2]),
+    aten._pdist_backward.default: lambda chip, args, out: after_results((args[1].shape[0] - 1) * nbytes(args[1])),
+    # A result with the shape of the images, which is then resized to a larger shape (cuda/Im2Col.cu).
+    aten.im2col.default: lambda chip, args, out: (
+        around_results(nbytes(args[0])) if nbytes(out) > nbytes(args[0]) else ()
+    ),
+    # The grid before the transformation, with a one appended to each position.
+    aten.affine_grid_generator.default: lambda chip, args, out: around_results(
+        nbytes(out) // out.shape[-1] * (out.shape[-1] + 1)
+    ),
+    # The probabilities in float32, if they are in half precision (cuda/Distributions.cpp).
+    aten.bernoulli.default: lambda chip, args, out: after_results(
+        *(() if args[0].element_size() > 2 else (4 * args[0].numel(),))
+    ),
 }

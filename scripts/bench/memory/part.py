@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from scripts.bench import files
 from scripts.bench.memory.architecture import Architecture, Configuration
 from scripts.bench.memory.architectures import LOOSE

@@ -22,7 +22,7 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.checkpointing import CHECKPOINTED_BLOCKS, Checkpointing
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.tracing import trace
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch

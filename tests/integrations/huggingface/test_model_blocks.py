@@ -7,7 +7,7 @@ from torch import nn
 
 from autofit.core.errors import UsageError
 from autofit.core.plan import KnobValue
-from autofit.integrations.huggingface.arguments import checkpoint_some
+from autofit.integrations.huggingface import checkpoint_some
 from tests.conformance.test_exporters import OWN
 from tests.integrations.huggingface.training import LAYERS, arguments, model, trainer
 

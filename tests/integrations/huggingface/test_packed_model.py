@@ -12,8 +12,7 @@ from transformers import Trainer
 
 from autofit.core.errors import UsageError
 from autofit.fit import Fit
-from autofit.integrations.huggingface import apply
-from autofit.integrations.huggingface.arguments import pack
+from autofit.integrations.huggingface import apply, pack
 from tests.conformance.test_exporters import OWN, answer
 from tests.fakes.decoders import Decoder
 from tests.integrations.huggingface.training import arguments, model

@@ -10,7 +10,8 @@ from transformers import Trainer
 import autofit
 from autofit import strategies
 from autofit.core.errors import UsageError
-from autofit.integrations.huggingface import PlanCheck, apply, tune_trainer, tuning
+from autofit.integrations import huggingface
+from autofit.integrations.huggingface import PlanCheck, apply, tune_trainer
 from tests.conformance.test_exporters import OWN, answer
 from tests.cpu import needs_bf16
 from tests.integrations.huggingface.training import LAYERS, arguments, samples, trainer
@@ -41,9 +42,9 @@ class Stepping(Trainer):  # type: ignore[misc]  # transformers has no types here
 def asked(monkeypatch: pytest.MonkeyPatch, make: Any, **given: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Returns the model, the loader and the arguments that `autofit.tune` gets."""
     calls: list[tuple[Any, Any, dict[str, Any]]] = []
-    monkeypatch.setattr(tuning, "tune", lambda model, loader, **chosen: calls.append((model, loader, chosen)))
+    monkeypatch.setattr(huggingface, "tune", lambda model, loader, **chosen: calls.append((model, loader, chosen)))
     for name in ("with_kept_batch", "for_trainer"):
-        monkeypatch.setattr(tuning, name, lambda fit, *_: fit)
+        monkeypatch.setattr(huggingface, name, lambda fit, *_: fit)
     tune_trainer(make, **given)
     return calls[0]
 
@@ -75,7 +76,7 @@ def test_choices_of_the_call_replace_those_of_the_trainer(tmp_path: Path, monkey
 
 def test_a_batch_that_was_kept_is_said_with_what_frees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit_of_plan = autofit.Fit(answer(OWN))
-    monkeypatch.setattr(tuning, "tune", lambda model, loader, **chosen: fit_of_plan)
+    monkeypatch.setattr(huggingface, "tune", lambda model, loader, **chosen: fit_of_plan)
 
     def caveats(**given: Any) -> tuple[str, ...]:
         return tune_trainer(lambda: trainer(arguments(tmp_path)), **given).caveats
@@ -216,4 +217,4 @@ def test_every_block_is_one_switch_of_each_trainer_that_has_one(tmp_path: Path) 
 
 
 def test_the_techniques_that_are_not_searched_exist() -> None:
-    assert set(tuning.NOT_IN_A_TRAINER) <= {strategy.name for strategy in strategies.members()}
+    assert set(huggingface.NOT_IN_A_TRAINER) <= {strategy.name for strategy in strategies.members()}

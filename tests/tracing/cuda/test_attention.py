@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autofit.tracing.cuda.attention import _bias
+from autofit.tracing.cuda.standin import _bias
 
 
 def made(mask: torch.Tensor, queries: int, keys: int, align: bool = True) -> torch.Tensor:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.cuda.temporaries import temporary_steps
 from tests.tracing.measured import meta, taken
 

@@ -1,14 +1,20 @@
 """What operators take inside one call, against the allocations of torch 2.11's CUDA code for the same arguments."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.cuda.results import is_channels_last, laid_out, results
 from autofit.tracing.cuda.temporaries import temporary_steps
+from tests.tracing.measured import meta, taken
 
 aten = torch.ops.aten
 CHIP = Chip()
+X = (16384, 512)
+ALL = 33554432
+"""Bytes of one number for each element of that shape."""
 
 
 def heads(time: int, width: int, dtype: torch.dtype, *, by_time: bool = True) -> torch.Tensor:
@@ -306,3 +312,76 @@ def test_a_convolution_of_channels_last_gives_channels_last() -> None:
     back = laid_out(aten.convolution_backward.default, (out, last, weight), (images, None, None))
     assert back[0].is_contiguous(memory_format=torch.channels_last)
     assert back[1:] == (None, None)
+
+
+def steps_of(func: Any, *args: Any) -> Any:
+    return temporary_steps(CHIP, func, args, func(*args))
+
+
+@pytest.mark.parametrize(
+    ("func", "found"),
+    [
+        (aten.binary_cross_entropy.default, (4, 1728, 4, ~2, ~1, ~0)),
+        (aten.soft_margin_loss.default, (4, 1728, 4, ~2, ~1, ~0)),
+        (aten.huber_loss.default, (ALL, None, 1728, 4, ~2, ~1, ~0)),
+        (aten.binary_cross_entropy_with_logits.default, (ALL, ALL, None, 1728, 4, ~3, ~2, ~1, ~0)),
+    ],
+)
+def test_a_mean(func: Any, found: Any) -> None:
+    assert steps_of(func, meta(*X), meta(*X)) == found
+
+
+@pytest.mark.parametrize("func", [aten.binary_cross_entropy.default, aten.soft_margin_loss.default])
+def test_a_mean_keeps_the_room_of_all_elements(func: Any) -> None:
+    x = meta(*X)
+    assert laid_out(func, (x, x), func(x, x)).untyped_storage().nbytes() == ALL
+
+
+def test_weights_of_the_positive_class() -> None:
+    """Row `bce-logits-pw`."""
+    found = steps_of(aten.binary_cross_entropy_with_logits.default, meta(*X), meta(*X), None, meta(512))
+    assert found == (ALL, 2048, ALL, ~1, ~2, ALL, None, 1728, 4, ~5, ~4, ~3, ~0)
+
+
+def test_the_gradient_of_a_soft_margin_is_made_last() -> None:
+    found = steps_of(aten.soft_margin_loss_backward.default, torch.empty((), device="meta"), meta(*X), meta(*X), 1)
+    assert found == (ALL, ALL, ALL, ~1, ~0, None, ~2)
+
+
+def test_a_bilinear_form_and_its_gradient() -> None:
+    """Row `bilinear`: its gradient is made from a product of all three sizes."""
+    x, weight, gradient = meta(16384, 512), meta(16, 512, 512), meta(16384, 16)
+    forward = (x, weight, x, [1, 3], [0], [1, 2], [2, 3])
+    assert taken(aten._trilinear.default, *forward) == [33554432, 65536]
+    backward = (gradient, weight, x, [2, 3], [0], [1, 2], [1, 3])
+    assert 17179869184 in taken(aten._trilinear.default, *backward)
+
+
+def test_distances() -> None:
+    rows = meta(4, 512, 512)
+    assert taken(aten._cdist_backward.default, meta(4, 512, 512), rows, rows, 1.0, meta(4, 512, 512)) == [2147483648]
+    pairs = meta(512 * 511 // 2)
+    assert taken(aten._pdist_backward.default, pairs, rows[0], 2.0, pairs) == [535822336]
+
+
+def test_windows() -> None:
+    images, columns = meta(32, 64, 64, 64), meta(32, 576, 4096)
+    size = [3, 3], [1, 1], [1, 1], [1, 1]
+    assert taken(aten.im2col.default, images, *size) == [33554432]
+    made = laid_out(aten.col2im.default, (columns,), aten.col2im.default(columns, [64, 64], *size))
+    assert made.shape == images.shape
+    assert made.untyped_storage().nbytes() == 301989888, "it is made with the room of the columns"
+
+
+def test_windows_that_do_not_overlap_need_no_room_but_their_own() -> None:
+    assert taken(aten.im2col.default, meta(32, 64, 64, 64), [2, 2], [1, 1], [0, 0], [2, 2]) == []
+
+
+def test_a_grid() -> None:
+    assert taken(aten.affine_grid_generator.default, meta(32, 2, 3), [32, 64, 64, 64], False) == [1572864]
+    assert taken(aten.affine_grid_generator.default, meta(8, 3, 4), [8, 3, 64, 64, 64], False) == [33554432]
+
+
+def test_probabilities_in_half_precision() -> None:
+    assert taken(aten.bernoulli.default, meta(8192, 8192, dtype=torch.bfloat16)) == [268435456]
+    assert taken(aten.bernoulli.default, meta(8192, 1024)) == []

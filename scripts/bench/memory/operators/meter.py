@@ -29,7 +29,7 @@ from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.opening import place
 from autofit.strategies import members
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.cuda.results import laid_out
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.workloads.factory import make

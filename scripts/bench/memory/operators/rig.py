@@ -12,7 +12,7 @@ from autofit.memory.replay import replay
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.tracing import trace
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch

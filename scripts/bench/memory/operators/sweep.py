@@ -19,7 +19,7 @@ import torch
 
 from autofit.core.errors import AutofitError
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.reduce_config import Chip
+from autofit.tracing.cuda.allocator_steps import Chip
 from scripts.bench.memory.operators.cases import CASES
 from scripts.bench.memory.operators.rig import PRECISIONS, Peaks, Subject
 

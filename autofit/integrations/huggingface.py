@@ -1,34 +1,60 @@
-"""Applies a plan to `TrainingArguments` and to the model, and refuses a training that is not under its plan."""
+"""Hugging Face: tune what a `Trainer` trains, train it under the plan, and check what the plan promised.
+
+fit = tune_trainer(make_trainer, time_budget="5min")
+args = apply(fit, args)
+trainer = Trainer(model=model, args=args, callbacks=[PlanCheck(fit)], ...)
+"""
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from autofit import exporters
+from autofit.api import tune
 from autofit.core.answer import Answer
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.wording import a_type
 from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings
-from autofit.integrations.plan_settings import GivenPlan, fit_of
+from autofit.fit import Fit
+from autofit.integrations.plan_settings import GivenPlan, fit_of, for_trainer, with_kept_batch
 from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
+
+__all__ = ["PlanCheck", "apply", "tune_trainer"]
 
 PACKING = "packing"
 _LENGTHS = (8, 3, 4)
 """Lengths of the samples that are packed to see that the model keeps them apart."""
+SWITCH = "gradient_checkpointing"
+"""Attribute by which a block is checkpointed."""
+_BLOCK = "GradientCheckpointingLayer"
+Arguments = TypeVar("Arguments")
+PRECISIONS = ("bf16", "fp16")
+INHERITED = "ACCELERATE_MIXED_PRECISION"
+"""Variable that decides if the arguments ask for nothing. transformers 4 sets it whenever arguments are made, so that
+it outlives them."""
+ACCUMULATION, CLIPPING = "gradient_accumulation_steps", "max_grad_norm"
+MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
+"""Accelerate's name of each precision of a plan."""
+OVERRIDDEN = ("training_step", "_inner_training_loop", "get_batch_samples")
+"""Methods of a Trainer that decide what an optimizer step is. A subclass that overrides one has a step that autofit
+does not run."""
+NOT_IN_A_TRAINER = (
+    "memory_format", "optimizer_in_backward", "activation_offload",
+    "linear_cross_entropy",
+)  # fmt: skip
+"""Techniques that a Trainer cannot apply."""
 
 
 def pack(model: nn.Module) -> None:
-    """Lets a model pack its batches in training, as long as it exists.
-
-    Raises:
-        UsageError: the model cannot run packed rows, or mixes the samples of a row.
-    """
+    """Lets a model pack its batches in training, as long as it exists; refuses one that mixes the samples of a row."""
     reason, found = lack(model), list(packable_models(model))
     mask = torch.stack([torch.arange(max(_LENGTHS)) < length for length in _LENGTHS]).long()
     ids = torch.arange(1, max(_LENGTHS) + 1).expand_as(mask)
@@ -44,17 +70,8 @@ def pack(model: nn.Module) -> None:
     pack_for_good(found)
 
 
-SWITCH = "gradient_checkpointing"
-"""Attribute by which a block is checkpointed."""
-_BLOCK = "GradientCheckpointingLayer"
-
-
 def checkpoint_some(model: nn.Module, plan: Plan) -> None:
-    """Switches checkpointing on in the blocks that the plan names, and off in all others.
-
-    Raises:
-        UsageError: the model does not have the blocks of the plan.
-    """
+    """Switches checkpointing on in the blocks that the plan names, which the model must have, and off in all others."""
     # The class of the blocks exists in transformers 4.53 and later.
     blocks = [each for each in model.modules() if any(c.__name__ == _BLOCK for c in type(each).__mro__)]
     count = plan.values[CHECKPOINTED_BLOCKS]
@@ -69,15 +86,6 @@ def checkpoint_some(model: nn.Module, plan: Plan) -> None:
         method({"use_reentrant": False})
     for place, block in enumerate(blocks):
         setattr(block, SWITCH, place < count)
-
-
-Arguments = TypeVar("Arguments")
-
-PRECISIONS = ("bf16", "fp16")
-INHERITED = "ACCELERATE_MIXED_PRECISION"
-"""Variable that decides if the arguments ask for nothing. transformers 4 sets it whenever arguments are made, so that
-it outlives them."""
-ACCUMULATION, CLIPPING = "gradient_accumulation_steps", "max_grad_norm"
 
 
 def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> Arguments:
@@ -136,23 +144,16 @@ def _contradictions(args: Any, found: Answer, settings: Settings) -> Iterator[tu
     if "num_steps" in kwargs:
         steps = plan.values.get(ACCUMULATION_STEPS, 1)
         yield f"num_steps={kwargs['num_steps']} in accelerator_config", f"the plan has {ACCUMULATION_STEPS}={steps}"
-    yield from _other_norms(args, settings.get(CLIPPING))
-    yield from _other_precisions(args, plan)
-
-
-def _other_norms(args: Any, norm: object) -> Iterator[tuple[str, str]]:
-    """Yields a norm of clipping that is asked for and is not that of the plan. A plan without one leaves the user's.
-
-    The default of the arguments asks for nothing: one that was written out looks the same.
-    """
-    asked, default = getattr(args, CLIPPING, None), getattr(type(args), CLIPPING, None)
-    if norm is not None and asked not in (norm, default):
+    asked, norm = getattr(args, CLIPPING, None), settings.get(CLIPPING)
+    # The default of the arguments asks for nothing: one that was written out looks the same.
+    if norm is not None and asked not in (norm, getattr(type(args), CLIPPING, None)):
         yield f"{CLIPPING}={asked}", f"the plan has {CLIPPING}={norm}"
+    yield from _other_precisions(args, plan.values.get("precision"))
 
 
-def _other_precisions(args: Any, plan: Plan) -> Iterator[tuple[str, str]]:
+def _other_precisions(args: Any, precision: object) -> Iterator[tuple[str, str]]:
     """Yields a precision that is asked for and is not that of the plan. A plan without one leaves the user's."""
-    precision, inherited = plan.values.get("precision"), os.environ.get(INHERITED, "no")
+    inherited = os.environ.get(INHERITED, "no")
     for name in PRECISIONS:
         if precision is None or precision == name:
             continue
@@ -163,11 +164,7 @@ def _other_precisions(args: Any, plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _divided(args: Any, found: Answer) -> Mapping[str, int]:
-    """Returns the accumulation steps of each device.
-
-    Raises:
-        UsageError: the plan's steps cannot be divided among the devices.
-    """
+    """Returns the accumulation steps of each device; refuses steps that cannot be divided among the devices."""
     devices, steps = args.world_size * max(args.n_gpu, 1), found.plan.accumulation_steps
     if devices == 1 or found.environment.is_inference:
         return {}
@@ -194,10 +191,6 @@ def _warn(left: Mapping[str, str], args: Any, found: Answer) -> None:
             f"{args.device.type}, where its speed and peak memory are unknown. Tune again on this device.",
             stacklevel=3,
         )
-
-
-MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
-"""Accelerate's name of each precision of a plan."""
 
 
 class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
@@ -230,3 +223,111 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
                     f"found {name}={found} in this training, and the plan has {planned}. Build the Trainer with "
                     "autofit.integrations.huggingface.apply(plan, args), or remove PlanCheck."
                 )
+
+
+def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
+    """Finds the fastest way to train what a Trainer trains, on one device. Nothing is trained or saved.
+
+    What is measured: the Trainer's model, its train loader with the collator, its `compute_loss`, the optimizer of its
+    `create_optimizer`, and `args.max_grad_norm`. A `compute_loss` of a subclass is called without `num_items_in_batch`.
+    Techniques that a Trainer cannot apply are not searched. What `args` asks for is kept where it is bf16, fp16, or a
+    fused optimizer; the optimizer's other implementations have no name in `args.optim` on every device.
+    Compilation is searched whatever `args.torch_compile` says, and the baseline is not compiled.
+
+    Args:
+        make_trainer: makes a new Trainer, such as the one that is trained later. It is called once.
+        arguments: those of `autofit.tune`, such as `time_budget`, in place of the Trainer's. The default of
+            `global_batch_size` is that of `args`: `per_device_train_batch_size` times `gradient_accumulation_steps`.
+
+    Returns:
+        The proven plan, for `apply` and `PlanCheck`.
+
+    Raises:
+        UsageError: the Trainer overrides what an optimizer step is, or trains in a way that is not measured here.
+        AutofitError: as for `autofit.tune`.
+    """
+    trainer = make_trainer()
+    _check(trainer)
+    args, model = trainer.args, trainer.model
+    _checkpoint_as_asked(trainer)
+    before = trainer.optimizer
+    try:
+        chosen = {
+            "step_fn": _step_of(trainer),
+            "optimizer": trainer.create_optimizer() or trainer.optimizer,
+            "max_grad_norm": args.max_grad_norm if args.max_grad_norm and args.max_grad_norm > 0 else None,
+            **arguments,
+        }
+        if arguments.get("max_global_batch_size") is None:
+            chosen.setdefault("global_batch_size", args.train_batch_size * args.gradient_accumulation_steps)
+        if args.fp16:  # which needs a gradient scaler; bf16 is a part of the step
+            chosen["pinned"] = {"precision": "fp16", **(arguments.get("pinned") or {})}
+        chosen["without"] = _without(args, arguments)
+        loader = trainer.get_train_dataloader()  # Accelerate wraps it, and moves batches to the device
+        fit = tune(model, getattr(loader, "base_dataloader", loader), **chosen)
+    finally:
+        trainer.optimizer = before
+    return for_trainer(with_kept_batch(fit, "of the arguments", arguments), "transformers")
+
+
+def _check(trainer: Any) -> None:
+    """Refuses a Trainer whose steps are not those that would be measured."""
+    name = type(trainer).__name__
+    if not isinstance(trainer, Trainer):
+        raise UsageError(
+            f"make_trainer returned {a_type(trainer)}; expected a transformers.Trainer. Return the Trainer."
+        )
+    for method in OVERRIDDEN:
+        theirs = getattr(Trainer, method, None)
+        if method in vars(trainer) or getattr(type(trainer), method, None) is not theirs:
+            raise UsageError(
+                f"found {name}.{method}, which replaces the step of Trainer; expected a Trainer with the original "
+                f"{method}. Override compute_loss instead, or describe the step in an autofit.Workload."
+            )
+    args = trainer.args
+    devices = args.world_size * max(args.n_gpu, 1)
+    for given, found in (
+        ("fsdp", getattr(args, "fsdp", None)),
+        ("deepspeed", getattr(args, "deepspeed", None)),
+        ("use_liger_kernel", getattr(args, "use_liger_kernel", False)),
+        ("devices", devices if devices > 1 else None),
+    ):
+        if found:
+            raise UsageError(
+                f"found {given}={found!r} in the arguments; expected a training on one device without it. Tune without "
+                "it, for one device."
+            )
+
+
+def _checkpoint_as_asked(trainer: Any) -> None:
+    """Switches checkpointing on if `args` asks for it, as `Trainer.train` does, so that the baseline has it."""
+    args, model = trainer.args, trainer.model
+    for kind in ("activation", "gradient"):
+        enable = getattr(model, f"{kind}_checkpointing_enable", None)
+        if enable is not None and getattr(args, f"{kind}_checkpointing", False):
+            kwargs = dict(getattr(args, f"{kind}_checkpointing_kwargs", None) or {})
+            more = {key: kwargs.pop(key) for key in ("every_n_layers", "offload") if key in kwargs}
+            enable(kwargs or None, **more)
+            return
+
+
+def _without(args: Any, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the techniques that are not searched."""
+    kept = ("precision",) if args.bf16 else ()
+    if "fused" in str(args.optim.value):
+        kept = (*kept, "optimizer_implementation")
+    return tuple(dict.fromkeys((*arguments.get("without", ()), *NOT_IN_A_TRAINER, *kept)))
+
+
+def _step_of(trainer: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
+    """Returns the loss of a batch as `Trainer.training_step` computes it."""
+    device, in_bf16 = trainer.args.device.type, bool(trainer.args.bf16)
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs = trainer._prepare_inputs(dict(batch) if isinstance(batch, Mapping) else batch)
+        autocast = torch.autocast(device, torch.bfloat16) if in_bf16 else nullcontext()
+        with trainer.compute_loss_context_manager(), autocast:
+            loss: torch.Tensor = trainer.compute_loss(model, inputs)
+        return loss
+
+    return step

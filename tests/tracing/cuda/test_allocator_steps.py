@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autofit.tracing.cuda.reduce_config import KIB, MIB, Chip
+from autofit.tracing.cuda.allocator_steps import KIB, MIB, Chip
 
 
 def test_the_default_workspace_is_larger_from_hopper_on(monkeypatch: pytest.MonkeyPatch) -> None:
