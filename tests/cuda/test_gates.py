@@ -4,6 +4,7 @@ A phantom's kernels compute nothing, so there the structure is looked at: every 
 generators are as they were. On a real GPU the gates have to pass, and to refuse.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,5 +101,6 @@ def test_rounding_of_tf32_is_allowed_for_where_products_run_in_tf32(monkeypatch:
     gradients = Gradients(Steps(build(nn.Linear(16, 4, device="cuda"), lambda model, batch: model(batch).sum())))
     inputs = counted(batch().cuda())
     assert gradients.of(inputs).order_l2 == compare.TF32_L2
-    monkeypatch.setattr(compare, "_multiplies_in_tf32", lambda: False)
+    for kernels in ("conv", "rnn"):
+        monkeypatch.setattr(torch.backends.cudnn, kernels, SimpleNamespace(fp32_precision="ieee"))
     assert gradients.of(inputs).order_l2 == compare.ORDER_L2
