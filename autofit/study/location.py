@@ -191,23 +191,28 @@ def check_file(path: Path) -> None:
     Raises:
         StudyError: it is something else, or everyone could have written it.
     """
-    mode, size = path.lstat().st_mode, path.lstat().st_size
-    head = head_of(path, len(_SQLITE)) if stat.S_ISREG(mode) else b""
-    kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFREG: ""}
-    found = kinds.get(stat.S_IFMT(mode), "a special file")
-    if not found and mode & stat.S_IWOTH:
-        found = "a file that everyone can write to"
-    elif head == _SQLITE:
-        found = f"an SQLite database, whose URL is sqlite:///{path}"
-    elif not _OPERATION.startswith(head[: len(_OPERATION)]):
-        found = "a file of another kind"
-    elif size > MAX_BYTES:
-        found = f"a file of {format_bytes(size)}, above {format_bytes(MAX_BYTES)}"
-    if found:
+    if found := _problem(path):
         raise StudyError(
             f"no study can be kept at {path}: found {found}; expected no file, or a journal that Optuna wrote and that "
             "others cannot write to. Nothing was changed. Move it away, or choose another path."
         )
+
+
+def _problem(path: Path) -> str:
+    """Returns why an existing file cannot be used as a study; "" if it can."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
+        return kinds.get(stat.S_IFMT(status.st_mode), "a special file")
+    if status.st_mode & stat.S_IWOTH:
+        return "a file that everyone can write to"
+    head = head_of(path, len(_SQLITE))
+    if head == _SQLITE:
+        return f"an SQLite database, whose URL is sqlite:///{path}"
+    if not _OPERATION.startswith(head[: len(_OPERATION)]):
+        return "a file of another kind"
+    size, most = status.st_size, MAX_BYTES
+    return f"a file of {format_bytes(size)}, above {format_bytes(most)}" if size > most else ""
 
 
 def is_storage(path: Path) -> bool:

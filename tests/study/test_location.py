@@ -263,6 +263,16 @@ def test_f60_a_directory_or_file_that_everybody_can_write_to_is_refused(tmp_path
     assert "found a file that everyone can write to" in refused(folder / "study.journal")
 
 
+def test_a_file_that_everybody_can_write_to_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: Path, most_bytes: int) -> bytes:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(location_module, "head_of", unreadable)
+    (tmp_path / "study.journal").touch()
+    (tmp_path / "study.journal").chmod(0o222)
+    assert "found a file that everyone can write to" in refused(tmp_path / "study.journal")
+
+
 def test_a_study_in_the_common_temporary_directory_is_allowed(tmp_path: Path) -> None:
     shared = tmp_path / "tmp"
     shared.mkdir()
