@@ -4,8 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from pydantic import BaseModel, ConfigDict
-
+from autofit.core.strict import Strict
 from autofit.memory.trace import Kind, Trace
 
 BEYOND = "allocator's cache and rounding"
@@ -20,7 +19,7 @@ step."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
-class Part(BaseModel):
+class Part(Strict):
     """A part of a peak.
 
     Attributes:
@@ -29,14 +28,12 @@ class Part(BaseModel):
         count: number of modules with this name.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     size_bytes: int
     count: int = 1
 
 
-class Breakdown(BaseModel):
+class Breakdown(Strict):
     """The parts of the baseline's peak memory.
 
     Attributes:
@@ -48,8 +45,6 @@ class Breakdown(BaseModel):
         modules: activations and temporaries by the module in whose pass they were allocated, largest first.
         standing: memory that does not depend on the batch: parameters, buffers, gradients, optimizer state.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     moment: str
     allocated_bytes: int

@@ -1,10 +1,10 @@
 """Profile: the memory of one optimizer step of a plan over time, and what makes up its peak, both from its trace."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
-from pydantic import BaseModel, ConfigDict
-
 from autofit.core.account import Account
+from autofit.core.strict import Strict
 from autofit.memory.breakdown import Breakdown, anatomy
 from autofit.memory.peak import MemoryUse
 from autofit.memory.trace import Kind, Trace
@@ -13,7 +13,7 @@ POINTS = 240
 """Number of points of a timeline: about one for every two pixels of a drawing. Each phase has at least one."""
 
 
-class StepPhase(BaseModel):
+class StepPhase(Strict):
     """A part of an optimizer step.
 
     Attributes:
@@ -22,14 +22,12 @@ class StepPhase(BaseModel):
         end: index after its last point.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     start: int
     end: int
 
 
-class Profile(BaseModel):
+class Profile(Strict):
     """The memory of one optimizer step.
 
     Attributes:
@@ -46,12 +44,10 @@ class Profile(BaseModel):
             trace has at most `autofit.memory.trace.MOST_PARTS` micro batches.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     breakdown: Breakdown
     peak_bytes: int
     live_bytes: tuple[int, ...]
-    kinds: dict[str, tuple[int, ...]] = {}
+    kinds: Mapping[str, tuple[int, ...]] = {}
     phases: tuple[StepPhase, ...]
 
 

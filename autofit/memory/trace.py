@@ -2,8 +2,9 @@
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from autofit.core.strict import Strict
 from autofit.core.work import StepWork
 
 MOST_PARTS = 2
@@ -23,7 +24,7 @@ class Kind(StrEnum):
     WORKSPACE = "workspace"  # of a library such as cuBLAS, from the same allocator
 
 
-class Tensors(BaseModel):
+class Tensors(Strict):
     """Allocations of a trace, by column. The index of an entry is the allocation's handle.
 
     Attributes:
@@ -31,8 +32,6 @@ class Tensors(BaseModel):
         kinds: content of each allocation.
         origins: index in `Trace.modules` of the module in whose forward or backward pass it was made. -1 if none.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sizes: tuple[int, ...]
     kinds: tuple[Kind, ...]
@@ -45,7 +44,7 @@ class Tensors(BaseModel):
         return self
 
 
-class Mark(BaseModel):
+class Mark(Strict):
     """A point between two events at which a phase begins.
 
     Attributes:
@@ -53,13 +52,11 @@ class Mark(BaseModel):
         event: number of events before the mark.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     event: int
 
 
-class Trace(BaseModel):
+class Trace(Strict):
     """Every allocation and release of a few training steps.
 
     Attributes:
@@ -74,8 +71,6 @@ class Trace(BaseModel):
         notes: notes for the user.
         work: operations and memory traffic of a step. None if it could not be counted or is of another micro batch.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     micro_batch_size: int
     tensors: Tensors
