@@ -166,7 +166,7 @@ class Feasibility:
         Args:
             plan: a plan that is about to be screened.
             alone: whether only this plan is estimated. Otherwise the first look of a search also estimates the plans
-                that are most informative about the others, see `pretrace`.
+                that are most informative about the others, see `plans_to_estimate`.
             at_stake_s: seconds that the plan's run is expected to take, which are lost if it does not fit; None if
                 unknown.
 
