@@ -124,9 +124,10 @@ def other_counts(night: NightResult) -> str:
 
 
 def of_the_night(night: NightResult) -> dict[str, Sequence[str]]:
-    """Returns what concerns the whole night, by title; empty lists are to be left out."""
+    """Returns what concerns the whole night, by title; titles without a text are left out."""
     unchecked = [f"{job}: {why}" for job, why in night.unchecked.items()]
-    return {"Not checked": unchecked, "Errors in the jobs file": night.problems, "Notes": night.notes}
+    lists = {"Not checked": unchecked, "Errors in the jobs file": night.problems, "Notes": night.notes}
+    return {title: items for title, items in lists.items() if items}
 
 
 def moment(night: str) -> str:
@@ -205,7 +206,7 @@ def _sections(night: NightResult, history: History) -> Iterator[_Section]:
     for record in by_urgency(night.records)[:_MOST_JOBS]:
         if record.verdict.kind in ATTENTION or record.proposed is not None:
             yield _job_section(record, history.get(record.job, (record,)))
-    yield from ((title, "", _some(items)) for title, items in of_the_night(night).items() if items)
+    yield from ((title, "", _some(items)) for title, items in of_the_night(night).items())
 
 
 def _job_section(record: NightRecord, records: Sequence[NightRecord]) -> _Section:
@@ -266,7 +267,7 @@ def to_html(night: NightResult, history: History) -> str:
         exit_code=night.exit_code,
         headline=headline(night),
         others=other_counts(night),
-        lists=[(title, [shortened(item, _VALUE) for item in of]) for title, of in of_the_night(night).items() if of],
+        lists=[(title, [shortened(each, _VALUE) for each in texts]) for title, texts in of_the_night(night).items()],
         jobs=[_page_job(f"job-{number}", known[last.job], night) for number, last in enumerate(newest, start=1)],
         style=asset("charts.css"),
     )
