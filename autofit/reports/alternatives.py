@@ -111,7 +111,8 @@ def _worth(r: Answer) -> list[Candidate]:
         measurement, theirs = c.outcome.measurement, rate_per_s(r, c)
         if c.on_front and measurement is not None and theirs is not None and ours is not None:
             peak = measurement.memory.judged_bytes
-            found += [c] if lighter(peak, proven) and peak < min(theirs / ours, 1.0) * proven else []
+            if lighter(peak, proven) and peak < min(theirs / ours, 1.0) * proven:
+                found.append(c)
     return _distinct(found, [r.plan])[:_LIGHTER]
 
 

@@ -153,8 +153,8 @@ def _race(evidence: SearchEvidence | None, r: Answer | None, rows: Sequence[Plan
     role: Role = "baseline" if r is not None and r.baseline.plan.key in logs else "recommended"
     plan = None if r is None else r.baseline.plan if role == "baseline" else r.plan
     if r is None or plan is None or plan.key not in logs:  # the race as far as gains show it, without its rounds
-        raced = [row for row in rows if row.gain and row.gain.pairs and not row.is_baseline]
-        by_gain = tuple(Racer(rank=row.rank, ratio=row.gain) for row in raced if row.gain)
+        others = [row for row in rows if not row.is_baseline]
+        by_gain = tuple(Racer(rank=row.rank, ratio=row.gain) for row in others if row.gain and row.gain.pairs)
         return ("baseline", by_gain) if by_gain else ("", ())
     found, reasons = list[Racer](), {r.plan.key: "", **reasons_of(r)}
     for row in rows:

@@ -131,7 +131,7 @@ def _compared(report: Report) -> list[Tile]:
     ]
     sizes = [f"{row.micro_batch_size * row.accumulation_steps:,}" for row in (baseline, best)]
     rows += [("samples per optimizer step", *sizes, "")] if sizes[0] != sizes[1] else []
-    rows += [*_readings(report, baseline, best)]
+    rows += _readings(report, baseline, best)
     effects = [_EFFECTS[name] for name in _EFFECTS if any(each.effect == name for each in report.strategies)]
     return [*rows, ("training results", "unchanged", effects[0], "")] if effects else rows
 

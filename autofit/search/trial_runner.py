@@ -295,12 +295,12 @@ def from_cold_start(outcome: Outcome, plan: Plan, earlier: Iterable[Trial], knob
     search. None of them may look cheaper for that, so each is charged the longest warm-up that it, or a plan with these
     values, has shown.
     """
-    found = outcome.measurement
+    found, warm = outcome.measurement, [knob for knob in knobs if knob.warm_up_s]
 
     def warming(plan: Plan) -> dict[str, KnobValue]:
         """Returns the values of a plan that must warm up."""
-        values = {k.name: plan.values.get(k.name, k.default) for k in knobs if k.warm_up_s}
-        return {k.name: values[k.name] for k in knobs if k.warm_up_s and not same_value(values[k.name], k.default)}
+        values = {knob.name: plan.values.get(knob.name, knob.default) for knob in warm}
+        return {knob.name: values[knob.name] for knob in warm if not same_value(values[knob.name], knob.default)}
 
     if found is None or found.startup_s is None:
         return outcome

@@ -65,15 +65,13 @@ def changes(report: Report) -> list[Change]:
     for made in sorted(between, key=len):
         earlier = [ways[other] for other in ways if other < made]
         ways[made] = [*max(earlier, key=worth, default=[]), made]
-    return [
-        Change(
-            _named(between[after], after - before, report),
-            rate := between[after].rate_per_s or 0.0,
-            rate / (between[before].rate_per_s or 1.0),
-            all(row.is_baseline or (row.gain and row.gain.pairs > 0) for row in (between[before], between[after])),
-        )
-        for before, after in pairwise(ways[wanted])
-    ]
+    found = list[Change]()
+    for before, after in pairwise(ways[wanted]):
+        old, new = between[before], between[after]
+        rate = new.rate_per_s or 0.0
+        raced = all(row.is_baseline or (row.gain and row.gain.pairs > 0) for row in (old, new))
+        found.append(Change(_named(new, after - before, report), rate, rate / (old.rate_per_s or 1.0), raced))
+    return found
 
 
 def _changed(row: PlanRow, baseline: PlanRow) -> frozenset[str]:

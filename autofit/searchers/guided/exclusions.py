@@ -86,7 +86,7 @@ def chances_to_run(points: Points, outcomes: Mapping[int, Outcome], alive: Colle
         if suspects:
             failures.add(frozenset([*suspects, *(each for each in ranges if _has(points, each, [place]).all())]))
     suspected, explanations = sorted(set[_Suspect]().union(*failures)), list[tuple[_Suspect, ...]]()
-    for count in range(1, MAX_AT_FAULT + 1 if failures else 1):
+    for count in range(1, MAX_AT_FAULT + 1):  # the fewest that suffice
         explanations = explanations or [
             each for each in combinations(suspected, count) if all(failure & set(each) for failure in failures)
         ]
@@ -161,10 +161,10 @@ class Omissions:
 
     def found(self) -> list[Omission]:
         """Returns for each combination without a measurement why it has none, the fastest expected first."""
-        combinations = self.feasibility.plans.points.combinations
-        measured = [combinations[place] for place, outcome in self.outcomes.items() if outcome.measured]
+        of_plans = self.feasibility.plans.points.combinations
+        measured = [of_plans[place] for place, outcome in self.outcomes.items() if outcome.measured]
         order = np.argsort(-self.belief.mean, kind="stable")
-        numbers = combinations[order]
+        numbers = of_plans[order]
         without, first = np.unique(numbers[~np.isin(numbers, measured)], return_index=True)
         fastest = without[np.argsort(first)][:MAX_EXPLAINED]
         return [self._omission(order[numbers == number].tolist()) for number in fastest]
