@@ -40,7 +40,7 @@ load the user's code. It is called between two runs and never while a plan is ti
 
 **What it must not do.** It must not change the model, the optimizer or the data, use the device, or draw random
 numbers. It should return quickly: its time counts against the time budget. Work that it leaves to another thread runs
-while plans are timed and disturbs the measurements.
+while plans are timed and disturbs the measurements. Events and their records are immutable.
 
 **Errors.** A search never ends because a listener fails. After its first exception a listener gets no further events,
 and the user gets one warning. `KeyboardInterrupt` and other exceptions that do not derive from `Exception` end the
