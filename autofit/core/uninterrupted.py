@@ -1,7 +1,4 @@
-"""Uninterrupted: signals wait until something is whole again: a record on disk, a process reaped, objects restored.
-
-A handler of a signal must also wait where Python ignores exceptions.
-"""
+"""Uninterrupted: signals wait until a record is on disk or objects are restored, and where exceptions are ignored."""
 
 import inspect
 import logging

@@ -6,9 +6,10 @@ raises `Overdue` there: in the user's code, at the next line of Python, also out
 * It does not interrupt the guard, which puts the user's objects back (`PROTECTED`), code outside `Watchdog.allowed`, or
   code in which Python ignores exceptions. It tries again a moment later. Code that the guard calls, such as a
   `load_state_dict` of the user's, may hang and is interrupted: after every `allowed` call all is put back again.
-* It can only report, and not interrupt, a single library call that does not return, a `tune` outside the main thread,
-  and on Windows, where Python has no such signals; code that calls `Watchdog.check` is stopped there too. A call that
-  holds Python's global interpreter lock is not even reported. A child process can be killed at any time (child.py).
+* It only reports, and cannot interrupt, a single library call that does not return. The same holds if `tune` does not
+  run in the main thread, and on Windows, where Python has no such signals. Code that calls `Watchdog.check` is stopped
+  in these cases too. A call that holds Python's global interpreter lock is not even reported. A child process can be
+  killed at any time (child.py).
 """
 
 import math
