@@ -187,9 +187,8 @@ class Fit:
         weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
         draft.scaler, draft.scheduler = scaler, scheduler
-        for doubt in self._doubts(
-            loss, signature(model, source.structure(), loss.name), source.length, draft.optimizer
-        ):
+        found = signature(model, source.structure(), loss.name)
+        for doubt in self._doubts(loss, found, source.length, draft.optimizer):
             warnings.warn(doubt, stacklevel=2)
         step = prepare(self.plan, draft, members())
         step.loader = StepLoader.of(self.plan, rebuilt, drop_last=bool(getattr(loader, "drop_last", False)))

@@ -14,7 +14,7 @@ from types import FrameType
 
 from autofit.core.errors import AutofitError, UsageError, UserCodeError
 from autofit.core.printable import ascii_json, printable
-from autofit.probing.watchdog import ignores_exceptions
+from autofit.core.uninterrupted import ignores_exceptions
 from autofit.terminal import columns, is_terminal, wrapped
 
 INTERRUPTED = 130

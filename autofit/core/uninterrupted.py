@@ -1,7 +1,10 @@
-"""Uninterrupted: signals wait until something is whole again: a record on disk, a process reaped, objects restored."""
+"""Uninterrupted: signals wait until a record is on disk or objects are restored, and where exceptions are ignored."""
 
+import inspect
+import logging
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,6 +15,10 @@ SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None
 """The signal that interrupts overdue work: one that no debugger, test runner or scheduler uses."""
 EVERY = FROM_OUTSIDE if SIGNAL is None else (*FROM_OUTSIDE, SIGNAL)
 """`FROM_OUTSIDE` and `SIGNAL`."""
+_CALLED_BACK = tuple(inspect.getfile(found) for found in (weakref, weakref.WeakSet))
+"""Modules that call back when an object ends."""
+_AT_FORK = frozenset({"_acquireLock", "_releaseLock", "_prepareFork", "_afterFork"})
+"""Functions of `logging` that Python calls around a fork, under their names of 3.11 to 3.14."""
 
 
 @contextmanager
@@ -46,3 +53,27 @@ def uninterrupted(*signals: int) -> Iterator[list[int]]:
         for number in held:
             if number in arrived:
                 signal.raise_signal(number)
+
+
+def ignores_exceptions(frame: FrameType | None) -> bool:
+    """Returns whether a frame runs in a finalizer (`__del__`), the callback of a weak reference, or a hook of a fork.
+
+    Python prints an exception that leaves one of these, and continues. The handler of a signal that interrupted such a
+    frame should then do nothing, and the signal come again a little later.
+    """
+    while frame is not None:
+        code = frame.f_code
+        at_fork = code.co_name in _AT_FORK and code.co_filename == logging.__file__
+        if code.co_name == "__del__" or at_fork or code.co_filename in _CALLED_BACK or _is_called_back(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_called_back(frame: FrameType) -> bool:
+    """Returns whether the only argument of a frame's function is a weak reference whose object has ended."""
+    code = frame.f_code
+    if code.co_argcount != 1:
+        return False
+    given = frame.f_locals.get(code.co_varnames[0])
+    return isinstance(given, weakref.ref) and given() is None

@@ -211,7 +211,8 @@ class Walk:
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
             label = name
         if isinstance(owner, DataLoader) and key == "_iterator":
-            self.pieces += [] if value is None else [progress_piece(label, value)]
+            if value is not None:
+                self.pieces.append(progress_piece(label, value))
             return
         if isinstance(owner, (DataLoader, Sampler)) and key in walk_rules.DATA_KEYS:
             place = replace(place, data=True)
@@ -259,10 +260,8 @@ class Walk:
 
     def _visit_container(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, and queues its values or items."""
-        keys: list[nn.Module] = []
         if isinstance(found, dict):
             self._add(MappingPiece(name, found, self._label), place)
-            keys = [key for key in found if isinstance(key, nn.Module)]
         elif isinstance(found, (list, deque)):
             self._add(sequence(name, found), place)
         elif isinstance(found, set):
@@ -274,7 +273,8 @@ class Walk:
             return
         if not self.unguarded.may_enter(name, entries, place.of_user):
             return
-        items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
+        items = list(dict.items(found) if isinstance(found, dict) else enumerate(entries))
+        keys = [key for key, _ in items if isinstance(key, nn.Module)]
         self._push_all([(f"{self._label(name, key)} (key)", key) for key in keys], place)
         self._push_all([(self._label(name, key), value) for key, value in items], place)
 

@@ -365,17 +365,17 @@ def time_phases(
     beat: Callable[[], None] = nothing,
 ) -> dict[str, float]:
     """Returns the seconds of each phase over a few steps of their own: synchronising between phases slows them down."""
-    samples: dict[str, list[float]] = {}
+    samples, edges = dict[str, list[float]](), list[tuple[str, float]]()
+
+    def note() -> None:
+        device.synchronize()
+        edges.append((step.phase, perf_counter()))
+
     for number in range(phase_steps(cycle)):
         beat()
-        batch, edges = batch_of(number), list[tuple[str, float]]()
-
-        def note(edges: list[tuple[str, float]] = edges) -> None:
-            device.synchronize()
-            edges.append((step.phase, perf_counter()))
-
+        edges.clear()
         with observed(step, note):
-            step(batch)
+            step(batch_of(number))
             note()
         spent: dict[str, float] = {}  # a step with several micro batches enters some phases more than once
         for (phase, begun_s), (_, ended_s) in pairwise(edges):

@@ -6,13 +6,12 @@ raises `Overdue` there: in the user's code, at the next line of Python, also out
 * It does not interrupt the guard, which puts the user's objects back (`PROTECTED`), code outside `Watchdog.allowed`, or
   code in which Python ignores exceptions. It tries again a moment later. Code that the guard calls, such as a
   `load_state_dict` of the user's, may hang and is interrupted: after every `allowed` call all is put back again.
-* It can only report, and not interrupt, a single library call that does not return, a `tune` outside the main thread,
-  and on Windows, where Python has no such signals; code that calls `Watchdog.check` is stopped there too. A call that
-  holds Python's global interpreter lock is not even reported. A child process can be killed at any time (child.py).
+* It only reports, and cannot interrupt, a single library call that does not return. The same holds if `tune` does not
+  run in the main thread, and on Windows, where Python has no such signals. Code that calls `Watchdog.check` is stopped
+  in these cases too. A call that holds Python's global interpreter lock is not even reported. A child process can be
+  killed at any time (child.py).
 """
 
-import inspect
-import logging
 import math
 import signal
 import sys
@@ -25,17 +24,13 @@ from typing import Any, Self, TypeVar
 
 from autofit.core.budget import Clock
 from autofit.core.outcome import COMPILING
-from autofit.core.uninterrupted import SIGNAL
+from autofit.core.uninterrupted import SIGNAL, ignores_exceptions
 from autofit.core.units import format_duration
 
 PROTECTED = ("autofit.guard", "autofit.study")
 """Packages that are never interrupted, except in code of others that they call."""
 _OF_THE_GUARD = (sys.stdlib_module_names | {"autofit", "torch"}) - {"__main__"}
 """Packages whose code the guard runs by itself."""
-_CALLED_BACK = tuple(inspect.getfile(found) for found in (weakref, weakref.WeakSet))
-"""Modules that call back when an object ends."""
-_AT_FORK = frozenset({"_acquireLock", "_releaseLock", "_prepareFork", "_afterFork"})
-"""Functions of `logging` that Python calls around a fork, under their names of 3.11 to 3.14."""
 WAITING = "wait"
 """Name of the phase in which another tuner's lock is waited for. A silence in it is expected and not reported."""
 FIRST_REPORT_S, FIRST_REPORT_RATIO, LEAST_REPORT_S = 30.0, 0.25, 2.0
@@ -202,27 +197,3 @@ def _may_interrupt(frame: FrameType | None) -> bool:
         others = others or name.partition(".")[0] not in _OF_THE_GUARD
         inner, frame = True, frame.f_back
     return False
-
-
-def ignores_exceptions(frame: FrameType | None) -> bool:
-    """Returns whether a frame runs in a finalizer (`__del__`), the callback of a weak reference, or a hook of a fork.
-
-    Python prints an exception that leaves one of these, and continues. The handler of a signal that interrupted such a
-    frame should then do nothing, and the signal come again a little later.
-    """
-    while frame is not None:
-        code = frame.f_code
-        at_fork = code.co_name in _AT_FORK and code.co_filename == logging.__file__
-        if code.co_name == "__del__" or at_fork or code.co_filename in _CALLED_BACK or _is_called_back(frame):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_called_back(frame: FrameType) -> bool:
-    """Returns whether the only argument of a frame's function is a weak reference whose object has ended."""
-    code = frame.f_code
-    if code.co_argcount != 1:
-        return False
-    given = frame.f_locals.get(code.co_varnames[0])
-    return isinstance(given, weakref.ref) and given() is None

@@ -27,6 +27,11 @@ def test_the_version_is_one_line_and_loads_nothing_heavy() -> None:
     assert done.stdout.count("\n") == 1
 
 
+def test_what_turns_ctrl_c_into_an_exit_code_loads_nothing_heavy() -> None:
+    code = "import sys, autofit.cli.outcome; sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+
+
 @pytest.mark.parametrize("words", [("--version", "--verbose"), ("--verbose", "--version")])
 def test_verbose_prints_versions_system_and_devices(words: tuple[str, ...], run: Run) -> None:
     code, out, _ = run(*words)

@@ -137,3 +137,21 @@ def test_state_that_only_a_cached_method_names_comes_back() -> None:
         held.look()
         assert guard.differences() == [f"{__name__}.SEEN"]
     assert SEEN == []
+
+
+def test_a_mapping_of_the_users_is_not_iterated_by_its_own_method() -> None:
+    class Counting(dict[Any, Any]):
+        iterated = 0
+
+        def __iter__(self) -> Any:
+            self.iterated += 1
+            return super().__iter__()
+
+    model: Any = nn.Linear(1, 1)
+    counting = Counting(weight=torch.ones(2))
+    counting[nn.Dropout(0.5)] = "a module as a key"
+    model.table = counting
+    model.samples = [counting]
+    with Guard(model, loader=[Counting(sample=torch.ones(2))]):
+        pass
+    assert counting.iterated == 0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -247,17 +248,13 @@ class RemoteBench:
             RestoreError: the child found a difference.
         """
         child, self._child = self._child, None
-        try:
-            if child is not None and not child.ended:
-                asked(child, {"do": "close"}, "closed", self._clock.closing_s(), self._beat)
-        except (ChildEnded, errors.DevicePoisoned):  # what was in that process has ended with it
-            return
-        finally:
-            try:
-                if child is not None:
-                    child.close()
-            finally:
-                self._tidy()
+        with ExitStack() as held:
+            held.callback(self._tidy)
+            if child is not None:
+                held.callback(child.close)
+                if not child.ended:
+                    with suppress(ChildEnded, errors.DevicePoisoned):  # what was in that process has ended with it
+                        asked(child, {"do": "close"}, "closed", self._clock.closing_s(), self._beat)
 
     def __enter__(self) -> Self:
         return self

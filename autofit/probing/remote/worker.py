@@ -114,12 +114,12 @@ class Worker:
         _check_names(arguments, request["target"])
         workload = workload_of(arguments, request["overrides"])
         if request.get("evaluation"):
-            if workload.evaluation is None:
+            if (evaluation := workload.evaluation) is None:  # a workload of its own, made at each call
                 raise WorkloadError(
                     f"{request['target']} returned no eval_loader when it was called again. Make it return the same "
                     "workload each time."
                 )
-            workload = workload.evaluation
+            workload = evaluation
         self._beat("open")
         options = options_of(arguments, request["options"])
         check_names(options)

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from autofit.probing.watchdog import ignores_exceptions
+from autofit.core.uninterrupted import ignores_exceptions
 
 
 class Thing:
