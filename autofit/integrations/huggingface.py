@@ -46,10 +46,7 @@ MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
 OVERRIDDEN = ("training_step", "_inner_training_loop", "get_batch_samples")
 """Methods of a Trainer that decide what an optimizer step is. A subclass that overrides one has a step that autofit
 does not run."""
-NOT_IN_A_TRAINER = (
-    "memory_format", "optimizer_in_backward", "activation_offload",
-    "linear_cross_entropy",
-)  # fmt: skip
+NOT_IN_A_TRAINER = ("memory_format", "optimizer_in_backward", "activation_offload", "linear_cross_entropy")
 """Techniques that a Trainer cannot apply."""
 
 

@@ -62,7 +62,10 @@ class Checkpointable:
     def __init__(self, model: nn.Module) -> None:
         modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
         found = [switch for module in modules for switch in _switches(module)]
-        self.switches = tuple({(id(each.attributes), each.name): each for each in found}.values())
+        switches = dict[tuple[int, str], Switch]()
+        for each in found:  # settings that modules share are those of the outermost
+            switches.setdefault((id(each.attributes), each.name), each)
+        self.switches = tuple(switches.values())
         # The attributes of a class that holds settings are no dictionary.
         fixed = (
             f"{one.name} of {type(one.module).__name__} cannot be set"

@@ -17,7 +17,6 @@ from autofit.strategies.torch_optimizers import (
     MARKS,
     grouped_parameters,
     has_own_step,
-    has_sparse_gradients,
     placed_counter,
     wrapped_parameters,
 )
@@ -98,11 +97,6 @@ class OptimizerImplementation(Strategy):
             yield
 
 
-def switches(plan: Plan) -> bool:
-    """Returns whether `plan` selects an implementation of torch's own update."""
-    return plan.values.get(KNOB, "default") != "default"
-
-
 def _unswitchable(optimizer: Optimizer) -> str | None:
     """Returns why the implementation of `optimizer` cannot be selected, or None."""
     name = type(optimizer).__name__
@@ -148,7 +142,7 @@ def _unsupported(value: str, optimizer: Optimizer, model: nn.Module) -> str | No
         return "Adagrad has fused kernels on the CPU only"
     if not all(parameter.is_floating_point() for parameter in parameters):
         return "fused kernels need real parameters"
-    if has_sparse_gradients(model):
+    if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in model.modules()):
         return "fused kernels do not support the sparse gradients of this model's embeddings"
     if not all(_is_even(parameter, optimizer) for parameter in parameters):
         return "fused kernels need dense parameters, gradients and optimizer state with equal strides"

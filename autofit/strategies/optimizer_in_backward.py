@@ -91,11 +91,6 @@ class OptimizerInBackward(Strategy):
         return SCALER if scales_gradients(plan) else None
 
 
-def updates_in_backward(plan: Plan) -> bool:
-    """Returns whether `plan` updates each parameter inside the backward pass."""
-    return plan.values.get(KNOB) is True
-
-
 def _update(draft: Draft, optimizer: Optimizer, group_number: int) -> Callable[[torch.Tensor], None]:
     """Returns a hook that updates one parameter and frees its gradient in a step. Other backward passes only add to it.
 

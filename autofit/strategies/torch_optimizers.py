@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from autofit.torch_internals import has_step_hooks, is_traceable_wrapper_subclass
@@ -45,11 +44,6 @@ def wrapped_parameters(optimizer: Optimizer) -> str | None:
     """Returns that `optimizer` holds parameters that are not plain tensors, or None."""
     wrapped = any(is_traceable_wrapper_subclass(parameter) for _, parameter in grouped_parameters(optimizer))
     return "it holds sharded or quantized parameters" if wrapped else None
-
-
-def has_sparse_gradients(model: nn.Module) -> bool:
-    """Returns whether embeddings of a model make sparse gradients."""
-    return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in model.modules())
 
 
 def placed_counter(step: torch.Tensor, group: dict[str, Any], parameter: torch.Tensor, *, fused: bool) -> torch.Tensor:

@@ -99,8 +99,8 @@ class HostTemporaries:
             nonlocal found
             if torch.get_num_threads() != self._threads:  # in a fork, where a new thread has OpenMP threads of its own
                 torch.set_num_threads(self._threads)
-            real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
             with suppress(RuntimeError):  # of a call that cannot be reproduced on zeros: its temporaries stay unknown
+                real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
                 with torch.no_grad(), self._device.meter(lambda: 0) as reading:
                     results = func(*real_args, **real_kwargs)
                 storages = [t.untyped_storage() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]

@@ -4,13 +4,6 @@ It tracks storages, not tensors: a view allocates nothing, and a storage is rele
 `FakeTensorMode`, where nothing is computed, or on real tensors.
 
 ModuleStack: finds the module whose forward or backward pass is running.
-
-In place: torch's own code writes some results into their first operand, unless tensors are subclasses. Much of the
-autograd engine's code checks `areAnyTensorSubclassLike` and, if true, works out of place. It is always true under a
-dispatch mode, so fake tensors need a copy that plain tensors do not. Sources, the same in torch 2.11 and 2.13:
-torch/csrc/autograd/FunctionsManual.cpp (`value_selecting_reduction_backward`, `index_backward`,
-`masked_select_backward`, ...), aten/src/ATen/native/TensorAdvancedIndexing.cpp (`gather_backward`, `take_backward`) and
-Loss.cpp (`binary_cross_entropy_with_logits_backward`).
 """
 
 import math

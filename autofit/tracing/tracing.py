@@ -96,7 +96,8 @@ def trace(
         if tensor.layout is torch.strided and not is_lazy(tensor):
             run.recorder.original_storages.add(storage_id(tensor.untyped_storage()))
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
-    with _on_fake_tensors(run.recorder, batch, limit_s, lambda: run.doing), attending(chip or Chip()), disguise:
+    fake = _on_fake_tensors(run.recorder, batch, limit_s, lambda: run.doing, (SpaceError, Untraceable))
+    with fake, attending(chip or Chip()), disguise:
         return run.trace(workload, loss, batch)
 
 
@@ -134,9 +135,13 @@ def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -
 
 @contextmanager
 def _on_fake_tensors(
-    recorder: Recorder, batch: Batch | Counted, limit_s: float, doing: Callable[[], str]
+    recorder: Recorder,
+    batch: Batch | Counted,
+    limit_s: float,
+    doing: Callable[[], str],
+    kept: tuple[type[Exception], ...] = (Untraceable,),
 ) -> Iterator[None]:
-    """Runs a step without data: its errors become `Untraceable`, and the random state is preserved.
+    """Runs a step without data: its errors become `Untraceable` unless `kept`, and the random state is preserved.
 
     Garbage collection, which would release tensors at arbitrary moments, is off. So is logging: torch logs thirty lines
     about limits of fake tensors, which are not failures here.
@@ -148,7 +153,7 @@ def _on_fake_tensors(
     try:
         with torch.random.fork_rng(devices=[]), fake_mode(), as_plain(recorder, padded):
             yield
-    except (SpaceError, Untraceable):
+    except kept:
         raise
     except Exception as error:  # any error of the user's code or of torch on fake tensors ends the trace
         raise Untraceable(_reason(error), _where(error, doing())) from error

@@ -179,7 +179,7 @@ class BatchSource(ABC):
 
     @cached_property
     def filled(self) -> "BatchSource":
-        """The same batches, but in the worst one the mask says that all samples are long (`filled_masks`)."""
+        """The same batches, but in the worst one the mask says that all samples are long (`fill_masks`)."""
         found = self._copy()
         found._options = replace(self._options, filled=True)
         return found

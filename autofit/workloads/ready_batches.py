@@ -67,8 +67,9 @@ class ReadyBatches(BatchSource):
             return EquallyCounted(self.loader, size)
         if size == self.user_batch_size:
             return self.loader
-        parts = () if self.length is None else [self.length] if self._join else self._rows.values()
-        count = None if self.length is None else sum(-(-part // size) for part in parts)
+        count = None
+        if self.length is not None:
+            count = sum(-(-part // size) for part in ([self.length] if self._join else self._rows.values()))
         return _Regrouped(self.loader, size, self._join, count)
 
     def remainder(self, size: int) -> int:

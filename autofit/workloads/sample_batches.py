@@ -231,10 +231,14 @@ class SampleBatches(_OfRecipe):
         if not self.varies:
             return self._typical(size, 1)[0]
         self._note_repeats(size)
-        if size not in self._worst_keys:
-            best = max(self._lengths.rankings(), key=lambda order: elements(self._at(order, size)))
-            self._worst_keys[size] = self._keys_at(best, size)
-        return self._recipe.make(self._worst_keys[size])
+        if size in self._worst_keys:
+            return self._recipe.make(self._worst_keys[size])
+        best: Batch = None
+        for order in self._lengths.rankings():
+            batch = self._at(order, size)
+            if best is None or elements(batch) > elements(best):
+                best, self._worst_keys[size] = batch, self._keys_at(order, size)
+        return best
 
     def _at(self, positions: Sequence[int], size: int) -> Batch:
         return self._recipe.make(self._keys_at(positions, size))

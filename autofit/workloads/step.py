@@ -150,9 +150,9 @@ class TrainStep:
                 f"found {len(step_batch.parts)} micro batches in a step that uses up its gradients in one pass; "
                 "expected one. Pass one batch per step."
             )
-        self.draft.stepping = True
+        update, self.draft.stepping = self.draft.loss.update, True
         try:
-            if (update := self.draft.loss.update) is not None:  # the user's passes and updates are one phase
+            if update is not None:  # the user's passes and updates are one phase
                 part = self._bring(step_batch.parts[0])
                 with self.draft.autocast():
                     loss = update(self.draft.model, self.draft.optimizer, part)
@@ -160,7 +160,7 @@ class TrainStep:
                 loss = self.backward(step_batch)
         finally:
             self.draft.stepping = False
-        if self.draft.loss.update is None:
+        if update is None:
             self._update(self.draft.optimizer)
         if self.draft.scheduler is not None:
             self.draft.scheduler.step()

@@ -187,6 +187,16 @@ def test_a_flag_is_known_by_its_name_wherever_it_is_read(flag: str) -> None:
     assert (switch.module, switch.name) == (model[1], flag)
 
 
+def test_settings_that_the_blocks_share_with_the_model_are_those_of_the_model() -> None:
+    model = Configured()
+    for block in model.blocks:
+        vars(block)["config"] = model.config
+    (switch,) = Checkpointable(model).switches
+    assert switch.module is model
+    (knob,) = STRATEGY.offer(facts_of(model)).knobs
+    assert knob.values == ("default", 0, 1, 2, 3)  # the user checkpoints all 4
+
+
 def test_a_flag_of_a_class_that_holds_the_settings_is_refused() -> None:
     model = flagged()
     vars(model)["config"] = type("Settings", (), {"use_checkpoint": True})

@@ -93,6 +93,11 @@ def test_a_call_that_cannot_be_made_up_takes_nothing_known() -> None:
     assert HostTemporaries(CPU, torch.get_num_threads())(func, (images[:2], weight[:, :2], *rest), {}, None) == 0
 
 
+def test_a_call_whose_operands_do_not_fit_into_memory_takes_nothing_known() -> None:
+    vast = torch.empty(1, 2**60, device="meta")
+    assert HostTemporaries(CPU, torch.get_num_threads())(aten.mean.dim, (vast, [1]), {}, None) == 0
+
+
 class Images(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return 64

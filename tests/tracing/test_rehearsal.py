@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autofit.core.errors import Untraceable
+from autofit.core.errors import SpaceError, Untraceable
 from autofit.tracing.tracing import rehearse
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule, resolve_loss
@@ -52,6 +52,17 @@ def test_error_of_the_step_says_where_it_was_and_that_there_was_no_data(caplog: 
     assert caplog.records == []
     logging.getLogger("torch._subclasses.fake_tensor").error("later")
     assert len(caplog.records) == 1
+
+
+def test_a_technique_that_cannot_be_watched_ends_the_rehearsal() -> None:
+    @contextmanager
+    def watch(model: nn.Module) -> Iterator[None]:
+        raise SpaceError("no such head")
+        yield
+
+    model = nn.Linear(3, 5)
+    with pytest.raises(Untraceable, match="on tensors without data it raises SpaceError: no such head"):
+        rehearse(Workload(model, [BATCH]), resolve_loss(model, BATCH), Counted(BATCH, 2), watch)
 
 
 def test_recurrent_layer_is_refused() -> None:

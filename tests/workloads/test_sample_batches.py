@@ -67,7 +67,9 @@ def test_worst_batch_has_the_outlier_and_the_next_longest() -> None:
 def test_a_second_call_for_the_worst_makes_one_batch_only() -> None:
     data = Texts(TOKENS)
     source = source_of(DataLoader(data, batch_size=2, collate_fn=pad))
+    before = data.asked
     first, asked = source.worst(3), data.asked
+    assert asked == before + 3  # all tensors have the same longest samples
     assert torch.equal(source.worst(3)["input_ids"], first["input_ids"])
     assert data.asked == asked + 3
 
