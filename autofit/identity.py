@@ -143,6 +143,12 @@ def autofit_version() -> str:
         return "source"
 
 
+def versions_of(device: Device | None) -> dict[str, str]:
+    """Returns the versions of Python, torch, autofit and, if given, of what a device needs."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}
+    return found if device is None else found | device.versions()
+
+
 def digest(lines: Sequence[str]) -> str:
     """Returns 8 hexadecimal digits of a hash of `lines`."""
     return hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()[:8]
@@ -184,14 +190,13 @@ def environment_of(
     flags are included; weights are not. Threads and driver versions are included if the device is `present`. `looks`
     are what the workload reached before any step and after some steps.
     """
-    found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}
     return Environment(
         workload=signature(workload.model, source.structure(), loss.name),
         device_type=device.type,
         device_name=device.name(),
         capacity_bytes=device.capacity_bytes(),
         threads=torch.get_num_threads() if present else None,
-        versions=found | device.versions() if present else found,
+        versions=versions_of(device if present else None),
         settings=settings(workload, optimizer, device.type, source, looks),
     )
 

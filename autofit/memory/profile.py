@@ -69,7 +69,19 @@ def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
         use.waiting_bytes,
     )
     live = _live_bytes(trace)
-    picked, phases = list[int](), list[StepPhase]()
+    picked, phases = points_of(trace)
+    return Profile(
+        breakdown=breakdown,
+        peak_bytes=use.judged_bytes,
+        live_bytes=tuple(live[event] + use.waiting_bytes for event in picked),
+        kinds=_kinds(trace, picked, use.waiting_bytes),
+        phases=phases,
+    )
+
+
+def points_of(trace: Trace) -> tuple[list[int], tuple[StepPhase, ...]]:
+    """Returns the events of the last step that a timeline shows, and its phases."""
+    live, picked, phases = _live_bytes(trace), list[int](), list[StepPhase]()
     marks = _last_step(trace)
     total = max(marks[-1][1] - marks[0][1], 1)
     for (name, begin), (_, end) in pairwise(marks):
@@ -79,13 +91,7 @@ def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
         start = len(picked)
         picked += _highest(live, begin, end, share)
         phases.append(StepPhase(name=name, start=start, end=len(picked)))
-    return Profile(
-        breakdown=breakdown,
-        peak_bytes=use.judged_bytes,
-        live_bytes=tuple(live[event] + use.waiting_bytes for event in picked),
-        kinds=_kinds(trace, picked, use.waiting_bytes),
-        phases=tuple(phases),
-    )
+    return picked, tuple(phases)
 
 
 def _last_step(trace: Trace) -> list[tuple[str, int]]:

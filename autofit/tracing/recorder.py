@@ -42,25 +42,35 @@ class ModuleStack:
 
     In the backward pass, the module is found by sequence numbers. The nodes of the autograd graph are numbered in the
     order of their creation, so the nodes of a module's forward pass have numbers in known intervals.
+
+    Attributes:
+        names: qualified names of the modules, by index.
     """
 
     def __init__(self) -> None:
+        self.names: list[str] = []
         self._indices: dict[int, int] = {}
         self._stack: list[int] = []
         self._firsts: list[int] = []
         self._owners: list[int] = []
 
+    def add(self, model: nn.Module, prefix: str = "") -> None:
+        """Follows the modules of `model` too, whose names get a prefix."""
+        for name, module in model.named_modules():
+            if id(module) not in self._indices:
+                self._indices[id(module)] = len(self.names)
+                self.names.append(".".join(part for part in (prefix, name) if part))
+
     @contextmanager
-    def following(self, model: nn.Module) -> Iterator[tuple[str, ...]]:
+    def following(self, model: nn.Module) -> Iterator[list[str]]:
         """Follows the modules of `model` while the context is open, and yields their names."""
-        named = list(model.named_modules())
-        self._indices = {id(module): index for index, (_, module) in enumerate(named)}
+        self.add(model)
         hooks = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
         try:
-            yield tuple(name for name, _ in named)
+            yield self.names
         finally:
             for hook in hooks:
                 hook.remove()
@@ -77,6 +87,14 @@ class ModuleStack:
         # Nodes that accumulate a parameter's gradient have the largest possible number. They belong to no module.
         accumulates = number >= 2**63
         return -1 if position < 0 or accumulates else self._owners[position]
+
+    def index_of(self, module: nn.Module) -> int | None:
+        """Returns the index of a module; None if it is not followed."""
+        return self._indices.get(id(module))
+
+    def path(self) -> tuple[int, ...]:
+        """Returns the indices of the modules whose forward passes are running, the outermost first."""
+        return tuple(self._stack)
 
     def forget(self) -> None:
         """Forgets the sequence numbers of a finished step."""
@@ -208,7 +226,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         """Runs an operator and records what it allocates."""
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device  # a shortcut, because this is the most frequent call
-        kwargs = kwargs or {}
+        return self.recorded(func, args, kwargs or {})
+
+    def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator, records what it allocates, and returns its result."""
         self._operator = func.name()
         if perf_counter() > self.deadline:
             raise Untraceable("the trace took too long", f"in {self._operator}")

@@ -9,14 +9,39 @@ If torch's own code writes into an operand that it has made itself (see recorder
 one piece of memory, which is released with the last of the two.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from autofit.memory.trace import Kind, Mark, Tensors
+from autofit.memory.trace import Kind, Tensors
 from autofit.tracing.recorder import Recorder
 
 
-def assembled(recorder: Recorder, marks: Sequence[Mark]) -> tuple[Tensors, tuple[int, ...], tuple[Mark, ...]]:
-    """Returns the allocations, events and marks of a trace. Handles are numbered in the order of their events."""
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The allocations and events of a trace, and how to find those of the recorder in it.
+
+    Attributes:
+        tensors: the allocations.
+        events: as in `Trace.events`.
+        numbers: handle in the trace of each of the recorder's handles. Those that share memory have the same one.
+        dropped: positions of the recorder's events that the trace lacks, ascending.
+        initial: number of events in front of the recorder's.
+    """
+
+    tensors: Tensors
+    events: tuple[int, ...]
+    numbers: Mapping[int, int]
+    dropped: Sequence[int]
+    initial: int
+
+    def place(self, event: int) -> int:
+        """Returns the number of events in the trace before the recorder's event of this position."""
+        return self.initial + event - bisect_left(self.dropped, event)
+
+
+def assembled(recorder: Recorder) -> Assembly:
+    """Returns the allocations and events of a trace. Handles are numbered in the order of their events."""
     dropped, same = _sums_in_place(recorder)
     _join_replaced(recorder, dropped, same)
     kept = [event for place, event in enumerate(recorder.events) if place not in dropped]
@@ -35,7 +60,8 @@ def assembled(recorder: Recorder, marks: Sequence[Mark]) -> tuple[Tensors, tuple
         kinds=tuple(kinds),
         origins=tuple(recorder.origins[handle] for handle in numbers),
     )
-    return columns, tuple(events), _moved(marks, sorted(dropped), len(recorder.initial))
+    numbers |= {later: numbers[first] for later, first in same.items() if first in numbers}
+    return Assembly(columns, tuple(events), numbers, sorted(dropped), len(recorder.initial))
 
 
 def _sums_in_place(recorder: Recorder) -> tuple[set[int], dict[int, int]]:
@@ -68,11 +94,3 @@ def _join_replaced(recorder: Recorder, dropped: set[int], same: dict[int, int]) 
             if head in released:
                 dropped.add(released[head])
             released[head] = place
-
-
-def _moved(marks: Sequence[Mark], dropped: Sequence[int], initial: int) -> tuple[Mark, ...]:
-    """Returns the marks at their new positions, after events were dropped and initial ones put in front."""
-    return tuple(
-        Mark(name=mark.name, event=initial + mark.event - sum(place < mark.event for place in dropped))
-        for mark in marks
-    )

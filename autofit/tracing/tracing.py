@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,7 +45,7 @@ from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
-from autofit.tracing.recorder import Recorder
+from autofit.tracing.recorder import Recorder, Temporaries
 from autofit.tracing.trace_assembly import assembled
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
@@ -99,6 +99,22 @@ def trace(
     fake = _on_fake_tensors(run.recorder, batch, limit_s, lambda: run.doing, (SpaceError, Untraceable))
     with fake, attending(chip or Chip()), disguise:
         return run.trace(workload, loss, batch)
+
+
+def inside_operators(
+    device: torch.device, chip: Chip | None, threads: int
+) -> tuple[Temporaries | None, tuple[int, int], HostTemporaries | None]:
+    """Returns the arguments by which a `Recorder` knows the memory inside the operators of a device.
+
+    Args:
+        device: where the operators run.
+        chip: the chip of a CUDA device that is imitated; None for a device that is present.
+        threads: number of threads that training uses on the host.
+    """
+    if chip is None and device.type == "cuda":
+        chip = Chip.of(device)
+    host = HostTemporaries(devices.host(), threads) if device.type == "cpu" else None
+    return (None, (0, 0), host) if chip is None else (partial(temporary_steps, chip), chip.workspaces, host)
 
 
 REHEARSAL_S = 20.0
@@ -182,11 +198,7 @@ class _Tracing:
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(
-            self.device.type,
-            self.answers,
-            None if self.chip is None else partial(temporary_steps, self.chip),
-            (0, 0) if self.chip is None else self.chip.workspaces,
-            HostTemporaries(devices.host(), self.threads) if self.device.type == "cpu" else None,
+            self.device.type, self.answers, *inside_operators(self.device, self.chip, self.threads)
         )
 
     def trace(self, workload: Workload, loss: LossRule, batch: Batch | Counted) -> Trace:
@@ -271,20 +283,20 @@ class _Tracing:
     def _mark(self, name: str) -> None:
         self.marks.append(Mark(name=name, event=len(self.recorder.events)))
 
-    def _finish(self, names: tuple[str, ...]) -> Trace:
+    def _finish(self, names: Sequence[str]) -> Trace:
         notes = []
         if self.answers.given:
             notes.append(
                 f"{self.answers.given} results that depend on data were assumed to have their largest size, and "
                 "conditions to be true"
             )
-        columns, events, marks = assembled(self.recorder, self.marks)
+        found = assembled(self.recorder)
         return Trace(
             micro_batch_size=self.plan.micro_batch_size,
-            tensors=columns,
-            events=events,
-            marks=marks,
-            modules=names,
+            tensors=found.tensors,
+            events=found.events,
+            marks=tuple(Mark(name=mark.name, event=found.place(mark.event)) for mark in self.marks),
+            modules=tuple(names),
             answered=self.answers.given,
             notes=tuple(notes),
             work=self._work(),

@@ -25,7 +25,8 @@ from autofit.core.wording import a_type
 from autofit.workloads.workload import Workload
 
 DEFAULT_NAME = "make_workload"
-_LOADED = "autofit_target"
+LOADED = "autofit_target"
+"""Name of the module that the file of a target becomes."""
 _Record = TypeVar("_Record", bound=BaseModel)
 
 
@@ -89,11 +90,11 @@ def _load_file(path: Path) -> ModuleType:
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(f"{path} does not exist; expected a Python file, as in train.py:make_workload.{hint}")
     _add_to_path(path.parent)
-    spec = importlib.util.spec_from_file_location(_LOADED, path)
+    spec = importlib.util.spec_from_file_location(LOADED, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be loaded as Python; expected a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_LOADED] = module  # so that data classes and loader workers find it by its name
+    sys.modules[LOADED] = module  # so that data classes and loader workers find it by its name
     with _users_code(f"importing {path.name}"):
         spec.loader.exec_module(module)
     return module

@@ -24,7 +24,7 @@ def test_modules_own_what_their_passes_make() -> None:
         loss = model(x).sum()
         forward = len(found.sizes)
         loss.backward()
-    assert names == ("", "0", "1", "2")
+    assert names == ["", "0", "1", "2"]
     by_name = [names[o] if o >= 0 else None for o in found.origins]
     assert by_name[0] is None
     assert set(by_name[:forward]) >= {"0", "1", "2"}
@@ -32,6 +32,14 @@ def test_modules_own_what_their_passes_make() -> None:
     made = {(name, size) for name, size in zip(by_name[forward:], found.sizes[forward:], strict=True)}
     assert ("0", 128) in made
     assert ("2", 64) in made
+
+
+def test_several_models_are_told_apart_by_a_prefix_and_shared_modules_have_one_name() -> None:
+    first, found = nn.Sequential(nn.Linear(2, 2)), recorder()
+    with found.modules.following(first) as names:
+        found.modules.add(nn.Sequential(first[0], nn.ReLU()), "second")
+        found.modules.add(first)
+    assert names == ["", "0", "second", "second.1"]
 
 
 def test_hooks_are_taken_off_again() -> None:

@@ -7,7 +7,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from autofit.memory.trace import Kind, Mark
+from autofit.memory.trace import Kind
 from autofit.tracing.fake_copy import fake_mode
 from autofit.tracing.plain_tensors import as_plain
 from autofit.tracing.recorder import Recorder
@@ -27,8 +27,8 @@ def traced(work: Callable[[], None]) -> tuple[list[int], Recorder]:
     found = Recorder("cpu", run)
     with fake_mode(), as_plain(found), found:
         work()
-    columns, events, _ = assembled(found, ())
-    sizes = [columns.sizes[e] if e >= 0 else -columns.sizes[~e] for e in events]
+    trace = assembled(found)
+    sizes = [trace.tensors.sizes[e] if e >= 0 else -trace.tensors.sizes[~e] for e in trace.events]
     return [size for size in sizes if abs(size) > LARGE], found
 
 
@@ -158,8 +158,9 @@ def test_marks_and_kinds_follow() -> None:
     recorder.sizes, recorder.kinds = [8, 8, 4, 8], [Kind.BUFFER, Kind.TEMPORARY, Kind.TEMPORARY, Kind.GRADIENT]
     recorder.origins, recorder.initial = [-1, 2, 3, 2], [0]
     recorder.events, recorder.added = [1, 2, 3, ~1, ~2, ~3], {3: 1}
-    columns, events, marks = assembled(recorder, [Mark(name="a", event=2), Mark(name="end", event=6)])
-    assert events == (0, 1, 2, ~2, ~1)
-    assert columns.sizes == (8, 8, 4)
-    assert columns.kinds == (Kind.BUFFER, Kind.GRADIENT, Kind.TEMPORARY)
-    assert [mark.event for mark in marks] == [3, 5]
+    found = assembled(recorder)
+    assert found.events == (0, 1, 2, ~2, ~1)
+    assert found.tensors.sizes == (8, 8, 4)
+    assert found.tensors.kinds == (Kind.BUFFER, Kind.GRADIENT, Kind.TEMPORARY)
+    assert found.numbers == {0: 0, 1: 1, 2: 2, 3: 1}
+    assert [found.place(event) for event in (2, 6)] == [3, 5]
