@@ -29,7 +29,7 @@ def load(text: str) -> Any:
         ValueError: a string has an escape above U+10FFFF.
         RecursionError: the text is nested too deeply.
     """
-    return yaml.load(text, Loader=_Loader)
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 def load_with_lines(text: str) -> tuple[Any, dict[Place, int]]:
@@ -40,7 +40,7 @@ def load_with_lines(text: str) -> tuple[Any, dict[Place, int]]:
     Raises:
         yaml.YAMLError, ValueError, RecursionError: as in `load`.
     """
-    loader = _Loader(text)
+    loader = _StrictLoader(text)
     try:
         root = loader.get_single_node()
         if root is None:  # an empty text
@@ -81,7 +81,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data))
 
 
-class _Loader(yaml.SafeLoader):
+class _StrictLoader(yaml.SafeLoader):
     """Reads JSON values only: no tags, dates, binary data, sets or base-60 numbers.
 
     Rejects aliases, which can expand a small file to a large one, and duplicate keys, which readers handle differently.
@@ -126,10 +126,10 @@ def _integer(node: yaml.ScalarNode) -> int:
 
 
 _YAML = "tag:yaml.org,2002:"
-_Loader.add_implicit_resolver(f"{_YAML}null", re.compile(r"(?:null|Null|NULL|~|)\Z"), ["n", "N", "~", ""])
-_Loader.add_implicit_resolver(f"{_YAML}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF"))
-_Loader.add_implicit_resolver(f"{_YAML}int", re.compile(r"-?(?:0|[1-9][0-9]*)\Z"), list("-0123456789"))
-_Loader.add_implicit_resolver(
+_StrictLoader.add_implicit_resolver(f"{_YAML}null", re.compile(r"(?:null|Null|NULL|~|)\Z"), ["n", "N", "~", ""])
+_StrictLoader.add_implicit_resolver(f"{_YAML}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF"))
+_StrictLoader.add_implicit_resolver(f"{_YAML}int", re.compile(r"-?(?:0|[1-9][0-9]*)\Z"), list("-0123456789"))
+_StrictLoader.add_implicit_resolver(
     f"{_YAML}float", re.compile(r"-?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?\Z|-?\.inf\Z|\.nan\Z"), list("-.0123456789")
 )
 # Each pattern is a subset of what YAML 1.1 reads as that type, so that any YAML writer quotes strings that match it.
@@ -138,9 +138,9 @@ _CONSTRUCTORS: dict[str, Callable[[Any, Any], Any]] = {
     "bool": lambda loader, node: node.value.lower() == "true",
     "int": lambda loader, node: _integer(node),
     "float": lambda loader, node: float(node.value.replace(".inf", "inf").replace(".nan", "nan")),
-    "str": _Loader.construct_scalar,
-    "seq": _Loader.construct_yaml_seq,
-    "map": _Loader.construct_yaml_map,
+    "str": _StrictLoader.construct_scalar,
+    "seq": _StrictLoader.construct_yaml_seq,
+    "map": _StrictLoader.construct_yaml_map,
 }
 for _tag, _construct in _CONSTRUCTORS.items():
-    _Loader.add_constructor(f"{_YAML}{_tag}", _construct)
+    _StrictLoader.add_constructor(f"{_YAML}{_tag}", _construct)

@@ -61,9 +61,39 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def top_saved_tensors_hook() -> Any:
+    """Returns the innermost hook that packs saved tensors; None if there is none."""
+    found = _C._autograd._top_saved_tensors_default_hooks(True)
+    return None if found is None else found[0]
+
+
+def saved_by(node: Any) -> list[Any]:
+    """Returns what a node of the graph has saved, without running hooks that would restore it. None is what was freed.
+
+    A hook may have saved something else than a tensor.
+    """
+    names = _SAVED_BY_KIND.get(type(node))
+    if names is None:
+        names = _SAVED_BY_KIND[type(node)] = [name for name in dir(node) if name.startswith("_raw_saved_")]
+    try:
+        saved = [getattr(node, name) for name in names]
+    except RuntimeError:  # a backward pass has freed what a function in Python had saved
+        return []
+    both = [each for value in saved for each in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [each.data for each in both]
+
+
+_SAVED_BY_KIND: dict[type, list[str]] = {}
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Returns whether autograd knows a tensor as a view of another one."""
     return bool(tensor._is_view())
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the tensor of which autograd knows another one as a view; None if it is no view."""
+    return tensor._base
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

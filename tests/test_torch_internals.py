@@ -75,6 +75,12 @@ def test_sequence_numbers_grow_with_the_graph() -> None:
     assert internals.next_sequence_number() == before + 2
 
 
+def test_a_view_has_a_base_and_a_copy_has_none() -> None:
+    whole = torch.ones(4)
+    assert internals.base_of(whole[:2]) is whole
+    assert internals.base_of(whole[:2].clone()) is None
+
+
 def test_a_version_is_put_back() -> None:
     tensor = torch.ones(2)
     before = tensor._version

@@ -47,7 +47,7 @@ _LIKE_A_SUM = (
 )
 
 
-class _Unchecked(Exception):
+class _NotCompared(Exception):
     """Values that must be compared could not be: their names, and why."""
 
 
@@ -84,7 +84,7 @@ class GradientCheck:
                 if self._fault() and not self._any:
                     return
                 stage()
-        except _Unchecked as error:
+        except _NotCompared as error:
             values, reason = error.args
             self.unchecked = f"{', '.join(values)} {reason}"
             self.undecided = tuple(Refusal(name=value, reason=reason, origin="gate") for value in values)
@@ -181,12 +181,12 @@ class GradientCheck:
         A technique that keeps the arithmetic passes if nothing could be compared, with a note.
 
         Raises:
-            _Unchecked: one that does not was not compared.
+            _NotCompared: one that does not was not compared.
         """
         if not found.compared:
             needed = {ACCUMULATION, *(value for value, strategy in self._techniques.items() if strategy.gated)}
             if must := [value for value in values if value in needed]:
-                raise _Unchecked(must, found.reason)
+                raise _NotCompared(must, found.reason)
         passed = found.passed or not found.compared
         self.found |= dict.fromkeys(values, found.model_copy(update={"passed": passed}))
 

@@ -22,7 +22,7 @@ from autofit.nightly.jobs import Job, JobsFile
 from autofit.nightly.records import NIGHT_SCHEMA, NightRecord, VerdictKind, from_text, instant, to_text
 from autofit.reports.sentences import counted
 from autofit.reports.tables import Column, table
-from autofit.study.location import Place, make_directory
+from autofit.study.location import StudyPlace, make_directory
 from autofit.study.stored_trials import PREFIX
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class History:
     """
 
     def __init__(self, location: str | Path, mark: Path) -> None:
-        self._place, self._mark = Place.of(location), mark
+        self._place, self._mark = StudyPlace.of(location), mark
         self._texts = read(self._place)
         self._notes = dict[str, None]()  # a set that keeps the order
         self._kept = list[NightRecord]()  # records that are not in `_texts`
@@ -129,7 +129,7 @@ class History:
             return ""
 
 
-def read(place: Place) -> Mapping[str, Sequence[str]]:
+def read(place: StudyPlace) -> Mapping[str, Sequence[str]]:
     """Returns for each job the texts of its records in order.
 
     Raises:
@@ -144,7 +144,7 @@ def read(place: Place) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def write(place: Place, records: Sequence[NightRecord]) -> list[str]:
+def write(place: StudyPlace, records: Sequence[NightRecord]) -> list[str]:
     """Appends records whose `id` is not in the storage yet, and returns notes. When it returns, they are on disk.
 
     Raises:
@@ -167,7 +167,7 @@ def _records(texts: Iterable[str]) -> Iterable[NightRecord]:
     return (record for text in texts if (record := from_text(text)) is not None)
 
 
-def _texts(storage: "BaseStorage", place: Place, jobs: Collection[str] | None = None) -> dict[str, list[str]]:
+def _texts(storage: "BaseStorage", place: StudyPlace, jobs: Collection[str] | None = None) -> dict[str, list[str]]:
     """Returns the texts of the records of each job, or each named one."""
     found = dict[str, list[str]]()
     for study in studies.studies_in(storage):

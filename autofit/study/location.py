@@ -34,7 +34,7 @@ _AWAY = frozenset({"OSError", "DatabaseError", "InterfaceError", "StorageInterna
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StudyPlace:
     """Where a study is kept.
 
     Attributes:
@@ -130,7 +130,7 @@ def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Sa
     Raises:
         Busy: another process still writes to it after `wait_s` seconds.
     """
-    place = Place.of(location)
+    place = StudyPlace.of(location)
     if place.path is None:
         yield
         return

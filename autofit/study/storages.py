@@ -17,7 +17,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from autofit import locks
 from autofit.core.errors import StudyError
-from autofit.study.location import Place, check_file, make_directory
+from autofit.study.location import StudyPlace, check_file, make_directory
 from autofit.study.stored_trials import SCHEMA
 
 LOCK_WAIT_S = 30.0
@@ -27,7 +27,7 @@ CREATING_S = 2.0
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
-def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
+def connect(place: StudyPlace, notes: list[str] | None = None) -> BaseStorage:
     """Opens a storage for writing, and creates it if there is none.
 
     `notes` receives a note if the end of the journal was cut off.
@@ -51,7 +51,7 @@ def connect(place: Place, notes: list[str] | None = None) -> BaseStorage:
     return JournalStorage(JournalFileBackend(str(place.path), lock))
 
 
-def existing(place: Place) -> BaseStorage | None:
+def existing(place: StudyPlace) -> BaseStorage | None:
     """Opens a storage for reading: nothing is changed or created. None if there is no such file, or an empty one.
 
     Raises:

@@ -23,7 +23,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.study import stored_trials
-from autofit.study.location import Place
+from autofit.study.location import StudyPlace
 from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
 from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
 from autofit.study.stored_trials import StoredTrial, TrialStart, counted_trials
@@ -60,7 +60,7 @@ class Study:
         memory_bytes: int,
     ) -> None:
         self._environment, self._objective, self._memory_bytes = environment, objective, memory_bytes
-        self._place, self._running = Place.of(location), dict[int, TrialStart]()
+        self._place, self._running = StudyPlace.of(location), dict[int, TrialStart]()
         self.location, notes = self._place.shown, list[str]()
         with self._place.guarded("opened"):
             self._storage = connect(self._place, notes)
@@ -215,7 +215,7 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
     Raises:
         StudyError: it cannot be read, or holds no study of autofit.
     """
-    place, found = Place.of(location), list[ReadStudy]()
+    place, found = StudyPlace.of(location), list[ReadStudy]()
     with place.guarded("read"):
         storage = existing(place)
         studies = [] if storage is None else studies_in(storage)

@@ -26,7 +26,7 @@ from autofit.core.trial import Purpose
 from autofit.nightly.history import LONGEST_NIGHT, History, read, write
 from autofit.nightly.records import NightRecord, from_text
 from autofit.study import read_studies
-from autofit.study.location import Place
+from autofit.study.location import StudyPlace
 from tests.nightly.history_samples import record
 from tests.study.samples import PLAN, in_optuna, measured, reopen, rewrite, storage_at
 
@@ -247,21 +247,21 @@ def test_opening_and_reading_do_not_load_torch(journal: Path, tmp_path: Path) ->
 
 
 def stored_ids(path: Path | str, job: str = "gpt") -> list[str]:
-    found = [from_text(text) for text in read(Place.of(path)).get(job, ())]
+    found = [from_text(text) for text in read(StudyPlace.of(path)).get(job, ())]
     return [each.id for each in found if each is not None]
 
 
 def test_records_are_read_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "s.journal"
-    write(Place.of(path), [record(2), record(1), record(1, "resnet")])
-    write(Place.of(path), [record(3)])
-    found = read(Place.of(path))
+    write(StudyPlace.of(path), [record(2), record(1), record(1, "resnet")])
+    write(StudyPlace.of(path), [record(3)])
+    found = read(StudyPlace.of(path))
     assert list(found) == ["gpt", "resnet"]
     assert [from_text(text) for text in found["gpt"]] == [record(2), record(1), record(3)]
 
 
 def test_optuna_shows_throughput_and_verdict(journal: Path) -> None:
-    write(Place.of(journal), [record(2), record(3, accepted=None)])
+    write(StudyPlace.of(journal), [record(2), record(3, accepted=None)])
     first, second = in_optuna(journal, "nightly/gpt")
     assert (first.state, first.value, first.user_attrs["verdict"]) == (TrialState.COMPLETE, 101.5, "steady")
     assert (second.state, second.values) == (TrialState.FAIL, None)
@@ -269,32 +269,32 @@ def test_optuna_shows_throughput_and_verdict(journal: Path) -> None:
 
 def test_a_record_is_written_once(journal: Path) -> None:
     for _ in range(2):
-        write(Place.of(journal), [record(1), record(1), record(2)])
+        write(StudyPlace.of(journal), [record(1), record(1), record(2)])
     assert stored_ids(journal) == ["gpt-1", "gpt-2"]
 
 
 def test_a_file_that_is_missing_or_empty_has_no_records(tmp_path: Path, journal: Path) -> None:
     (tmp_path / "empty.journal").touch()
     for path in (tmp_path / "absent.journal", tmp_path / "empty.journal", journal):
-        assert read(Place.of(path)) == {}
+        assert read(StudyPlace.of(path)) == {}
     assert not (tmp_path / "absent.journal").exists()
-    write(Place.of(tmp_path / "empty.journal"), [record(1)])
+    write(StudyPlace.of(tmp_path / "empty.journal"), [record(1)])
     assert stored_ids(tmp_path / "empty.journal") == ["gpt-1"]
 
 
 def test_a_damaged_record_is_lost_alone(journal: Path) -> None:
-    write(Place.of(journal), [record(number) for number in range(3)])
+    write(StudyPlace.of(journal), [record(number) for number in range(3)])
     rewrite(journal, '\\"id\\": \\"gpt-1\\"', '\\"id\\": 1')
     assert stored_ids(journal) == ["gpt-0", "gpt-2"]
-    write(Place.of(journal), [record(3)])
+    write(StudyPlace.of(journal), [record(3)])
     assert stored_ids(journal) == ["gpt-0", "gpt-2", "gpt-3"]
 
 
 def test_records_of_a_newer_version_are_refused_and_not_touched(journal: Path) -> None:
-    write(Place.of(journal), [record(1)])
+    write(StudyPlace.of(journal), [record(1)])
     rewrite(journal, '"autofit.schema":"autofit.night/1"', '"autofit.schema":"autofit.night/2"')
     before = journal.read_bytes()
-    for use in (lambda: read(Place.of(journal)), lambda: write(Place.of(journal), [record(2)])):
+    for use in (lambda: read(StudyPlace.of(journal)), lambda: write(StudyPlace.of(journal), [record(2)])):
         with pytest.raises(
             StudyError, match=r"nightly/gpt at .*s\.journal cannot be used: found the schema autofit\.night/2; expected"
         ):
@@ -309,14 +309,14 @@ def test_what_is_not_of_autofit_is_refused_and_not_touched(tmp_path: Path) -> No
     study.add_trial(optuna.trial.create_trial(value=1.0))
     for path, words in ((text, "a file of another kind"), (other, "found trials but no schema")):
         before = path.read_bytes()
-        for use in (partial(read, Place.of(path)), partial(write, Place.of(path), [record(1)])):
+        for use in (partial(read, StudyPlace.of(path)), partial(write, StudyPlace.of(path), [record(1)])):
             with pytest.raises(StudyError, match=words):
                 use()
         assert path.read_bytes() == before
 
 
 def test_a_storage_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
-    place = Place.of(f"sqlite:///{tmp_path}/absent/s.db")
+    place = StudyPlace.of(f"sqlite:///{tmp_path}/absent/s.db")
     for use in (partial(read, place), partial(write, place, [record(1)])):
         with pytest.raises(StorageError, match=r"found OperationalError: unable to open .*; expected a storage that"):
             use()
@@ -325,22 +325,22 @@ def test_a_storage_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["nosuch://me:hunter2@h/n", "sqlite+nosuch:///x", "postgresql+nosuch://me:hunter2@h/n"])
 def test_a_url_that_is_wrong_is_an_error_without_its_secrets(url: str) -> None:
     with pytest.raises(StudyError) as caught:
-        read(Place.of(url))
+        read(StudyPlace.of(url))
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_database_url_is_read_and_written(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
-    assert read(Place.of(url)) == {}
+    assert read(StudyPlace.of(url)) == {}
     for _ in range(2):
-        write(Place.of(url), [record(1)])
+        write(StudyPlace.of(url), [record(1)])
     assert stored_ids(url) == ["gpt-1"]
 
 
 def test_tune_and_report_work_on_the_same_storage(journal: Path) -> None:
     study = reopen(journal)
     study.finish(study.begin(PLAN, Purpose.PROBE), measured())
-    write(Place.of(journal), [record(1)])
+    write(StudyPlace.of(journal), [record(1)])
     again = reopen(journal)
     assert (len(again.earlier()), again.notes) == (1, ())
     again.finish(again.begin(PLAN, Purpose.PROBE), measured())
@@ -349,14 +349,14 @@ def test_tune_and_report_work_on_the_same_storage(journal: Path) -> None:
 
 
 def test_a_storage_with_nights_only_has_no_study_to_report(tmp_path: Path) -> None:
-    write(Place.of(tmp_path / "s.journal"), [record(1)])
+    write(StudyPlace.of(tmp_path / "s.journal"), [record(1)])
     with pytest.raises(StudyError, match=r"found 1 studies, none made by this version"):
         read_studies(tmp_path / "s.journal")
 
 
 def _write_each(path: Path, first: int) -> None:
     for number in range(first, first + 8):
-        write(Place.of(path), [record(number)])
+        write(StudyPlace.of(path), [record(number)])
 
 
 def started(target: Any, *arguments: object) -> multiprocessing.process.BaseProcess:
@@ -386,7 +386,7 @@ def _die_in_write(path: Path, number: int) -> None:
         append(self, logs)
 
     JournalFileBackend.append_logs = count  # type: ignore[method-assign]
-    write(Place.of(path), [record(1)])
+    write(StudyPlace.of(path), [record(1)])
 
 
 @pytest.mark.leaves("multiprocessing keeps its resource tracker until the process ends")
@@ -398,7 +398,7 @@ def test_kill_9_at_each_write_of_a_first_append_loses_that_record_alone(tmp_path
         if process.exitcode == 0:
             break
         assert stored_ids(path) in ([], ["gpt-1"])
-        write(Place.of(path), [record(1), record(2)])
+        write(StudyPlace.of(path), [record(1), record(2)])
         assert stored_ids(path) == ["gpt-1", "gpt-2"]
     assert 3 <= number < 20
     assert stored_ids(path) == ["gpt-1"]
@@ -406,7 +406,7 @@ def test_kill_9_at_each_write_of_a_first_append_loses_that_record_alone(tmp_path
 
 def _append_and_say(path: Path, pipe: int) -> None:
     for number in range(10_000):
-        write(Place.of(path), [record(number)])
+        write(StudyPlace.of(path), [record(number)])
         os.write(pipe, f"{number}\n".encode())
 
 
@@ -423,17 +423,17 @@ def test_what_was_written_survives_kill_9_in_the_middle_of_a_later_append(tmp_pa
         os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
         last = int(["0", *said.read().split()][-1])
-    found = read(Place.of(path))["gpt"]
+    found = read(StudyPlace.of(path))["gpt"]
     assert stored_ids(path)[: last + 1] == [f"gpt-{number}" for number in range(last + 1)]
     assert len(found) <= last + 2
-    write(Place.of(path), [record(20_000)])
+    write(StudyPlace.of(path), [record(20_000)])
     assert stored_ids(path)[-1] == "gpt-20000"
 
 
 def test_a_first_night_is_read_without_optuna_and_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from autofit.nightly.history import read; from autofit.study.location import Place;"
-        "print(len(read(Place.of(sys.argv[1]))));"
+        "import sys; from autofit.nightly.history import read; from autofit.study.location import StudyPlace;"
+        "print(len(read(StudyPlace.of(sys.argv[1]))));"
         "print([m for m in ('torch', 'optuna', 'sqlalchemy', 'numpy') if m in sys.modules])"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "new" / "s.journal")]

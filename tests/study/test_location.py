@@ -14,7 +14,7 @@ from autofit.core.errors import StorageError, StudyError, UsageError
 from autofit.core.trial import Purpose
 from autofit.study import location as location_module
 from autofit.study import read_studies
-from autofit.study.location import Place, dereferenced, is_storage
+from autofit.study.location import StudyPlace, dereferenced, is_storage
 from tests.study.samples import PLAN, in_optuna, measured, reopen, run
 
 
@@ -38,8 +38,8 @@ def test_memory(location: str | None, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_relative_url_of_sqlite_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Place.of("sqlite:///s.db?timeout=3").url == f"sqlite:///{tmp_path}/s.db?timeout=3"
-    assert Place.of("sqlite:////s.db").url == "sqlite:////s.db"
+    assert StudyPlace.of("sqlite:///s.db?timeout=3").url == f"sqlite:///{tmp_path}/s.db?timeout=3"
+    assert StudyPlace.of("sqlite:////s.db").url == "sqlite:////s.db"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_relative_url_of_sqlite_stays_where_it_was(tmp_path: Path, monkeypatch
     ],
 )  # fmt: skip
 def test_a_storage_that_does_not_answer_is_told_from_one_that_cannot_be_used(error: Exception, away: bool) -> None:
-    with pytest.raises(StudyError) as caught, Place.of(None).guarded("opened"):
+    with pytest.raises(StudyError) as caught, StudyPlace.of(None).guarded("opened"):
         raise error
     assert isinstance(caught.value, StorageError) is away
 
@@ -82,7 +82,7 @@ def test_names_that_mean_something_in_a_url(tmp_path: Path) -> None:
     ],
 )
 def test_secrets_of_a_url_are_not_shown(url: str, shown: str, secrets: list[str]) -> None:
-    place = Place.of(url)
+    place = StudyPlace.of(url)
     assert place.shown == shown
     with pytest.raises(StudyError) as caught, place.guarded("opened"):
         raise RuntimeError(f"cannot reach {url} with {' and '.join(secrets)}, sorry")
@@ -104,7 +104,7 @@ def test_unknown_databases_are_refused_without_secrets(url: str) -> None:
 def test_a_place_that_cannot_be_is_refused(location: str, found: str) -> None:
     """An unset variable was a study in memory without a word, an unknown user an internal error."""
     with pytest.raises(UsageError, match=found):
-        Place.of(location)
+        StudyPlace.of(location)
 
 
 URL = "postgresql+psycopg://bob:tiger@host/net"

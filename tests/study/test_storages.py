@@ -14,7 +14,7 @@ from optuna.storages import RDBStorage
 from autofit.core.errors import StorageError, StudyError
 from autofit.core.trial import Purpose
 from autofit.study import storages
-from autofit.study.location import Place
+from autofit.study.location import StudyPlace
 from autofit.study.storages import connect, existing
 from tests.study.samples import PLAN, in_optuna, measured, reopen, run
 
@@ -26,7 +26,7 @@ def test_an_incomplete_last_line_is_cut_off_and_said_once(journal: Path, torn: s
     run(journal, measured())
     whole = journal.read_bytes()
     journal.write_bytes(whole + torn.encode())
-    storage = existing(Place.of(journal))
+    storage = existing(StudyPlace.of(journal))
     assert storage is not None
     assert len(storage.get_all_studies()) == 1  # a reader leaves it
     study = reopen(journal)
@@ -117,12 +117,12 @@ def test_a_database_keeps_the_same_records_as_a_journal(tmp_path: Path) -> None:
 
 
 def test_reading_makes_no_file_and_no_tables(tmp_path: Path) -> None:
-    assert existing(Place.of(tmp_path / "s.journal")) is None
-    assert existing(Place.of(f"sqlite:///{tmp_path}/s.db")) is None
-    assert existing(Place.of(f"sqlite:///{tmp_path}/s.db?timeout=1")) is None
+    assert existing(StudyPlace.of(tmp_path / "s.journal")) is None
+    assert existing(StudyPlace.of(f"sqlite:///{tmp_path}/s.db")) is None
+    assert existing(StudyPlace.of(f"sqlite:///{tmp_path}/s.db?timeout=1")) is None
     assert list(tmp_path.iterdir()) == []
-    connect(Place.of(f"sqlite:///{tmp_path}/s.db"))
-    assert isinstance(existing(Place.of(f"sqlite:///{tmp_path}/s.db")), RDBStorage)
+    connect(StudyPlace.of(f"sqlite:///{tmp_path}/s.db"))
+    assert isinstance(existing(StudyPlace.of(f"sqlite:///{tmp_path}/s.db")), RDBStorage)
 
 
 def test_a_damaged_line_is_named_and_nothing_is_changed(journal: Path) -> None:

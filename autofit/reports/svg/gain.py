@@ -20,7 +20,7 @@ _BAR, _GAP = 16.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class GainStep:
     """One step of the way from the baseline to the recommended plan.
 
     Attributes:
@@ -41,7 +41,7 @@ class Change:
         return format_ratio(self.ratio) if self.raced else f"about {format_ratio(self.ratio)}"
 
 
-def changes(report: Report) -> list[Change]:
+def changes(report: Report) -> list[GainStep]:
     """Returns the steps in the order of their effect, as far as the plans that were measured allow it.
 
     Of all ways through measured plans on which each plan has the changes of the one before, this is one with the most
@@ -65,12 +65,12 @@ def changes(report: Report) -> list[Change]:
     for made in sorted(between, key=len):
         earlier = [ways[other] for other in ways if other < made]
         ways[made] = [*max(earlier, key=worth, default=[]), made]
-    found = list[Change]()
+    found = list[GainStep]()
     for before, after in pairwise(ways[wanted]):
         old, new = between[before], between[after]
         rate = new.rate_per_s or 0.0
         raced = all(row.is_baseline or (row.gain and row.gain.pairs > 0) for row in (old, new))
-        found.append(Change(_named(new, after - before, report), rate, rate / (old.rate_per_s or 1.0), raced))
+        found.append(GainStep(_named(new, after - before, report), rate, rate / (old.rate_per_s or 1.0), raced))
     return found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from autofit.core.units import format_bytes
 from autofit.memory.breakdown import Part
+from autofit.memory.profile import Profile
 from autofit.memory.trace import Kind
 from autofit.reports.markup import DataTable
 from autofit.reports.report import UPPER_BOUND, PlanMemory, Report
@@ -155,7 +156,7 @@ def _timeline(report: Report, titles: bool) -> Drawing | None:
         _title(drawing, _named(report, plan).capitalize(), plan.label, y + 16)
         if with_budget:  # drawn first: the peak stays readable where it crosses the line
             _budget(drawing, report.budget_bytes, area, scale)
-        _panel(drawing, plan, area, scale)
+        _panel(drawing, plan.profile, _STYLES[plan.role], area, scale)
         y = area.bottom + 26
     drawing.text(WIDTH - 8, y - 4, "allocations and releases of the step, in order →", "af-note", "end")
     if not with_budget:
@@ -178,9 +179,56 @@ def _title(drawing: Drawing, name: str, label: str, y: float) -> None:
     drawing.text(left, y, fitted(label, SMALL, WIDTH - left), "af-note")
 
 
-def _panel(drawing: Drawing, plan: PlanMemory, area: Box, y: AxisScale) -> None:
+def step_chart(profile: Profile, unread: Sequence[int]) -> Drawing:
+    """Returns the memory of one step by kind; `unread` is the part of each point that nothing reads again."""
+    phases = ", ".join(phase.name for phase in profile.phases)
+    drawing = Drawing(
+        f"Live tensors over one step ({phases}), by kind. The peak is {format_bytes(profile.peak_bytes)}."
+    )
+    high = 1.2 * max(*profile.live_bytes, profile.peak_bytes, 1)
+    ticks = byte_ticks(0, high, 4)
+    keys = [(f"af-bar af-k{place}", kind) for place, kind in enumerate(_KINDS) if kind in profile.kinds]
+    y = key(drawing, [*keys, ("af-bar af-unread", "never read again")], 2) + 6
+    area = Box(margin(ticks), y + 22, WIDTH - 8, y + 22 + _PANEL)
+    scale = AxisScale(0, high, area.bottom, area.top)
+    levels(drawing, area, scale, ticks)
+    _panel(drawing, profile, "rec", area, scale, unread)
+    drawing.text(WIDTH - 8, area.bottom + 18, "allocations and releases of the step, in order →", "af-note", "end")
+    drawing.height = area.bottom + 28
+    drawing.table = DataTable(
+        ("phase", "highest", "at its end", "never read again, at most"),
+        tuple(
+            (phase.name, *map(format_bytes, (max(live), live[-1], max(unread[phase.start : phase.end]))))
+            for phase in profile.phases
+            if (live := profile.live_bytes[phase.start : phase.end])
+        ),
+    )
+    return drawing
+
+
+def growth_chart(sizes: Sequence[int]) -> Drawing:
+    """Returns the live bytes at the end of each of some steps, as bars."""
+    drawing = Drawing(f"Live tensors at the end of each of {len(sizes)} steps.")
+    high = 1.15 * max(*sizes, 1)
+    ticks = byte_ticks(0, high, 3)
+    area = Box(margin(ticks), 14, WIDTH - 8, 14 + _PANEL / 2)
+    scale = AxisScale(0, high, area.bottom, area.top)
+    levels(drawing, area, scale, ticks)
+    width = (area.right - area.left) / len(sizes)
+    for place, size in enumerate(sizes):
+        left = area.left + place * width
+        drawing.rect(left + 0.2 * width, scale(size), left + 0.8 * width, area.bottom, "af-bar-rec", 2)
+        drawing.text(left + width / 2, scale(size) - 5, format_bytes(size), "af-note", "middle")
+        drawing.text(left + width / 2, area.bottom + 18, f"step {place + 1}", "af-note", "middle")
+    drawing.line(area.left, area.bottom, area.right, area.bottom, "af-axis")
+    drawing.height = area.bottom + 28
+    rows = tuple((f"step {place}", format_bytes(size)) for place, size in enumerate(sizes, 1))
+    drawing.table = DataTable(("end of", "live tensors"), rows)
+    return drawing
+
+
+def _panel(drawing: Drawing, profile: Profile, style: str, area: Box, y: AxisScale, unread: Sequence[int] = ()) -> None:
     """Draws the phases, the live tensors, and the peak with what comes on top of them."""
-    profile, style = plan.profile, _STYLES[plan.role]
     live = profile.live_bytes
     x = AxisScale(0, len(live), area.left, area.right)
     for place, phase in enumerate(profile.phases):
@@ -189,7 +237,10 @@ def _panel(drawing: Drawing, plan: PlanMemory, area: Box, y: AxisScale) -> None:
             drawing.rect(left, area.top - 20, right, area.bottom, "af-band")
         if text_width(phase.name, SMALL) <= right - left - 4:
             drawing.text((left + right) / 2, area.top - 7, phase.name, "af-note", "middle")
-    _stack(drawing, plan, area, x, y)
+    _stack(drawing, profile, style, area, x, y)
+    if any(unread):
+        read = [size - dead for size, dead in zip(live, unread, strict=True)]
+        drawing.polyline([*_edge(live, area, x, y), *reversed(_edge(read, area, x, y))], "af-unread")
     drawing.polyline(_edge(live, area, x, y), f"af-line-{style}")
     drawing.line(area.left, area.bottom, area.right, area.bottom, "af-axis")
     top = max(live)
@@ -213,14 +264,14 @@ def _edge(sizes: Sequence[int], area: Box, x: AxisScale, y: AxisScale) -> list[t
     return [(area.left, steps[0][1]), *steps, (area.right, steps[-1][1])]
 
 
-def _stack(drawing: Drawing, plan: PlanMemory, area: Box, x: AxisScale, y: AxisScale) -> None:
+def _stack(drawing: Drawing, profile: Profile, style: str, area: Box, x: AxisScale, y: AxisScale) -> None:
     """Fills the area below the line, kind by kind from the bottom; in one colour if the kinds are unknown."""
-    kinds, live = plan.profile.kinds, plan.profile.live_bytes
+    kinds, live = profile.kinds, profile.live_bytes
     layers = [(f"af-k{place}", kinds[kind]) for place, kind in enumerate(_KINDS) if kind in kinds]
     below = (0,) * len(live)
-    for style, sizes in layers or [(f"af-area-{_STYLES[plan.role]}", live)]:
+    for layer, sizes in layers or [(f"af-area-{style}", live)]:
         above = tuple(map(sum, zip(below, sizes, strict=True)))
-        drawing.polyline([*_edge(above, area, x, y), *reversed(_edge(below, area, x, y))], style)
+        drawing.polyline([*_edge(above, area, x, y), *reversed(_edge(below, area, x, y))], layer)
         below = above
 
 
