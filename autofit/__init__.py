@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autofit.api import estimate, load, tune
+    from autofit.api import diagnose, estimate, load, tune, watch
     from autofit.core.answer import Answer
     from autofit.core.errors import (
         AutofitError,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from autofit.core.plan import Plan
+    from autofit.doctor.diagnosis import Diagnosis
     from autofit.estimation.estimation import Estimation
     from autofit.fit import Fit
     from autofit.workloads.step import TrainStep
@@ -47,6 +48,7 @@ __all__ = [
     "ClockError",
     "DeviceMissing",
     "DevicePoisoned",
+    "Diagnosis",
     "Estimation",
     "Fit",
     "NonFiniteLoss",
@@ -63,21 +65,26 @@ __all__ = [
     "UserCodeError",
     "Workload",
     "WorkloadError",
+    "diagnose",
     "estimate",
     "load",
     "tune",
+    "watch",
 ]
 
 _HOMES = {
+    "Diagnosis": "autofit.doctor.diagnosis",
     "Estimation": "autofit.estimation.estimation",
     "Fit": "autofit.fit",
     "Plan": "autofit.core.plan",
     "Answer": "autofit.core.answer",
     "TrainStep": "autofit.workloads.step",
     "Workload": "autofit.workloads.workload",
+    "diagnose": "autofit.api",
     "estimate": "autofit.api",
     "load": "autofit.api",
     "tune": "autofit.api",
+    "watch": "autofit.api",
 }
 
 

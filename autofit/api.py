@@ -1,10 +1,10 @@
-"""The public calls `tune`, `estimate` and `load`: they turn the user's objects into a workload and wire the parts."""
+"""The public calls: they turn the user's objects into a workload and wire the parts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,12 @@ from autofit.trackers.following import following
 from autofit.workloads.batches import checked_loader
 from autofit.workloads.factory import record_of
 from autofit.workloads.workload import OptimizerRecipe, Terms, Workload
+
+if TYPE_CHECKING:  # a search does without the doctor
+    from autofit.doctor.diagnosis import Diagnosis
+    from autofit.doctor.loops import WatchedLoader
+
+Item = TypeVar("Item")
 
 
 def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
@@ -283,6 +289,73 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     with guard.backstop, guard:
         bench = opened(made, options=options)
         return estimating.estimate(bench.briefing, bench.trace, fixed_parts=bench.fixed_parts)
+
+
+def diagnose(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
+    model: nn.Module,
+    loader: Any,
+    *,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    step_fn: Callable[..., torch.Tensor] | None = None,
+    update_fn: Callable[..., Any] | None = None,
+    optimizer: OptimizerRecipe = None,
+    global_batch_size: int | None = None,
+    max_grad_norm: float | None = None,
+    worst_case: Any = None,
+    extras: Sequence[Any] = (),
+    device: str | torch.device | None = None,
+    seed: int = 0,
+) -> "Diagnosis":
+    """Finds what wastes memory in a training step: the line, the variable that holds it, and its size at the peak.
+
+    Seven steps of the baseline run on this device, on the worst batch that is known, and then some with a change, such
+    as a teacher under `torch.no_grad`, to measure what it saves. Afterwards everything passed in is bit-identical, as
+    after `tune`. The arguments are those of `tune`.
+
+    Returns:
+        What was found, the costliest first, and what could not be checked. `print` shows it as text.
+
+    Raises:
+        WorkloadError, UsageError: an argument cannot be used; the message says why.
+        UserCodeError: the model, loss or data raised an exception.
+        NothingFits: not even one small batch fits on the device.
+        DevicePoisoned: the device stopped responding.
+        RestoreError: something could not be restored.
+    """
+    from autofit.doctor.diagnose import diagnose_workload  # noqa: PLC0415
+
+    workload = Workload(
+        model=model,
+        loader=loader,
+        loss_fn=loss_fn,
+        step_fn=step_fn,
+        optimizer=optimizer,
+        global_batch_size=global_batch_size,
+        max_grad_norm=max_grad_norm,
+        worst_case=worst_case,
+        extras=extras,
+        update_fn=update_fn,
+    )
+    return diagnose_workload(workload, device_for(model, device), type(model).__name__, seed=seed)
+
+
+def watch(loader: Iterable[Item], *, show: bool = True) -> "WatchedLoader[Item]":
+    """Observes a loop over `loader`, such as one in a notebook, and finds what wastes memory in it.
+
+        for batch in autofit.watch(loader):
+            ...
+
+    The first pass is observed for seven optimizer steps. Where nothing is optimized, as in an evaluation, each batch is
+    a step. The loop is slower meanwhile, but computes the same, and gets every batch. The result is the attribute
+    `diagnosis` of what is returned.
+
+    Args:
+        loader: what the loop iterates over.
+        show: whether to print the result when it is complete.
+    """
+    from autofit.doctor.loops import WatchedLoader  # noqa: PLC0415
+
+    return WatchedLoader(loader, show=show)
 
 
 def load(path: str | Path) -> Fit:

@@ -5,9 +5,10 @@ A package adds a searcher with two lines in its `pyproject.toml`:
     [project.entry-points."autofit.searchers"]
     annealing = "my_package.annealing:Annealing"
 
-The groups are `autofit.strategies`, `autofit.devices`, `autofit.exporters`, `autofit.searchers`, `autofit.estimators`
-and `autofit.trackers`; each entry point names a class that derives from the base class of its family. It is loaded when
-the members are first used, not when autofit is imported, so that the package may import autofit.
+The groups are `autofit.strategies`, `autofit.devices`, `autofit.exporters`, `autofit.searchers`, `autofit.estimators`,
+`autofit.trackers` and `autofit.findings`; each entry point names a class that derives from the base class of its
+family. It is loaded when the members are first used, not when autofit is imported, so that the package may import
+autofit.
 """
 
 import inspect

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from autofit.core.answer import Answer
+from autofit.doctor.diagnosis import Diagnosis
 from autofit.nightly.jobs import Document
 from autofit.nightly.records import NightResult
 from autofit.reports.report import Report
@@ -44,9 +47,19 @@ def of_jobs() -> dict[str, Any]:
 
 def of_night() -> dict[str, Any]:
     """Returns the schema of a night as JSON."""
-    schema = NightResult.model_json_schema(by_alias=True, mode="serialization")
+    return _written(NightResult)
+
+
+def of_diagnosis() -> dict[str, Any]:
+    """Returns the schema of a diagnosis as JSON."""
+    return _written(Diagnosis)
+
+
+def _written(record: type[BaseModel]) -> dict[str, Any]:
+    """Returns the schema of a document that has all fields of its records, those with a default too."""
+    schema = record.model_json_schema(by_alias=True, mode="serialization")
     for about in [schema, *schema["$defs"].values()]:
-        if "properties" in about:  # a document has all fields, those with a default too
+        if "properties" in about:
             about["required"] = list(about["properties"])
     return {"$schema": DRAFT, **schema}
 
@@ -54,6 +67,7 @@ def of_night() -> dict[str, Any]:
 SCHEMAS: Mapping[Path, dict[str, Any]] = {
     ROOT / "core" / "plan.schema.json": of_plan(),
     ROOT / "reports" / "report.schema.json": of_report(),
+    ROOT / "doctor" / "doctor.schema.json": of_diagnosis(),
     ROOT / "nightly" / "jobs.schema.json": of_jobs(),
     ROOT / "nightly" / "nightly.schema.json": of_night(),
 }

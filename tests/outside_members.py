@@ -12,6 +12,9 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
+from autofit.doctor.diagnosis import Finding
+from autofit.doctor.findings.base import Detector
+from autofit.doctor.observation import Observation
 from autofit.estimators.base import Estimator
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import Settings
@@ -28,7 +31,7 @@ TRACKED: list[str] = []
 class Marking(Strategy):
     """Notes the values that it is applied with."""
 
-    name, phase, owns = "marking", Phase.MODULES, {"mark": False}
+    name, phase, owns = "marking", Phase.MODULES, {"mark": None}
 
     def offer(self, facts: Facts) -> Offer:
         return Offer(knobs=(Knob(name="mark", values=("off", "on"), default="off"),))
@@ -106,6 +109,16 @@ class Notebook(Tracker):
         TRACKED.append(f"close {ending}")
 
 
+class Watched(Detector):
+    """Says how many steps it has seen."""
+
+    id, about = "watched", "the number of steps"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        steps = len(observation.watch.levels)
+        yield Finding(id=self.id, what=f"{steps} steps were watched", remedy="change nothing")
+
+
 class Unfinished(Searcher):
     """Cannot be made: it proposes nothing."""
 
@@ -119,11 +132,12 @@ class Impostor(FirstTwo):
 
 
 NO_CLASS = FirstTwo.name
-FAMILIES: dict[str, type[Strategy | Searcher | Exporter | Estimator | Device | Tracker]] = {
+FAMILIES: dict[str, type[Strategy | Searcher | Exporter | Estimator | Device | Tracker | Detector]] = {
     "strategies": Marking,
     "searchers": FirstTwo,
     "exporters": Words,
     "estimators": Silent,
     "devices": Twin,
     "trackers": Notebook,
+    "findings": Watched,
 }

@@ -62,7 +62,7 @@ def test_the_installed_wheel_explains_a_plan_and_publishes_its_schemas(wheel: Pa
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
     subprocess.run(command, capture_output=True, timeout=300, check=True)
-    for name in ("core/plan", "reports/report", "nightly/jobs"):
+    for name in ("core/plan", "doctor/doctor", "reports/report", "nightly/jobs"):
         assert json.loads((target / "autofit" / f"{name}.schema.json").read_text())["properties"]
     assert (target / "bin" / "autofit").exists()
     code = "import sys, autofit.cli; print(autofit.cli.__file__); sys.exit(autofit.cli.main(['export', '--help']))"

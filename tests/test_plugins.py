@@ -92,6 +92,15 @@ def test_the_command_line_takes_members_from_outside(outside: Path) -> None:
     assert "mark is" in out
 
 
+def test_a_finding_from_outside_is_looked_for(outside: Path) -> None:
+    (outside / "train.py").write_text(FACTORY)
+    words = "doctor train.py:make_workload --quiet --only watched --fail-on watched"
+    out, _ = python(outside, "-m", "autofit", *words.split(), code=4)
+    assert "6 steps were watched" in out.lower()
+    _, err = python(outside, "-m", "autofit", *words.split(), "--skip", "?", code=2)
+    assert "zeroed-gradients, watched" in err.replace("\n", " "), "an unknown name lists all"
+
+
 def test_a_strategy_from_outside_is_a_choice_of_an_estimate(outside: Path) -> None:
     (outside / "train.py").write_text(FACTORY)
     words = "estimate train.py:make_workload --memory 2GiB --quiet"

@@ -16,10 +16,10 @@ from tests.conformance.test_exporters import answer
 ROOT = Path(__file__).parents[1]
 
 NAMES = [
-    "Answer", "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Estimation",
-    "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "RestoreError", "SpaceError", "StorageError",
-    "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate",
-    "load", "tune",
+    "Answer", "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Diagnosis",
+    "Estimation", "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "RestoreError", "SpaceError",
+    "StorageError", "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload",
+    "WorkloadError", "diagnose", "estimate", "load", "tune", "watch",
 ]  # fmt: skip
 
 FLAGS = {
@@ -38,6 +38,10 @@ FLAGS = {
     "estimate": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--html", "--json", "--max-grad-norm", "--memory",
         "--mode", "--numerics", "--only", "--quiet", "--seed", "--strategies", "--without", "-h", "-q", "TARGET",
+    ],
+    "doctor": [
+        "--all", "--arg", "--device", "--fail-on", "--force", "--global-batch", "--help", "--html", "--json",
+        "--max-grad-norm", "--no-runs", "--only", "--quiet", "--script", "--seed", "--skip", "-h", "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
     "diff": ["--help", "--json", "--quiet", "-h", "-q", "A", "B"],

@@ -9,6 +9,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
     "run": ("run a script, and tune what it trains where its training starts", _arguments.run),
     "estimate": ("estimate the memory that a workload needs on a device, without running it", _arguments.estimate),
+    "doctor": ("find what wastes memory in a training step: the line, the holder and the size", _arguments.doctor),
     "show": ("explain a plan file", _arguments.show),
     "diff": ("say what differs between two plan files", _arguments.diff),
     "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
@@ -39,7 +41,8 @@ exit codes:
   1    internal error
   2    usage error, or the plan or the report could not be saved
   3    no plan fits into the memory budget
-  4    nightly: an accepted plan is slower, needs more memory or does not run
+  4    nightly: an accepted plan is slower, needs more memory or does not run;
+       doctor: something of --fail-on was found
   5    your code failed
   6    the device or the study is in use by another tuner
   7    the time budget ended before a plan was proven
@@ -122,10 +125,13 @@ def _shown(examples: Sequence[str]) -> str:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Keeps the line breaks of a text with several lines; wraps a single line to the terminal."""
+    """Keeps the line breaks of a text with several lines; wraps others to the terminal, at spaces."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names stay whole
 
 
 class _Parser(argparse.ArgumentParser):
@@ -138,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         if (command := " ".join(words[:2])) in COMMANDS and len(words) > 1:
             words[:2] = [command]
-        if words[:1] != ["run"] or "--" not in words:
+        if words[:1] not in (["run"], ["doctor"]) or "--" not in words:
             return super().parse_known_args(words, namespace)
         end = words.index("--")  # what comes after it is for the script
         found, others = super().parse_known_args(words[:end], namespace)

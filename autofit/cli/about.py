@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from autofit.cli.arguments import KNOBS, TECHNIQUES
+from autofit.cli.arguments import FINDINGS, KNOBS, TECHNIQUES
 from autofit.core.printable import one_line
 
 _FILES = ("FILE", "PLAN", "PLAN | STUDY", "TARGET", "SCRIPT", "A", "B")
@@ -52,8 +52,9 @@ def _offered(dest: str) -> list[str] | None:
     family: Any = {"track": trackers, "searcher": searchers, "to": exporters}.get(dest)
     if family is not None:
         return [member.name for member in family.members()]
-    known = {"strategies": TECHNIQUES, "without": TECHNIQUES, "pinned": [f"{name}=" for name in KNOBS]}.get(dest)
-    return None if known is None else list(known)
+    known = {"strategies": TECHNIQUES, "without": TECHNIQUES, "pinned": [f"{name}=" for name in KNOBS]}
+    known |= {"kinds": FINDINGS, "skip": FINDINGS, "fail_on": (*FINDINGS, "any")}
+    return list(known[dest]) if dest in known else None
 
 
 def installed() -> str:

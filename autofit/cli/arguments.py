@@ -15,6 +15,13 @@ KNOBS = (
     "packing", "length_grouping", "cudnn_benchmark",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
+FINDINGS = (
+    "grows", "graph-kept", "graph-grows", "dead-at-peak", "retain-graph", "saved-unused", "gradient-without-optimizer",
+    "gradient-dropped", "no-gradient", "frozen-state", "zeroed-gradients", "float64", "view-holds", "duplicates",
+    "modes", "checkpoint-no-effect", "heavy-module", "attention-scores", "logits", "optimizer-peak", "padding",
+    "sync", "empty-cache", "fragmentation", "fp32-products", "loader",
+)  # fmt: skip
+"""Kinds of findings of autofit itself, whose own modules load torch. Completion offers them."""
 
 JOBS_FILE = "jobs.yaml"
 _TARGET = "train.py:make_workload"
@@ -30,6 +37,12 @@ EXAMPLES = {
     "estimate": (
         f"autofit estimate {_TARGET} --device H200",
         f"autofit estimate {_TARGET} --memory 24GiB --html estimate.html",
+    ),
+    "doctor": (
+        f"autofit doctor {_TARGET}",
+        "autofit doctor --script train.py -- --epochs 3",
+        f"autofit doctor {_TARGET} --html doctor.html",
+        f"autofit doctor {_TARGET} --json --fail-on any",
     ),
     "show": ("autofit show", "autofit show bert.yaml --json"),
     "diff": ("autofit diff autofit.previous.yaml autofit.yaml", "autofit diff a.yaml b.yaml --json"),
@@ -214,6 +227,46 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--html", metavar="FILE", help="also write a page that shows what fits with other choices")
     _add(output, "--force")
+
+
+def doctor(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit doctor`. Those of a script come after `--`, which the parser divides off."""
+    parser.usage = "%(prog)s [options] (TARGET | --script SCRIPT [-- ARGS ...])"
+    what = parser.add_mutually_exclusive_group(required=True)
+    _add(what, "target", nargs="?", help=f"{_FUNCTION}, as for tune. The code runs in this process")
+    what.add_argument(
+        "--script",
+        metavar="SCRIPT",
+        help="Python script that trains, run as by `python SCRIPT ARGS` and ended after seven optimizer steps. What it "
+        "writes by then is written",
+    )
+    parser.set_defaults(arguments=[])
+    training = parser.add_argument_group("training")
+    _add(training, "--device", "--global-batch", "--max-grad-norm", "--arg")
+    _add(training, "--seed", help="selects the samples of the worst batch (default: 0)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--html", metavar="FILE", help="also write a page with the memory of a step by kind")
+    _add(output, "--force")
+    kinds = parser.add_argument_group("findings")
+    kinds.add_argument(
+        "--only",
+        dest="kinds",
+        metavar="A,B",
+        help=f"kinds of findings to look for: {', '.join(FINDINGS)}, or one that another package adds (default: all)",
+    )
+    kinds.add_argument("--skip", metavar="A,B", help="kinds of findings not to look for")
+    kinds.add_argument(
+        "--no-runs",
+        action="store_true",
+        help="run no further steps with changes: sizes are replayed or bounds, and kinds that need such steps are not "
+        "looked for",
+    )
+    kinds.add_argument("--all", action="store_true", help="show minor findings too")
+    kinds.add_argument(
+        "--fail-on",
+        metavar="A,B",
+        help="kinds of findings that give exit code 4, or any for all; minor ones do not count (default: none)",
+    )
 
 
 def show(parser: argparse.ArgumentParser) -> None:

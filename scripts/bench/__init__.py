@@ -10,6 +10,8 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.packing                  what packing alone gains on texts of varying lengths
     python -m scripts.bench.compilation              a plan with compilation searched, against those found by hand
     python -m scripts.bench.compile_in_time          whether searches that compile end within their time budget
+    python -m scripts.bench.doctor                   false findings of the doctor on trainings of many kinds
+    python -m scripts.bench.doctor.overhead          time of a step that the doctor watches
     python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
     python -m scripts.bench.tune_again               time of tuning an unchanged workload again with its study
     python -m scripts.bench.nightly.simulated_years  false alarms and missed changes of the rule of nightly jobs

@@ -16,6 +16,7 @@ from autofit import exporters
 from autofit.cli import parser
 from autofit.core import errors
 from autofit.core.outcome import Status
+from autofit.doctor import findings
 from tests.markdown import code_blocks
 
 DOCS = Path(__file__).parents[2] / "examples" / "docs"
@@ -53,6 +54,67 @@ def test_the_code_of_the_first_page_tunes_and_trains(tmp_path: Path, monkeypatch
     assert autofit.load("autofit.yaml").plan.global_batch_size == 64
     assert (tmp_path / "autofit.html").stat().st_size > 10_000
     assert scope["make_workload"]()["model"] is scope["model"]
+
+
+DOCTOR = text_of("doctor.md")
+KINDS = re.findall(r"^### ([\w-]+)\n\n(.*?)(?=^##|\Z)", DOCTOR, re.MULTILINE | re.DOTALL)
+"""The kinds of findings on the doctor's page, each with its section."""
+DIFFS = {name: diff for name, text in KINDS for diff in code_blocks(text, "diff")}
+"""Lines that cause a finding or do not. Only fragmentation has none: its remedy is a variable of the process."""
+ON_ACCELERATORS = ("sync", "fp32-products")
+"""Kinds of findings whose lines run on a CPU, but are not judged there."""
+WITH_TRANSFORMERS = ("attention-scores", "checkpoint-no-effect")
+"""Kinds of findings whose lines need transformers."""
+FIRST, DIAGNOSE, OBJECTS = code_blocks(DOCTOR, "python")
+SLOW = pytest.mark.slow
+HEADS = r"^ ?\d+  (\S+)  (.+)$"
+"""The first lines of findings, in what the doctor prints."""
+
+
+def in_a_script(*codes: str) -> dict[str, Any]:
+    """Runs code as if it were in a script of the user's, on fewer samples, and returns its variables."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    for code in codes:
+        exec(compile(code.replace("8192", "4096"), "train.py", "exec"), scope)
+    return scope
+
+
+def test_every_kind_of_finding_has_a_section() -> None:
+    assert [name for name, _ in KINDS] == [member.id for member in findings.BUILT_IN]
+    assert [name for name, _ in KINDS if name not in DIFFS] == ["fragmentation"]
+    for name, text in KINDS:
+        assert re.findall(r"^\* \*\*(\w+):\*\*", text, re.MULTILINE) == ["Symptom", "Cause", "Measured"], name
+        assert f"[`{name}`](#{name})" in DOCTOR.partition("\n## ")[0], "the table of symptoms has each kind"
+
+
+def test_the_code_of_the_doctors_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    scope = in_a_script(FIRST)
+    (shown,) = code_blocks(DOCTOR, "text")
+    printed = capsys.readouterr().out
+    assert re.findall(HEADS, printed, re.MULTILINE) == re.findall(HEADS, shown, re.MULTILINE) != []
+    exec(compile(DIAGNOSE, "train.py", "exec"), scope)
+    assert capsys.readouterr().out.startswith("Sequential: watched 6 steps of 512 samples on ")
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW) if kind == "loader" else kind for kind in DIFFS])
+def test_the_doctor_finds_what_its_page_says_and_not_in_the_corrected_lines(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind in WITH_TRANSFORMERS:
+        pytest.importorskip("transformers")
+    if kind == "logits" and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        pytest.skip("the corrected lines need torch 2.13")
+    monkeypatch.setattr("autofit.doctor.session.members", lambda: findings.chosen([kind]))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)  # two workers are the most
+    watch = [] if "autofit.diagnose" in DIFFS[kind] else ["loader = watched = autofit.watch(loader, show=False)"]
+    for sign, count in (("-", 1), ("+", 0)):
+        lines = "".join(line[1:] for line in DIFFS[kind].splitlines(keepends=True) if line[0] in (" ", sign, "\n"))
+        scope = in_a_script(FIRST.partition("history")[0], OBJECTS, *watch, lines)
+        diagnosis = scope["watched"].diagnosis if watch else scope["diagnosis"]
+        assert [each.id for each in diagnosis.unchecked] == [kind] * (kind in ON_ACCELERATORS), sign
+        found = [each.id for each in diagnosis.findings if not each.minor]
+        assert found == [kind] * count * (kind not in ON_ACCELERATORS), sign
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)

@@ -1,5 +1,6 @@
 """Someone who joins can follow one probe through few files."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
@@ -38,3 +39,8 @@ def test_a_probe_of_the_baseline_enters_at_most_35_files() -> None:
     assert outcome.measured
     assert f"{PACKAGE}/probing/probe.py" in entered
     assert len(entered) <= MOST_FILES, sorted(entered)
+
+
+def test_a_search_does_not_load_the_doctor() -> None:
+    code = "import sys, autofit.api, autofit.probing.remote.worker; sys.exit('autofit.doctor' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(PACKAGE).parent)

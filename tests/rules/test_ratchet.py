@@ -19,7 +19,7 @@ SLACK = {"lines": 250, "files": 5, "private_names": 3, "private_operators": 3}
 """How far a number may lie below its limit before the limit has to follow."""
 
 
-DOCUMENTED = {"_exit", "_getframe", "_replace"}
+DOCUMENTED = {"_current_frames", "_exit", "_getframe", "_replace"}
 """Names with an underscore that Python documents: of `os`, `sys` and named tuples."""
 
 

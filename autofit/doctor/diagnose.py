@@ -1,0 +1,198 @@
+"""Diagnoses a workload: its steps run on its device under the watch, and everything is put back afterwards."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+
+import torch
+
+from autofit.core.briefing import Options
+from autofit.core.errors import AutofitError, WorkloadError
+from autofit.core.loading import Loading
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.trial import Purpose
+from autofit.devices.base import Device
+from autofit.doctor.diagnosis import Diagnosis
+from autofit.doctor.findings.base import Detector
+from autofit.doctor.session import Session
+from autofit.doctor.what_if import Change, WhatIf
+from autofit.guard import Guard
+from autofit.memory.trace import MOST_PARTS
+from autofit.prepare import PlanBatches, prepare
+from autofit.probing.loading import FREE_RATIO, LoaderTrials
+from autofit.probing.opening import as_poison, as_users_errors, baseline_batch, budget_of, facts_of, place
+from autofit.probing.probe import Probe
+from autofit.strategies import members
+from autofit.strategies.base import Facts
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.first_loss import loss_of
+from autofit.workloads.loss import LossRule
+from autofit.workloads.sources import source_of
+from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.workload import Workload
+
+HOOKS_REFUSED = "saved tensor hooks"
+"""Part of the error with which `torch.func` refuses to run under hooks on saved tensors."""
+MOST_STEPS = 16
+
+
+def diagnose_workload(
+    workload: Workload,
+    device: Device,
+    target: str,
+    *,
+    detectors: Sequence[Detector] | None = None,
+    runs: bool = True,
+    may_move: bool = False,
+    seed: int = 0,
+) -> Diagnosis:
+    """Returns what the doctor finds in a training.
+
+    Args:
+        workload: what is trained. It is restored bit-identically.
+        device: where it is trained.
+        target: name of the workload.
+        detectors: what to look for; None for all kinds of findings.
+        runs: whether to run further steps with changes, to measure sizes.
+        may_move: whether the model may be moved to the device for good.
+        seed: selects the samples.
+
+    Raises:
+        WorkloadError: the workload does not train, or cannot be run as it is given.
+        UserCodeError: its code raised an error.
+        NothingFits: not even one small batch fits on the device.
+        DevicePoisoned: the device does not respond.
+    """
+    if not workload.training:
+        raise WorkloadError(
+            'found mode="inference"; expected a training, since the doctor looks at gradients and updates. For an '
+            "evaluation, use `for batch in autofit.watch(loader)`."
+        )
+    with as_users_errors(device):
+        place(workload, device, may_move)
+        guard = Guard.of(workload)
+    with as_poison(device), guard.backstop, guard, as_users_errors(device):
+        workload.set_mode()
+        source = source_of(workload.loader, worst_case=workload.worst_case, seed=seed)
+        loss = loss_of(workload, source, device.torch_device)
+        guard.restore()
+        micro, count = _batch(workload, source, loss)
+        opened = partial(
+            Session, target, partial(_roots, workload), [workload.model], device, micro * count, detectors=detectors
+        )
+        for saves in (True, False):
+            workload.set_mode()
+            workload.model.zero_grad(set_to_none=True)
+            step = TrainStep(Plan(), Draft.of(workload, loss, device.torch_device))
+            run = partial(_step_on, source, micro, count, step)
+            plans = _OtherSteps(workload, device, source, loss, (micro, count), step.optimizer, guard.restore)
+            again = partial(WhatIf, run, device, plan=plans.step, loading=plans.loading, padding=plans.padding)
+            further = again if runs else None
+            try:
+                return _observed(opened(what_if=further, saves=saves), run)
+            except RuntimeError as error:
+                if not saves or HOOKS_REFUSED not in str(error):
+                    raise
+            finally:
+                step.model.zero_grad(set_to_none=True)
+                guard.restore()
+                device.release()
+        raise AssertionError("the second observation has returned or raised")
+
+
+def _batch(workload: Workload, source: BatchSource, loss: LossRule) -> tuple[int, int]:
+    """Returns the samples of a micro batch, and the number of micro batches of an observed step."""
+    joinable = source.resizable and source.max_size is None
+    total, whole = workload.global_batch_size, loss.update is not None
+    micro, count = baseline_batch(source.user_batch_size, total, source.resizable, joinable, whole=whole)
+    return micro, min(count, MOST_PARTS)
+
+
+def _roots(workload: Workload) -> dict[str, object]:
+    named = {name: getattr(workload, name) for name in ("step_fn", "loss_fn", "update_fn", "loader")}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _step_on(source: BatchSource, micro: int, count: int, step: TrainStep) -> None:
+    step(StepBatch.alike([source.worst(micro) for _ in range(count)]))
+
+
+def _observed(session: Session, run: Callable[[], None]) -> Diagnosis:
+    """Runs steps until the observation is complete."""
+    try:
+        for number in range(MOST_STEPS):
+            try:
+                run()
+            except Exception as error:
+                found = session.end(f"step {number + 1} failed: {type(error).__name__}: {error}", failed=True)
+                if found is None:
+                    raise
+                return found
+            if (found := session.boundary()) is not None:
+                return found
+        raise AutofitError(f"the observation did not end after {MOST_STEPS} steps; expected fewer to be enough.")
+    finally:
+        session.close()
+
+
+class _OtherSteps:
+    """Steps of a training under plans with one other value of a knob."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: Device,
+        source: BatchSource,
+        loss: LossRule,
+        batch: tuple[int, int],
+        optimizer: torch.optim.Optimizer | None,
+        restore: Callable[[], None],
+    ) -> None:
+        self._workload, self._device, self._source, self._loss = workload, device, source, loss
+        self._batch, self._optimizer, self._restore = batch, optimizer, restore
+
+    def step(self, knob: str, value: KnobValue) -> Change | None:
+        """Returns the step with this value; None if the workload does not offer it."""
+        offers = [member.offered(self._facts) for member in members() if knob in member.owns]
+        if not any(value in each.values for offer in offers for each in offer.knobs if each.name == knob):
+            return None
+        return Change(f"{knob}={value}", run=partial(self._run, Plan(values={knob: value})))
+
+    def loading(self) -> Loading | None:
+        """Returns how fast the loader is with more workers, after a probe of the baseline; None if it needs no more."""
+        micro, count = self._batch
+        _, fetch_s = self._device.timed(lambda: self._source.typical(micro, count))
+        _, step_s = self._device.timed(lambda: self._run(Plan()))
+        if fetch_s <= FREE_RATIO * step_s:
+            return None
+        plan = Plan(values={MICRO_BATCH_SIZE: micro, ACCUMULATION_STEPS: count})
+        budget = budget_of(self._workload, self._device, Options(), varies=self._source.varies)
+        batches, most_bytes = PlanBatches(self._source), budget.memory_bytes
+        outcome = Probe(plan, Purpose.PROBE, self._build, batches, self._device, most_bytes, enforce=False).run()
+        if outcome.measurement is None or not outcome.measured:
+            return None
+        found = LoaderTrials(self._source, self._device).run(outcome.measurement, micro)
+        present = getattr(self._source.loader, "num_workers", 0)
+        return None if found is None or found.kept or found.workers <= present else found
+
+    def padding(self) -> float | None:
+        """Returns the share of padding in a batch; None if samples cannot be batched anew."""
+        try:
+            return self._source.padding(self._batch[0]) if self._source.varies else 0.0
+        except WorkloadError:
+            return None
+
+    @cached_property
+    def _facts(self) -> Facts:
+        options = Options()
+        budget = budget_of(self._workload, self._device, options, varies=self._source.varies)
+        source, loss, restore = self._source, self._loss, self._restore
+        return facts_of(self._workload, source, self._device, options, budget, loss, restore=restore)
+
+    def _build(self, plan: Plan) -> TrainStep:
+        draft = Draft.of(self._workload, self._loss, self._device.torch_device)
+        draft.optimizer = self._optimizer  # its state is in memory already
+        return prepare(plan, draft, members())
+
+    def _run(self, plan: Plan) -> None:
+        with self._build(plan) as step:
+            _step_on(self._source, *self._batch, step)

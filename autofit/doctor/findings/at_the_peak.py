@@ -1,0 +1,145 @@
+"""Memory that is alive at the peak of a step and never read again, by what keeps it."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+
+from autofit.core.units import format_bytes, format_names
+from autofit.doctor.diagnosis import Finding
+from autofit.doctor.findings.base import Detector, at_peak, is_nothing, made, place_of, places_of
+from autofit.doctor.holders import Holder
+from autofit.doctor.observation import Observation
+from autofit.doctor.sites import Site
+from autofit.doctor.what_if import Change, without_graph
+
+NAMED = 2
+"""Maximum number of further variables in a sentence."""
+
+
+class DeadAtPeak(Detector):
+    """Tensors that a variable of the user's keeps through the peak, although nothing reads them any more."""
+
+    id = "dead-at-peak"
+    about = "memory at the peak that a variable keeps and nothing reads again"
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why not, if the steps differ so much that the peak did not come again."""
+        return "" if observation.asked else "the last step did not reach the operator at which the one before peaked"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields a finding for each variable."""
+        variables = defaultdict[str, list[int]](list)
+        unused = {handle for handle in observation.unused if not observation.in_variable(handle)}
+        others = unused | observation.retained_handles
+        viewed = {str(view.holder) for view in observation.hidden.values() if view.holder is not None}  # by `ViewHolds`
+        used = {each.handle for each in observation.watch.saved if each.used_at >= 0}  # released with their node
+        for handle, holder in observation.held.items():
+            released = holder.graph and handle in used
+            if not (handle in others or observation.grows(handle) or released or str(holder) in viewed):
+                variables[holder.variable].append(handle)
+        for handles in variables.values():
+            saved_bytes = observation.saved_bytes(ends=handles)
+            if is_nothing(observation, saved_bytes):
+                continue
+            largest = max(handles, key=lambda handle: observation.watch.sizes[handle])
+            holder = observation.held[largest]
+            elsewhere = [str(each) for each in holder.others if each.where != holder.where]
+            also = f"; also held by {format_names(elsewhere, NAMED)}" if elsewhere else ""
+            yield Finding(
+                id=self.id,
+                what=f"{holder} keeps {made(observation, largest)}, through the peak, where nothing reads it again"
+                + also,
+                remedy=_release(holder, observation.peak_phase),
+                places=(place_of(observation, largest, holder), *places_of(observation, handles)),
+                **at_peak(observation, saved_bytes),
+            )
+
+
+class RetainGraph(Detector):
+    """Activations that `retain_graph=True` keeps for a second backward pass that never comes."""
+
+    id = "retain-graph"
+    about = "activations kept by retain_graph=True for a second pass that never comes"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields one finding for each backward pass."""
+        for site, kept in observation.retained.items():
+            handles = [handle for handle in kept if not observation.in_variable(handle)]  # the others stay without it
+            saved_bytes = observation.saved_bytes(ends=handles)
+            if is_nothing(observation, saved_bytes):
+                continue
+            yield Finding(
+                id=self.id,
+                what=(
+                    f"the backward pass at {site} has retain_graph=True, but no second pass uses the graph, which "
+                    f"keeps {len(handles)} tensors through the peak"
+                ),
+                remedy="remove retain_graph=True; if torch then reports a second use, detach what is shared",
+                places=(observation.place_at(site), *places_of(observation, handles)),
+                **at_peak(observation, saved_bytes),
+            )
+
+
+class SavedUnused(Detector):
+    """Tensors saved for a backward pass that never comes, as in an evaluation or a teacher without `no_grad`."""
+
+    id = "saved-unused"
+    about = "activations saved for a backward pass that never comes"
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why not, if what autograd saves was not observed."""
+        return "" if observation.watch.saves else "the step uses torch.func, which refuses hooks on saved tensors"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields a finding for each line of the user's code that calls such a pass."""
+        yield from self._found(observation)
+        if (higher := observation.higher) is not None and not observation.unused:
+            text = f"This is in step {higher.step + 1}, whose peak is {format_bytes(higher.peak_bytes)}."
+            yield from (each.model_copy(update={"evidence": (text,)}) for each in self._found(higher))
+
+    def _found(self, observation: Observation) -> Iterator[Finding]:
+        for site, handles in _passes(observation).items():
+            saved_bytes = observation.saved_bytes(ends=handles)
+            if is_nothing(observation, saved_bytes):
+                continue
+            largest = max(handles, key=lambda handle: observation.watch.sizes[handle])
+            module = observation.module_of(largest)
+            inside = f", in modules such as {module}" if module else ""
+            yield Finding(
+                id=self.id,
+                what=f"the pass at {site} keeps {len(handles)} tensors for a backward pass that never comes{inside}",
+                remedy="run it under torch.no_grad()",
+                places=(observation.place_at(site), *places_of(observation, handles)),
+                **at_peak(observation, saved_bytes, "at most"),
+            )
+
+    def change(self, observation: Observation, finding: Finding) -> Change | None:
+        """Returns the modules' calls of that pass under `torch.no_grad`; None if it runs outside any module."""
+        passes = _passes(observation).items()
+        handles = next((each for site, each in passes if observation.place_at(site) == finding.places[0]), ())
+        calls = observation.unused_calls(handles)
+        if not calls:
+            return None
+        names = ", ".join(dict.fromkeys(observation.name_of(module) for module, _ in calls))
+        return Change(f"{names} under torch.no_grad()", partial(without_graph, calls))
+
+
+def _release(holder: Holder, phase: str) -> str:
+    """Returns how to release what a variable holds at a peak in a phase, in words."""
+    when = "before the backward pass" if phase == "backward" else "after the last use"
+    if holder.is_attribute:
+        return f"release `{holder.path}` {when}, or do not keep it"
+    names = dict.fromkeys(each.name for each in (holder, *holder.others) if each.where == holder.where)
+    return f"delete it before the peak (`del {', '.join(names)}` {when}), or do not keep it"
+
+
+def _passes(observation: Observation) -> dict[Site, list[int]]:
+    """Returns what was saved in vain by the line of the pass."""
+    found, whole = defaultdict[str, list[int]](list), dict[str, Site]()
+    for handle, site in observation.unused.items():
+        if observation.in_variable(handle):
+            continue  # it would stay without the graph
+        line = site.user or site.library
+        found[line].append(handle)
+        whole.setdefault(line, site if not site.user else Site(site.user))
+    return {whole[line]: handles for line, handles in found.items()}

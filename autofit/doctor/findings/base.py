@@ -1,0 +1,83 @@
+"""Detector: looks for one kind of finding in the watched steps of a training."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, MANY_STEPS, Finding, Place, Size
+from autofit.doctor.holders import Holder
+from autofit.doctor.observation import Observation
+from autofit.doctor.what_if import Change
+
+NOT_AGAIN = "no further steps were run"
+"""Why a kind of finding is not looked for in a loop or a script, whose steps cannot be run again, or on request."""
+
+
+class Detector(ABC):
+    """Looks for one kind of finding. `diagnose` makes one of each, in the process that trains.
+
+    Attributes:
+        id: kind of finding, as in `Finding.id`.
+        about: what it is, as a phrase.
+    """
+
+    id: ClassVar[str]
+    about: ClassVar[str]
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why this kind of finding cannot be looked for; "" if it can. Called before `find`."""
+        return ""
+
+    @abstractmethod
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields what is found. Called once, after the last step; changes nothing."""
+
+    def change(self, observation: Observation, finding: Finding) -> Change | None:
+        """Returns a change to the step that removes what was found, so that its size can be measured; None for none.
+
+        Called for each finding that is not minor, if the step can be run again.
+        """
+        return None
+
+
+def at_peak(
+    observation: Observation, saved_bytes: int, bound: Literal["", "at most", "at least"] = ""
+) -> dict[str, Any]:
+    """Returns the size of a finding at the peak, and whether it is minor, as fields of a `Finding`."""
+    minor = saved_bytes < max(LEAST_RATIO * observation.peak_bytes, LEAST_BYTES)
+    return {"size": Size(peak_bytes=saved_bytes, bound=bound), "minor": minor}
+
+
+def is_nothing(observation: Observation, saved_bytes: int) -> bool:
+    """Returns whether a change saves so little at the peak that it is not even a minor finding."""
+    return saved_bytes <= LEAST_RATIO / 10 * observation.peak_bytes
+
+
+def is_slow(observation: Observation, bytes_per_step: int) -> bool:
+    """Returns whether memory grows too slowly to matter."""
+    return bytes_per_step * MANY_STEPS < LEAST_RATIO * observation.budget_bytes
+
+
+def place_of(observation: Observation, handle: int, holder: Holder | None = None) -> Place:
+    """Returns where an allocation was made, and what holds it."""
+    site = observation.watch.sites[handle]
+    return Place(
+        line=site.user,
+        library=site.library,
+        module=observation.module_of(handle),
+        holder="" if holder is None else str(holder),
+    )
+
+
+def places_of(observation: Observation, handles: Iterable[int], most: int = 8) -> tuple[Place, ...]:
+    """Returns the places where the largest of some allocations were made, each once."""
+    by_size = sorted(handles, key=lambda handle: -observation.watch.sizes[handle])
+    return tuple(dict.fromkeys(place_of(observation, handle) for handle in by_size))[:most]
+
+
+def made(observation: Observation, handle: int) -> str:
+    """Returns what an allocation holds and where it was made, in words."""
+    place = place_of(observation, handle)
+    where = f"{place.line} ({place.library})" if place.line and place.library else place.line or place.library
+    module = f" in {place.module}" if place.module else ""
+    return f"{observation.form_of(handle)}, made{f' at {where}' if where else ''}{module}"

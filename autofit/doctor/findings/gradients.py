@@ -1,0 +1,173 @@
+"""Gradients and optimizer state that nothing uses."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from autofit.core.units import format_bytes
+from autofit.doctor.diagnosis import LEAST_RATIO, Finding, Place, Size
+from autofit.doctor.findings.base import Detector, at_peak, is_nothing
+from autofit.doctor.observation import Observation
+from autofit.doctor.what_if import Change, frozen
+
+NO_UPDATE = "no optimizer stepped in the observed steps"
+
+
+class GradientWithoutOptimizer(Detector):
+    """Gradients of parameters that no optimizer holds."""
+
+    id = "gradient-without-optimizer"
+    about = "gradients of parameters that no optimizer updates"
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why not, if there was no update."""
+        return "" if observation.watch.optimizers else NO_UPDATE
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields one finding for all of them."""
+        names, watch = observation.names, observation.watch
+        foreign = [each for each in names if each in watch.with_gradient - observation.optimized]
+        if not foreign:
+            return
+        handles = [handle for handle, parameter in watch.gradients.items() if parameter in set(foreign)]
+        saved_bytes = observation.saved_bytes(without=handles)
+        fields = at_peak(observation, saved_bytes, "at least")
+        share = sum(names[each][1].numel() for each in foreign) / max(sum(p.numel() for _, p in names.values()), 1)
+        yield Finding(
+            id=self.id,
+            what=(
+                f"the backward pass computes the gradients of {len(foreign)} parameters ({share:.0%} of the model), "
+                f"such as {names[foreign[0]][0]}, which no optimizer updates, so that their memory and time are lost"
+            ),
+            remedy="freeze them with requires_grad_(False), or give them to an optimizer",
+            places=tuple(Place(module=names[each][0]) for each in foreign[:8]),
+            **fields | {"minor": fields["minor"] and share < LEAST_RATIO},
+        )
+
+    def change(self, observation: Observation, finding: Finding) -> Change:
+        """Returns these parameters frozen."""
+        names, watch = observation.names, observation.watch
+        foreign = [names[each][1] for each in watch.with_gradient - observation.optimized if each in names]
+        return Change("these parameters frozen", partial(frozen, foreign))
+
+
+class GradientDropped(Detector):
+    """Gradients that are zeroed or replaced before an optimizer reads them, as in a GAN without `detach`."""
+
+    id = "gradient-dropped"
+    about = "gradients that are zeroed before an optimizer reads them"
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why not, if there was no update."""
+        return "" if observation.watch.optimizers else NO_UPDATE
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields a finding for each backward pass that makes such gradients."""
+        lines = defaultdict[str, list[tuple[int, int | None, int]]](list)
+        for each in observation.watch.dropped:
+            if each.step == observation.step and each.parameter in observation.optimized:
+                lines[each.site.user or each.site.library].append((each.parameter, each.handle, each.size_bytes))
+        for line, dropped in lines.items():
+            handles = [handle for _, handle, _ in dropped if handle is not None]
+            saved_bytes = observation.saved_bytes(without=handles)
+            total_bytes = sum(size_bytes for _, _, size_bytes in dropped)
+            name = observation.names[dropped[0][0]][0] if dropped[0][0] in observation.names else "a parameter"
+            yield Finding(
+                id=self.id,
+                what=(
+                    f"the backward pass at {line} computes {len(dropped)} gradients ({format_bytes(total_bytes)}), "
+                    f"such as that of {name}, which are zeroed before an optimizer reads them, so that their memory "
+                    "and time are lost"
+                ),
+                remedy=(
+                    "freeze the model that this loss does not train meanwhile (requires_grad_(False)), or, if its "
+                    "output is the input of the one that is trained, pass that detached (fake.detach())"
+                ),
+                places=(Place(line=line),),
+                size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes, bound="at most"),
+                minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
+            )
+
+
+class NoGradient(Detector):
+    """Parameters of an optimizer that never get a gradient."""
+
+    id = "no-gradient"
+    about = "parameters that an optimizer holds and no loss reaches"
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why not, if there was no update."""
+        return "" if observation.watch.optimizers else NO_UPDATE
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields one finding for all of them."""
+        watch = observation.watch
+        found = [
+            (name, parameter)
+            for each, (name, parameter) in observation.names.items()
+            if each in observation.optimized & watch.followed
+            and parameter.requires_grad
+            and each not in watch.with_gradient
+        ]
+        if not found or not watch.with_gradient:
+            return
+        size_bytes = _bytes([parameter for _, parameter in found])
+        yield Finding(
+            id=self.id,
+            what=(
+                f"{len(found)} parameters ({format_bytes(size_bytes)}), such as {found[0][0]}, are in an optimizer, "
+                "but no loss of the observed steps reaches them: they are not trained"
+            ),
+            remedy="if that is not intended, use their module in the loss; else freeze them or remove the module",
+            places=tuple(Place(module=name) for name, _ in found[:8]),
+            minor=size_bytes < LEAST_RATIO * observation.peak_bytes,
+        )
+
+
+class FrozenState(Detector):
+    """Optimizer state of parameters that are no longer trained."""
+
+    id = "frozen-state"
+    about = "optimizer state of parameters that are frozen"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields one finding for all of it."""
+        if not observation.frozen_states:
+            return
+        names = [observation.names.get(each, ("a parameter",))[0] for each in observation.frozen_states]
+        handles = [handle for state in observation.frozen_states.values() for handle in state]
+        saved_bytes = observation.saved_bytes(without=handles)
+        yield Finding(
+            id=self.id,
+            what=f"the optimizer keeps the state of {len(names)} frozen parameters, such as {names[0]}",
+            remedy="make the optimizer anew after freezing, from the parameters that are trained",
+            places=tuple(Place(module=name) for name in names[:8]),
+            **at_peak(observation, saved_bytes),
+        )
+
+
+class ZeroedGradients(Detector):
+    """Gradients that are set to zero instead of released, so that they live through the forward pass."""
+
+    id = "zeroed-gradients"
+    about = "gradients set to zero, which live through the forward pass"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields one finding for all gradients of the judged step."""
+        gaps = observation.zero_gaps
+        saved_bytes = observation.saved_bytes(gaps=gaps)
+        if is_nothing(observation, saved_bytes):
+            return
+        yield Finding(
+            id=self.id,
+            what=f"{len(gaps)} gradients are set to zero and live through the forward pass",
+            remedy="use optimizer.zero_grad() with its default set_to_none=True, after the update",
+            places=observation.zeroing_places,
+            **at_peak(observation, saved_bytes),
+        )
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,89 @@
+"""Switches of modules that are not as a training needs them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from autofit.core.units import format_names
+from autofit.doctor.diagnosis import Finding, Place
+from autofit.doctor.findings.base import Detector
+from autofit.doctor.observation import Observation
+from autofit.torch_internals import BatchNorm, DropoutNd
+
+NAMED = 3
+"""Maximum number of modules in a sentence."""
+
+
+class Modes(Detector):
+    """Dropout or batch normalisation in evaluation mode in a pass that trains, or statistics updated in vain."""
+
+    id = "modes"
+    about = "dropout or batch normalisation in the wrong mode"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields a finding for modules in evaluation mode, and one for statistics that an evaluation updates."""
+        resting, updated = list[str](), list[str]()
+        alive = observation.modules
+        for call in (each for each in sorted(observation.watch.switches) if each.module in alive):
+            module = alive[call.module]
+            if (
+                not call.training
+                and call.gradients
+                and call.caller in observation.used_calls
+                and not _is_frozen(module)
+            ):
+                resting.append(f"{observation.name_of(module)} ({type(module).__name__})")
+            if call.training and not call.gradients and isinstance(module, BatchNorm) and module.track_running_stats:
+                updated.append(f"{observation.name_of(module)} ({type(module).__name__})")
+        if resting := list(dict.fromkeys(resting)):
+            yield Finding(
+                id=self.id,
+                what=f"the step trains {format_names(resting, NAMED)} in evaluation mode",
+                remedy="call model.train() before the loop; from_pretrained returns a model in evaluation mode",
+                places=tuple(Place(module=name) for name in resting[:8]),
+            )
+        if updated := list(dict.fromkeys(updated)):
+            yield Finding(
+                id=self.id,
+                what=f"a pass without gradients updates the statistics of {format_names(updated, NAMED)}",
+                remedy="call eval() on the model that is only evaluated",
+                places=tuple(Place(module=name) for name in updated[:8]),
+            )
+
+
+class CheckpointNoEffect(Detector):
+    """Activation checkpointing that is switched on, while no module runs again in the backward pass."""
+
+    id = "checkpoint-no-effect"
+    about = "activation checkpointing that recomputes nothing"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields one finding for all models."""
+        switched = [
+            (name or type(model).__name__, part)
+            for name, model in observation.watch.models.items()
+            for part in model.modules()
+            if getattr(part, "gradient_checkpointing", False) is True
+        ]
+        if not switched or observation.watch.recomputed or not observation.watch.with_gradient:
+            return
+        name, part = switched[0]
+        mode = "" if part.training else "; it is in evaluation mode, in which transformers does not checkpoint"
+        yield Finding(
+            id=self.id,
+            what=(
+                f"gradient checkpointing is on in {len(switched)} modules of {name}, but the backward pass runs no "
+                f"module again{mode}"
+            ),
+            remedy="call model.train(), set use_cache=False, and look for a warning about inputs without requires_grad",
+            places=(Place(module=name),),
+        )
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Returns whether a module is at rest by intent: without effect, or with parameters that are not trained."""
+    if isinstance(module, DropoutNd):
+        return module.p == 0
+    parameters: list[torch.Tensor] = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -1,0 +1,527 @@
+"""Observation: what the watched steps of a training show, and the questions that findings ask of it."""
+
+import gc
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from autofit.core.account import Account
+from autofit.core.units import format_bytes
+from autofit.doctor.diagnosis import Place
+from autofit.doctor.holders import Holder, find_holders, held_tensors
+from autofit.doctor.seen import Saved
+from autofit.doctor.sites import Site
+from autofit.doctor.watch import Watch
+from autofit.doctor.what_if import WhatIf
+from autofit.memory.allocator.settings import Settings
+from autofit.memory.lifetimes import Gap, changed, peak_bytes, step_of
+from autofit.memory.peak import memory_use
+from autofit.memory.profile import points_of
+from autofit.memory.trace import Kind, Trace
+from autofit.torch_internals import base_of
+from autofit.tracing.trace_assembly import Assembly, assembled
+
+STEPS = 6
+"""Number of watched steps, after one that is not. The last but one is judged; the last repeats it up to the peak."""
+GROWING = 4
+"""Fewest watched steps of which each must have left something behind before that is called growth. Warm-up tables, the
+state of an optimizer and a short list of last outputs do not."""
+HIGHER = 1.1
+"""How much higher the peak of another step must be to be judged too, by ratio."""
+PASSING = (Kind.ACTIVATION, Kind.TEMPORARY)
+"""Kinds of allocations that should end with the step that made them."""
+
+Likeness = tuple[int, str, Site, int, int]
+"""What an allocation has in common with that of another step: steps ago, operator, site, module and size."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is used of an allocation.
+
+    Attributes:
+        used_bytes: bytes that its views reach, at most.
+        holder: the variable that holds a view; None if none was found.
+    """
+
+    used_bytes: int
+    holder: Holder | None
+
+
+@dataclass
+class Observation:
+    """The watched steps.
+
+    Attributes:
+        watch: the record.
+        account: how the device accounts for memory.
+        budget_bytes: memory that the training may use.
+        held: who holds the allocations that were alive at the peak and never read again, by handle.
+        grown: the allocations that each of the last steps left, by what made them; the first is of the last step but
+            one.
+        growers: who holds the first allocation of each group of `grown`; None if nothing of the user's does.
+        cycles: the groups of `grown` that a garbage collection released.
+        asked: whether it is known who holds what at the peak.
+        longest: who holds the tensor that carries the largest graph from step to step, at the end.
+        what_if: runs further steps with changes; None if the steps cannot be run again.
+        hidden: the allocations of which views outlive their step and use a part only.
+        frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
+    """
+
+    watch: Watch
+    account: Account
+    budget_bytes: int
+    held: Mapping[int, Holder] = field(default_factory=dict)
+    grown: Mapping[tuple[str, Site], tuple[int, ...]] = field(default_factory=dict)
+    growers: Mapping[tuple[str, Site], Holder | None] = field(default_factory=dict)
+    cycles: frozenset[tuple[str, Site]] = frozenset()
+    asked: bool = False
+    longest: Holder | None = None
+    what_if: WhatIf | None = None
+    hidden: Mapping[int, View] = field(default_factory=dict)
+    frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    _views: "_Views | None" = None
+
+    @property
+    def step(self) -> int:
+        """The step that is judged."""
+        return self.views.step
+
+    @property
+    def views(self) -> "_Views":
+        """The judged step as a trace."""
+        if self._views is None:
+            self._views = _Views(self.watch, self.account, min(self.watch.step, STEPS) - 1)
+        return self._views
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of the judged step, in live bytes."""
+        return self.views.peak_bytes
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase in which the judged step peaks, such as "backward"."""
+        return self.views.use.peak.name.rpartition(" ")[2]
+
+    @property
+    def highest(self) -> tuple[int, int]:
+        """The watched step with the highest peak of live tensors, and that peak in bytes."""
+        whole, peaks, step, live = assembled(self.watch), Counter[int](), 0, 0  # `views` may lack the last step
+        begins = {whole.place(mark.event): int(mark.name.split(" ")[1]) for mark in self.watch.marks}
+        for place, event in enumerate(whole.events):
+            step = begins.get(place, step)
+            live += whole.tensors.sizes[event] if event >= 0 else -whole.tensors.sizes[~event]
+            peaks[step] = max(peaks[step], live)
+        peaks[STEPS + 1] = 0  # its first event may come before the end of the observation
+        return max(peaks.items(), key=lambda each: each[1], default=(self.step, self.peak_bytes))
+
+    @cached_property
+    def higher(self) -> "Observation | None":
+        """The same with the highest step judged, if that is another one; who holds what at its peak is unknown."""
+        step, highest_bytes = self.highest
+        if step == self.step or highest_bytes <= HIGHER * self.peak_bytes:
+            return None
+        views = _Views(self.watch, self.account, step)
+        return Observation(self.watch, self.account, self.budget_bytes, grown=self.grown, _views=views)
+
+    def saved_bytes(
+        self,
+        *,
+        ends: Iterable[int] = (),
+        gaps: Iterable[tuple[int, int, int]] = (),
+        without: Iterable[int] = (),
+        sizes: Mapping[int, int] | None = None,
+    ) -> int:
+        """Returns by how much the peak would be lower.
+
+        Args:
+            ends: allocations that are released after their last read.
+            gaps: allocations that are released for a while: handle, and numbers of the recorder's events.
+            without: allocations that are never made.
+            sizes: other sizes of some allocations.
+        """
+        views = self.views
+        number, place = views.assembly.numbers, views.place
+        released = {number[each]: place(self.watch.reads[each]) for each in ends if each in number}
+        early = {each: end for each, end in released.items() if end > views.initial}
+        away = [Gap(number[handle], place(first), place(last)) for handle, first, last in gaps if handle in number]
+        gone = {number[handle] for handle in without if handle in number} | (released.keys() - early.keys())
+        other = {number[handle]: size for handle, size in (sizes or {}).items() if handle in number}
+        now = changed(views.trace, ends=early, gaps=away, without=gone, sizes=other)
+        return views.peak_bytes - peak_bytes(now, self.account)
+
+    def size_of(self, handles: Iterable[int]) -> int:
+        """Returns the bytes of some allocations, as the device's allocator counts them."""
+        sizes = [self.watch.sizes[handle] for handle in set(handles)]
+        if self.account.allocator == "host":
+            return sum(sizes)
+        settings = Settings.parse(self.account.settings)
+        return sum(settings.rounded(size) for size in sizes)
+
+    def module_of(self, handle: int) -> str:
+        """Returns the qualified name of the module in whose pass an allocation was made; "" for none."""
+        origin = self.watch.origins[handle]
+        return self.watch.modules.names[origin] if origin >= 0 else ""
+
+    def form_of(self, handle: int) -> str:
+        """Returns the type and shape of an allocation's tensor, such as "float32 [8192, 50257]", or its operator.
+
+        A tensor may need only a part of its storage, such as the result of `F.mse_loss` on the CPU.
+        """
+        form, size_bytes = self.watch.forms[handle], self.watch.sizes[handle]
+        if form is None:
+            return f"memory of {self.watch.operators[handle]}"
+        text = f"{str(form[0]).removeprefix('torch.')} {list(form[1])}"
+        unused_bytes = size_bytes - math.prod(form[1]) * form[0].itemsize
+        return f"{text} in a storage of {format_bytes(size_bytes)}" if unused_bytes > size_bytes / 2 > 512 else text
+
+    def grows(self, handle: int) -> bool:
+        """Returns whether an allocation is one of a group of `grown`."""
+        return (self.watch.operators[handle], self.watch.sites[handle]) in self.grown
+
+    def in_variable(self, handle: int) -> bool:
+        """Returns whether a variable of the user's keeps an allocation at the peak, and not only a graph."""
+        holder = self.held.get(handle)
+        return holder is not None and not holder.graph
+
+    @cached_property
+    def unused(self) -> dict[int, Site]:
+        """The allocations that were saved for a backward pass that never came, with the line of their forward pass.
+
+        That is the outermost call of a module of which nothing was used. Of earlier steps, such as one with an
+        evaluation whose result is kept, these are what is alive at the peak.
+        """
+        used, calls = {each.handle for each in self.watch.saved if each.used_at >= 0}, self.used_calls
+        known = self.views.assembly.numbers
+        return {
+            each.handle: next((self.watch.calls[one].site for one in self._around(each) if one not in calls), each.site)
+            for each in self.watch.saved
+            if (each.step == self.step or (each.step < self.step and known.get(each.handle) in self.views.alive))
+            and each.handle not in used
+            and not self.grows(each.handle)
+            and each.handle in known
+            and each.handle not in self.watch.outside
+            and self.watch.kinds[each.handle] in PASSING
+        }
+
+    def _around(self, saved: Saved) -> Iterator[int]:
+        """Yields the calls of modules in which a tensor was saved, the outermost first."""
+        found, call = list[int](), saved.call
+        while call >= 0:
+            found.append(call)
+            call = self.watch.calls[call].outer
+        return reversed(found)
+
+    @cached_property
+    def used_calls(self) -> set[int]:
+        """The calls of modules that a backward pass went through."""
+        return {call for each in self.watch.saved if each.used_at >= 0 for call in self._around(each)}
+
+    @cached_property
+    def retained(self) -> dict[Site, list[int]]:
+        """The allocations at the peak that a pass with `retain_graph=True` used last, by the line of that pass."""
+        unread, found = set(self.views.unread), defaultdict[Site, list[int]](list)
+        for each in self.watch.saved:
+            for kept in self.watch.retained if each.handle in unread else ():
+                if kept.begun <= each.used_at < kept.ended and each.handle not in found[kept.site]:
+                    found[kept.site].append(each.handle)
+        return {site: handles for site, handles in found.items() if handles}
+
+    def unused_calls(self, handles: Iterable[int]) -> list[tuple[torch.nn.Module, int]]:
+        """Returns the outermost calls of modules that saved some allocations and nothing that was used.
+
+        Each is the module, and how often it was called before in the same step.
+        """
+        wanted, used = set(handles), self.used_calls
+        saved = [each for each in self.watch.saved if each.step == self.step and each.handle in wanted]
+        outermost = {next((call for call in self._around(each) if call not in used), -1) for each in saved}
+        calls = [self.watch.calls[call] for call in sorted(outermost) if call >= 0]
+        return [(self.modules[call.module], call.number) for call in calls if call.module in self.modules]
+
+    def name_of(self, module: torch.nn.Module) -> str:
+        """Returns the qualified name of a module, or its class if it is a whole model."""
+        index = self.watch.modules.index_of(module)
+        return (self.watch.modules.names[index] if index is not None else "") or type(module).__name__
+
+    @property
+    def retained_handles(self) -> frozenset[int]:
+        """The allocations of `retained`."""
+        return frozenset(handle for handles in self.retained.values() for handle in handles)
+
+    @property
+    def zero_gaps(self) -> list[tuple[int, int, int]]:
+        """The gradients that were zeroed and summed into in the judged step: handle, and numbers of events."""
+        first, last = self.views.events
+        zeroed = [each for each in self.watch.zeroed if first <= each.last < last]
+        return [(each.handle, each.first, each.last) for each in zeroed]
+
+    @property
+    def zeroing_places(self) -> tuple[Place, ...]:
+        """Where gradients were set to zero in the judged step."""
+        return tuple(dict.fromkeys(self.place_at(each.site) for each in self.watch.zeroed if each.step == self.step))
+
+    @property
+    def graph_rises(self) -> bool:
+        """Whether the largest graph became larger in each of the last steps."""
+        rises = [later > earlier for earlier, later in pairwise(self.watch.nodes[1:])]
+        return len(rises) >= GROWING - 1 and all(rises[1 - GROWING :])
+
+    @staticmethod
+    def place_at(site: Site) -> Place:
+        """Returns a line as a place."""
+        return Place(line=site.user, library=site.library)
+
+    def place_of_longest(self) -> Place:
+        """Returns who holds the tensor with the largest graph, as a place."""
+        return Place(holder=str(self.longest))
+
+    @property
+    def of_step(self) -> Iterator[int]:
+        """The allocations that the judged step made for its own use."""
+        watch = self.watch
+        for handle, step in enumerate(watch.steps):
+            if step == self.step and watch.kinds[handle] in PASSING and handle not in watch.outside:
+                yield handle
+
+    @cached_property
+    def modules(self) -> dict[int, torch.nn.Module]:
+        """The modules of all models by their index in the record."""
+        parts = (part for model in self.watch.models.values() for part in model.modules())
+        return {index: part for part in parts if (index := self.watch.modules.index_of(part)) is not None}
+
+    @cached_property
+    def names(self) -> dict[int, tuple[str, torch.nn.Parameter]]:
+        """The parameters of all models with their names, by id."""
+        return {id(parameter): (name, parameter) for name, parameter in self.watch.parameters()}
+
+    @cached_property
+    def optimized(self) -> set[int]:
+        """The ids of the parameters in the optimizers that stepped."""
+        groups = [group for optimizer in self.watch.optimizers.values() for group in optimizer.param_groups]
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+class _Views:
+    """One step of a watch as a trace, and its peak."""
+
+    def __init__(self, watch: Watch, account: Account, step: int) -> None:
+        self.watch, self.step = watch, step
+        self.assembly: Assembly = assembled(watch)
+        marks = tuple(mark.model_copy(update={"event": self.assembly.place(mark.event)}) for mark in watch.marks)
+        whole = Trace(
+            micro_batch_size=1,
+            tensors=self.assembly.tensors,
+            events=self.assembly.events,
+            marks=marks,
+            modules=tuple(watch.modules.names),
+        )
+        self.whole, self.trace = whole, step_of(whole, step)
+        first = next(mark.event for mark in marks if mark.name.startswith(f"step {step} "))
+        self.initial = len(whole.alive(first))
+        phases = [mark.event for mark in watch.marks if mark.name.startswith(f"step {step} ")]
+        later = [mark.event for mark in watch.marks if mark.name.startswith(f"step {step + 1} ")]
+        self.events = phases[0], later[0] if later else len(watch.events)
+        self._shift = self.initial - first
+        self.use = memory_use(self.trace, account)
+        self.peak_bytes = self.use.allocated_bytes
+        self.alive = self.trace.alive(self.use.peak.peak_event)
+
+    def place(self, event: int) -> int:
+        """Returns the number of events in the step's trace before one of the recorder's events."""
+        return max(self.assembly.place(event) + self._shift, self.initial)
+
+    @cached_property
+    def peak_operator(self) -> int:
+        """Number of the operator that makes the allocation of the peak."""
+        number = self.trace.events[self.use.peak.peak_event - 1]
+        number = number if number >= 0 else ~number
+        return max(self.watch.born[handle] for handle, known in self.assembly.numbers.items() if known == number)
+
+    def unread_bytes(self) -> tuple[int, ...]:
+        """Returns, for each point of the step's profile, the bytes that are alive and never read again."""
+        last = dict[int, int]()
+        for handle, number in self.assembly.numbers.items():
+            if self.watch.kinds[handle] in PASSING and handle not in self.watch.outside:
+                last[number] = max(last.get(number, 0), self.place(self.watch.reads[handle]))
+        ends = defaultdict[int, list[int]](list)
+        for number, place in last.items():
+            ends[place].append(number)
+        sizes, alive, dead, total, found = self.trace.tensors.sizes, set[int](), set[int](), 0, list[int]()
+        for place, event in enumerate(self.trace.events):
+            if event >= 0:
+                alive.add(event)
+            else:
+                alive.discard(~event)
+                total -= sizes[~event] if ~event in dead else 0
+            for number in ends[place + 1]:
+                if number in alive:
+                    dead.add(number)
+                    total += sizes[number]
+            found.append(total)
+        return tuple(found[event] for event in points_of(self.trace)[0])
+
+    @cached_property
+    def unread(self) -> list[int]:
+        """The allocations of the user's step that are alive at the peak and never read again, by size."""
+        watch, numbers = self.watch, self.assembly.numbers
+        found = [
+            handle
+            for handle, number in numbers.items()
+            if number in self.alive
+            and watch.kinds[handle] in PASSING
+            and handle not in watch.outside
+            and watch.read_by[handle] < self.peak_operator
+        ]
+        return sorted(found, key=lambda handle: -watch.sizes[handle])
+
+
+def places(watch: Watch, step: int) -> dict[tuple[Likeness, int], int]:
+    """Returns the allocations of a step and of those before it, by what they have in common with another step's."""
+    counts, found = Counter[Likeness](), dict[tuple[Likeness, int], int]()
+    for handle, born in enumerate(watch.steps):
+        if born > step:
+            break
+        place = (step - born, watch.operators[handle], watch.sites[handle], watch.origins[handle], watch.sizes[handle])
+        found[place, counts[place]] = handle
+        counts[place] += 1
+    return found
+
+
+class Observer:
+    """Runs the watch over the steps of a training and asks, at the peak of the last one, who holds what.
+
+    Call `boundary` after each step until it returns the observation.
+    """
+
+    def __init__(
+        self, watch: Watch, account: Account, budget_bytes: int, roots: Callable[[], Mapping[str, object]]
+    ) -> None:
+        self._watch, self._roots = watch, roots
+        self._found = Observation(watch, account, budget_bytes)
+
+    def boundary(self) -> Observation | None:
+        """Ends a step. Returns the observation after the last one."""
+        watch = self._watch
+        watch.boundary()
+        if watch.step == STEPS:
+            self._set_trap()
+        if watch.step <= STEPS:
+            return None
+        watch.on_operator = None
+        return self.result()
+
+    def result(self) -> Observation:
+        """Returns what was seen so far; nothing is observed any more."""
+        with self._watch.aside():
+            self._find_growth()
+            used = used_bytes(self._watch, self._roots())
+            holders = find_holders(self._watch.handle_of, used, self._roots())
+            self._found.hidden = {handle: View(size, holders.get(handle)) for handle, size in used.items()}
+            self._found.frozen_states = _frozen_states(self._watch)
+        return self._found
+
+    def _set_trap(self) -> None:
+        """Has the holders asked in the next step, before the operator that makes the peak."""
+        views = self._found.views
+        if not views.unread:
+            self._found.asked = True  # there is nothing to ask
+            return
+        watch, peak = self._watch, views.peak_operator
+        first = next(handle for handle, step in enumerate(watch.steps) if step == views.step)
+        made = [handle for handle in range(first, len(watch.born)) if watch.born[handle] == peak]
+        if not made:
+            return
+        what = (watch.operators[made[0]], watch.sites[made[0]])
+        count = len(
+            {
+                watch.born[handle]
+                for handle in range(first, made[0])
+                if (watch.operators[handle], watch.sites[handle]) == what and watch.steps[handle] == views.step
+            }
+        )
+        watch.on_operator = partial(self._at_operator, what, count, len(watch.sizes))
+
+    def _at_operator(self, what: tuple[str, Site], count: int, first: int, watch: Watch, func: Any) -> None:
+        if self._found.asked or (func.name(), watch.site) != what:
+            return
+        before = {
+            watch.born[handle]
+            for handle in range(first, len(watch.sizes))
+            if (watch.operators[handle], watch.sites[handle]) == what
+        }
+        if len(before) < count:
+            return
+        self._found.asked = True
+        with watch.aside():
+            self._found.held = self._holders_at_peak()
+
+    def _holders_at_peak(self) -> dict[int, Holder]:
+        """Returns the holders of what is dead at the peak, which the running step has allocated again."""
+        watch, views = self._watch, self._found.views
+        then = {handle: place for place, handle in places(watch, views.step).items()}
+        now, live = places(watch, watch.step), set(watch.live())
+        again = {now.get(then[handle]): handle for handle in views.unread}
+        wanted = [each for each in again if each is not None and each in live]
+        found = find_holders(watch.handle_of, wanted, self._roots())
+        return {again[handle]: holder for handle, holder in found.items()}
+
+    def _find_growth(self) -> None:
+        watch, last = self._watch, self._watch.step - 1
+        steps = defaultdict[tuple[str, Site], dict[int, list[int]]](lambda: defaultdict(list))
+        for handle in watch.live():
+            if watch.kinds[handle] in PASSING and handle not in watch.outside:
+                made = (watch.operators[handle], watch.sites[handle])
+                steps[made][watch.steps[handle]].append(handle)
+        wanted = range(1, last + 1)
+        # The last step may keep its own results until the next one: what the step before it left is certain.
+        grown = {made: by for made, by in steps.items() if all(step in by for step in wanted) and last >= GROWING}
+        one_step = {made: tuple(by[last - 1]) for made, by in grown.items()}
+        first = {handles[0]: made for made, handles in one_step.items()}
+        longest = watch.longest_graph(held_tensors(self._roots())) if self._found.graph_rises else None
+        asked = [*first, *([] if longest is None else [longest])]
+        holders = find_holders(watch.handle_of, asked, self._roots())
+        self._found.longest = None if longest is None else holders.get(longest)
+        self._found.grown = one_step
+        self._found.growers = {made: holders.get(handle) for handle, made in first.items()}
+        unheld = {handle: made for handle, made in first.items() if handle not in holders}
+        if unheld:
+            gc.collect()
+            left = set(watch.live())
+            self._found.cycles = frozenset(made for handle, made in unheld.items() if handle not in left)
+
+
+def used_bytes(watch: Watch, roots: Mapping[str, object]) -> dict[int, int]:
+    """Returns the bytes that views reach of live allocations of the steps, if these are not all of them.
+
+    A tensor that only its views keep, as their `_base`, does not count as one of them.
+    """
+    parts = defaultdict[int, dict[object, int]](dict)
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    bases = {id(base) for each in tensors if (base := base_of(each)) is not None}
+    kept = {id(each) for each in held_tensors(roots)} if bases else set()
+    for tensor in (each for each in tensors if id(each) in kept or id(each) not in bases):
+        handle = watch.handle_of(tensor)
+        if handle is None or watch.kinds[handle] not in PASSING or handle in watch.outside:
+            continue
+        count = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+        form = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        parts[handle][form] = count * tensor.element_size()
+    used = {handle: sum(forms.values()) for handle, forms in parts.items()}
+    return {handle: size for handle, size in used.items() if size < watch.sizes[handle]}
+
+
+def _frozen_states(watch: Watch) -> dict[int, list[int]]:
+    """Returns the optimizer states of parameters that are not trained any more."""
+    found = dict[int, list[int]]()
+    for parameter, state in ((p, s) for each in watch.optimizers.values() for p, s in each.state.items()):
+        if isinstance(parameter, torch.Tensor) and not parameter.requires_grad:
+            known = (watch.handle_of(each) for each in state.values() if isinstance(each, torch.Tensor))
+            found[id(parameter)] = [handle for handle in known if handle is not None]
+    return {parameter: handles for parameter, handles in found.items() if handles}

@@ -1,0 +1,47 @@
+"""The page of a diagnosis: its findings, the memory of one step by kind, and the memory from step to step."""
+
+from autofit.doctor.diagnosis import Diagnosis, cost
+from autofit.reports.frame import Section, filled, page
+from autofit.reports.markup import DataTable, Markup, shortened
+from autofit.reports.svg.memory import growth_chart, step_chart
+
+DURING, BETWEEN = "Memory during one step", "Memory from step to step"
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """Returns the page. It loads nothing, and every text of the diagnosis is escaped."""
+    d = diagnosis
+    shown = [finding for finding in d.findings if not finding.minor]
+    minor = [finding for finding in d.findings if finding.minor]
+    sections: list[Section] = []
+    if d.profile.live_bytes:
+        aid = "Live tensors at each allocation and release, by kind; the horizontal axis is not time."
+        sections.append(
+            ("step", DURING, filled("doctor.jinja", "figure", DURING, aid, step_chart(d.profile, d.unread)))
+        )
+    if d.levels:
+        aid = "Live tensors at the end of each observed step. A training whose memory does not grow has level bars."
+        sections.append(("steps", BETWEEN, filled("doctor.jinja", "figure", BETWEEN, aid, growth_chart(d.levels))))
+    if minor:
+        costs = [cost(d, finding) for finding in minor]
+        sections.append(("minor", "Minor findings", filled("doctor.jinja", "findings", minor, costs)))
+    sections.append(("checked", "What was checked", _checked(d)))
+    sections.append(("where", "Where", filled("parts.jinja", "facts", list(d.versions.items()))))
+    return page(
+        filled("doctor.jinja", "answer", d, shown, [cost(d, finding) for finding in shown]),
+        sections,
+        window=f"{shortened(d.target, 120)} – autofit doctor",
+        kind="autofit doctor",
+        title=shortened(d.target, 120),
+        about=[shortened(d.device_name, 80), f"{d.steps} steps", f"{d.samples} samples a step" if d.samples else ""],
+        footer="Made by autofit. This file needs no network.",
+    )
+
+
+def _checked(diagnosis: Diagnosis) -> Markup:
+    found = {finding.id for finding in diagnosis.findings}
+    rows = [(name, "found" if name in found else "nothing found") for name in diagnosis.checked]
+    rows += [(each.id, f"not checked: {each.reason}") for each in diagnosis.unchecked]
+    return filled(
+        "parts.jinja", "data_table", DataTable(("kind of finding", "result"), tuple(rows)), "What was checked"
+    )

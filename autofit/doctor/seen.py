@@ -1,0 +1,239 @@
+"""Seen: what a watch notes of a training, and how it reads tensors and operators."""
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from autofit.core.work import Work
+from autofit.doctor.sites import Site
+from autofit.torch_internals import (
+    FakeTensor,
+    OpOverload,
+    is_traceable_wrapper_subclass,
+    is_wrapped_by_functorch,
+    pytree,
+    schema_of,
+)
+from autofit.tracing.operation_count import Tally
+
+
+@dataclass(slots=True)
+class Saved:
+    """A tensor that autograd saved for a backward pass.
+
+    Attributes:
+        handle: its allocation.
+        site: where it was saved.
+        step: the step in which it was saved.
+        call: index in `Watch.calls` of the innermost call of a module that ran; -1 for none.
+        used_at: number of the operator before which it was last used; -1 if it never was.
+    """
+
+    handle: int
+    site: Site
+    step: int
+    call: int = -1
+    used_at: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """A call of a module.
+
+    Attributes:
+        site: the line that called it.
+        outer: index in `Watch.calls` of the call in which it ran; -1 for none.
+        module: index of the module; -1 if it is not one of the models.
+        number: how often the module was called before in the same step.
+    """
+
+    site: Site
+    outer: int
+    module: int
+    number: int
+
+
+@dataclass(slots=True)
+class Zeroed:
+    """A gradient that was set to zero instead of being released.
+
+    Attributes:
+        handle: its allocation.
+        step: the step in which it was set to zero.
+        site: the line that did it.
+        first: number of events before that.
+        last: number of events before the next sum into it; -1 if there was none.
+    """
+
+    handle: int
+    step: int
+    site: Site
+    first: int
+    last: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A gradient that was zeroed or replaced before an optimizer read it.
+
+    Attributes:
+        parameter: id of its parameter.
+        handle: its allocation; None if that is not recorded.
+        size_bytes: bytes of the gradient.
+        site: the backward pass that made it.
+        step: the step in which it was made.
+    """
+
+    parameter: int
+    handle: int | None
+    size_bytes: int
+    site: Site
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """A backward pass with `retain_graph=True`.
+
+    Attributes:
+        site: its line.
+        step: its step.
+        begun: number of the first operator of the pass.
+        ended: number of the first operator after it.
+    """
+
+    site: Site
+    step: int
+    begun: int
+    ended: int
+
+
+class Switched(NamedTuple):
+    """A call of a module that computes something else in evaluation mode.
+
+    Attributes:
+        module: index of the module.
+        training: its mode.
+        gradients: whether gradients were enabled.
+        caller: index in `Watch.calls` of the call in which it ran; -1 for none.
+    """
+
+    module: int
+    training: bool
+    gradients: bool
+    caller: int
+
+
+class Seen:
+    """What a watch has seen of a training.
+
+    Attributes:
+        saved, zeroed, dropped, retained: what happened to saved tensors and gradients.
+        gradients: parameter, by id, of which each allocation was the gradient, by handle.
+        with_gradient: ids of the parameters that got a gradient.
+        optimizers: the optimizers that stepped, by id.
+        switches: the calls of modules that depend on their mode.
+        recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
+        widened: operators that made float64 tensors from others, or from one that was made outside, with their lines.
+        waits: how often the host waited for the device, by reason and line; not in the update.
+        cleanings: how often `gc.collect` or the release of the allocator's cache was called, by name and line.
+        work: the arithmetic and memory traffic of each step.
+        levels: live bytes at the end of each step.
+        nodes: nodes of the largest graph at the end of each step.
+    """
+
+    def __init__(self) -> None:
+        self.saved: list[Saved] = []
+        self.zeroed: list[Zeroed] = []
+        self.dropped: list[Dropped] = []
+        self.retained: list[Retained] = []
+        self.gradients: dict[int, int] = {}
+        self.with_gradient: set[int] = set()
+        self.optimizers: dict[int, Optimizer] = {}
+        self.switches: set[Switched] = set()
+        self.recomputed = False
+        self.widened: list[tuple[str, Site]] = []
+        self.waits: Counter[tuple[str, Site]] = Counter()
+        self.cleanings: Counter[tuple[str, Site]] = Counter()
+        self.work: list[Work] = []
+        self.levels: list[int] = []
+        self.nodes: list[int] = []
+
+
+class LiveTensors:
+    """The tensors of this process. What was there at first is remembered, so that later only new objects are read.
+
+    That needs Python's garbage collection to be off: a collection makes new objects old.
+    """
+
+    def __init__(self) -> None:
+        self._old, self._collections = [weakref.ref(each) for each in _tensors_in(gc.get_objects())], _collections()
+
+    def alive(self) -> Iterator[torch.Tensor]:
+        """Yields the tensors that are alive."""
+        if _collections() != self._collections:
+            yield from _tensors_in(gc.get_objects())
+            return
+        yield from (tensor for each in self._old if (tensor := each()) is not None)
+        yield from _tensors_in(gc.get_objects(generation=0))
+
+
+def _tensors_in(objects: Iterable[object]) -> Iterator[torch.Tensor]:
+    # isinstance() would ask objects of the user's for their class.
+    return (each for each in objects if issubclass(type(each), torch.Tensor))  # type: ignore[misc]
+
+
+def _collections() -> int:
+    return sum(int(each["collections"]) for each in gc.get_stats())
+
+
+def state_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """Yields the tensors of an optimizer's state, also those in lists, such as the directions of LBFGS."""
+    found = pytree.tree_leaves(list(optimizer.state.values()))
+    return (each for each in found if isinstance(each, torch.Tensor))
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has memory of its own: not if it is sparse or fake, or wraps another."""
+    return (
+        tensor.layout is torch.strided
+        and not isinstance(tensor, FakeTensor)
+        and not is_traceable_wrapper_subclass(tensor)
+        and not is_wrapped_by_functorch(tensor)
+    )
+
+
+def operands(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors among the arguments of an operator, which may be in lists."""
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from (one for one in each if isinstance(one, torch.Tensor))
+
+
+class NoTally(Tally):
+    """Counts nothing, which is faster: the products of a host are of no interest."""
+
+    def add(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Does nothing."""
+
+
+_VIEWS: dict[Any, bool] = {}
+
+
+def only_views(func: OpOverload) -> bool:
+    """Returns whether an operator only makes a view of its operand, and so reads nothing."""
+    found = _VIEWS.get(func)
+    if found is None:
+        returns: Iterable[Any] = schema_of(func).returns
+        aliases = [each.alias_info for each in returns]
+        found = any(alias is not None and not alias.is_write for alias in aliases)
+        _VIEWS[func] = found
+    return found

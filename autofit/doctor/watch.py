@@ -1,0 +1,497 @@
+"""Watch: records a few real training steps, operator by operator, without changing what they compute."""
+
+import gc
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.autograd import graph
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from autofit.doctor.graphs import nodes_of
+from autofit.doctor.seen import (
+    Dropped,
+    LiveTensors,
+    ModuleCall,
+    NoTally,
+    Retained,
+    Saved,
+    Seen,
+    Switched,
+    Zeroed,
+    has_storage,
+    only_views,
+    operands,
+    state_of,
+)
+from autofit.doctor.sites import NOWHERE, Site, here
+from autofit.doctor.waits import wait_of
+from autofit.memory.trace import Kind, Mark
+from autofit.torch_internals import (
+    BatchNorm,
+    DropoutNd,
+    current_node,
+    next_sequence_number,
+    sequence_number,
+    storage_id,
+    top_saved_tensors_hook,
+)
+from autofit.tracing.operation_count import Tally
+from autofit.tracing.recorder import Recorder, in_backward
+from autofit.tracing.tracing import inside_operators
+from autofit.workloads.tree import tensors
+
+aten = torch.ops.aten
+ZEROING = "zero_"
+"""End of the names of the operators that set tensors to zero: one tensor, or a list of them."""
+NEW_TENSORS = aten.lift_fresh.default
+"""The operator that brings in tensors which the step makes from numbers."""
+CLEANING: tuple[tuple[Any, str, str], ...] = (
+    (gc, "collect", "gc.collect()"),
+    (torch.get_device_module("cuda"), "empty_cache", "torch.cuda.empty_cache()"),
+)
+"""Functions that clean up, with the object that has them and their name in texts."""
+_ACCUMULATES = 2**63
+"""Sequence numbers from here on are those of nodes that add to a parameter's gradient."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """The gradient of a parameter that no optimizer has read yet, made before the operator number `made_at` + 1."""
+
+    gradient: "weakref.ref[torch.Tensor]"
+    handle: int | None
+    size_bytes: int
+    site: Site
+    made_at: int
+
+
+class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Records the steps of a training on one device while it is active.
+
+    The mode sees each operator, also those of backward passes. Hooks see what autograd saves, when a gradient is
+    complete and when an optimizer steps. Call `boundary` at the end of each step. The first steps of a training should
+    run before: hooks on saved tensors switch off torch's check for weights that were changed in place.
+
+    Args:
+        device: device to record.
+        models: models that are trained. Others are found when they are called.
+        saves: whether to observe what autograd saves. `torch.func` refuses to run under such hooks.
+
+    Attributes:
+        sites: where each allocation was made, by handle.
+        forms: type and shape of the tensor of each allocation, by handle.
+        steps: the step in which each allocation was made, by handle.
+        born: number of the operator that made each allocation, by handle.
+        site: where the operator that runs was called.
+        reads: number of events after which each allocation was read no more, by handle.
+        read_by: number of the operator that read each allocation last, by handle; the one that made it if none did.
+        outside: handles of allocations that were made where the watch does not see them, such as in a loader's workers.
+        calls: the calls of modules.
+        marks: where phases begin.
+        step: number of the current step, from 1.
+        operator: number of operators so far.
+        saves: whether what autograd saves is observed.
+        models: the models that are alive, by the name that their modules have in front; "" for a single one.
+        followed: ids of the parameters whose gradients are observed.
+        on_operator: called before each operator; None for nothing.
+    """
+
+    def __init__(self, device: torch.device, models: Sequence[nn.Module] = (), *, saves: bool = True) -> None:
+        rules = inside_operators(device, None, torch.get_num_threads())
+        Seen.__init__(self)
+        Recorder.__init__(self, device.type, lambda func, args, kwargs: func(*args, **kwargs), *rules)
+        self.sites: list[Site] = []
+        self.forms: list[tuple[torch.dtype, tuple[int, ...]] | None] = []
+        self.steps: list[int] = []
+        self.born: list[int] = []
+        self.reads: list[int] = []
+        self.read_by: list[int] = []
+        self.outside: set[int] = set()
+        self.calls: list[ModuleCall] = []
+        self.marks: list[Mark] = []
+        self.step, self.operator = 1, 0
+        self.models = weakref.WeakValueDictionary[str, nn.Module]()
+        self.followed: set[int] = set()
+        self._parts = weakref.WeakSet[nn.Module]()
+        self.on_operator: Callable[[Watch, Any], None] | None = None
+        self._called_before: Counter[int] = Counter()
+        self._given, self.saves, self._aside, self._call = models, saves, False, -1
+        self._accelerated, self._updating = device.type != "cpu", False
+        self.tally, self._since, self._undo = self._new_tally(), 0, ExitStack()
+        self._hooks = graph.saved_tensors_hooks(partial(_pack, weakref.ref(self)), partial(_unpack, weakref.ref(self)))
+        self.site, self._backward_from = NOWHERE, NOWHERE
+        self._numbered, self._firsts, self._places = 0, list[int](), list[Site]()
+        self._pending, self._by_gradient = dict[int, _Pending](), dict[int, Zeroed]()
+        self._tensors: LiveTensors
+
+    @contextmanager
+    def watching(self, *, called: bool = False) -> Iterator[Self]:
+        """Records what runs inside. Entering the mode itself would not add the hooks.
+
+        `called` says that the caller passes on the hooks of updates, because it opens this context inside one.
+        """
+        with ExitStack() as undo:
+            if not called:
+                undo.callback(register_optimizer_step_pre_hook(self.update_begins).remove)
+                undo.callback(register_optimizer_step_post_hook(self.update_ends).remove)
+            undo.callback(register_module_forward_pre_hook(self._called).remove)
+            undo.callback(register_module_forward_hook(self._returned, always_call=True).remove)
+            undo.enter_context(self.modules.following(nn.Module()))
+            if self.saves:
+                undo.enter_context(self._hooks)
+                disable = graph.disable_saved_tensors_hooks
+                undo.callback(setattr, graph, "disable_saved_tensors_hooks", disable)
+                graph.disable_saved_tensors_hooks = partial(self._without_hooks, disable)
+            _replace(undo, torch.autograd, "backward", self._watched)
+            for owner, name, shown in CLEANING:
+                _replace(undo, owner, name, partial(self._counted, shown))
+            undo.callback(self.stop)
+            self._undo, self._tensors = undo, LiveTensors()
+            for model in self._given:
+                self.adopt(model)
+            self._mark("forward")
+            with self:
+                yield self
+
+    def adopt(self, model: nn.Module) -> None:
+        """Records the parameters and buffers of a model and observes its gradients, if it is new."""
+        if model in self._parts:
+            return
+        self._parts.update(model.modules())
+        name = "" if not self.models else type(model).__name__
+        while name in self.models:
+            name += "'"
+        self.models[name] = model
+        self.modules.add(model, name)
+        for parameter in model.parameters():
+            self.record(parameter, Kind.PARAMETER, initial=True)
+            if parameter.requires_grad and parameter.is_leaf:
+                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+                self._undo.callback(hook.remove)
+                self.followed.add(id(parameter))
+        for buffer in model.buffers():
+            self.record(buffer, Kind.BUFFER, initial=True)
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields the qualified names and the parameters of all models."""
+        for prefix, model in self.models.items():
+            for name, parameter in model.named_parameters():
+                yield ".".join(part for part in (prefix, name) if part), parameter
+
+    def boundary(self) -> None:
+        """Ends a step; the next one begins."""
+        with self.aside():
+            for optimizer in self.optimizers.values():
+                self.label(state_of(optimizer), Kind.OPTIMIZER_STATE)
+            gradients = (parameter.grad for _, parameter in self.parameters())
+            self.label((gradient for gradient in gradients if gradient is not None), Kind.GRADIENT)
+            self.work.append(self.tally.work())
+            self.levels.append(sum(self.sizes[handle] for handle in self.live()))
+            self.nodes.append(self._largest_graph()[0])
+        self.step, self.tally = self.step + 1, self._new_tally()
+        self._call = -1
+        self._firsts.clear()
+        self._places.clear()
+        self.modules.forget()
+        self._called_before.clear()
+        self._since = len(self.sizes)
+        self._mark("forward")
+
+    def _new_tally(self) -> Tally:
+        return Tally() if self._accelerated else NoTally()
+
+    def handle_of(self, tensor: torch.Tensor) -> int | None:
+        """Returns the handle of a tensor's allocation; None if it is not recorded."""
+        if not has_storage(tensor):
+            return None
+        known = self._live.get(storage_id(tensor.untyped_storage()))
+        return None if known is None else known[0]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leaves out of the record what runs inside."""
+        before, self._aside = self._aside, True
+        try:
+            yield
+        finally:
+            self._aside = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator and records what it reads and allocates."""
+        kwargs = kwargs or {}
+        if self._aside:
+            return func(*args, **kwargs)
+        self.site = self._site()
+        if self.on_operator is not None:
+            self.on_operator(self, func)
+        if only_views(func):
+            return self.recorded(func, args, kwargs)
+        if self._accelerated and not self._updating and (why := wait_of(func, args, kwargs, self._device_type)):
+            self.waits[why, self.site] += 1
+        self.operator += 1
+        read = list(self._read(func, args, kwargs))
+        out = self.recorded(func, args, kwargs)
+        for handle in read:
+            self.reads[handle], self.read_by[handle] = len(self.events), self.operator
+        if isinstance(out, torch.Tensor) and out.dtype is torch.float64 and out.dim():
+            self._note_widening(func, read)
+        return out
+
+    def _note_widening(self, func: Any, read: Sequence[int]) -> None:
+        """Notes an operator whose float64 result has no float64 operand that the steps have made."""
+        wide = [
+            each for each in read if (form := self.forms[each]) is not None and form[0] is torch.float64 and form[1]
+        ]
+        known = (func.name(), self.site)
+        if all(each in self.outside for each in wide) and known not in self.widened:
+            self.widened.append(known)
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Iterator[int]:
+        """Yields the allocations that an operator reads."""
+        events, zeroes = len(self.events), func.name().endswith(ZEROING)
+        for each in operands(args, kwargs):
+            if func is not NEW_TENSORS:
+                self._record_outside(each)
+            handle = self.handle_of(each)
+            if handle is None:
+                continue
+            if zeroes and self.kinds[handle] is Kind.GRADIENT:
+                found = Zeroed(handle, self.step, self.site, events)
+                self.zeroed.append(found)
+                self._by_gradient[handle] = found
+                name = self.gradients.get(handle, 0)
+                if name in self._pending and self._was_read(self._pending[name]):
+                    del self._pending[name]
+            else:
+                yield handle
+
+    def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, initial: bool = False) -> None:
+        """Records the storage of a tensor if it has one, and it is on the device and new."""
+        if not has_storage(tensor):
+            return
+        before = len(self.sizes)
+        super().record(tensor, kind, initial=initial)
+        if len(self.sizes) > before:
+            self.forms[-1] = (tensor.dtype, tuple(tensor.shape))
+
+    def label(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
+        """Sets the kind of the storages of these tensors, as far as they have one."""
+        super().label(filter(has_storage, tensors), kind)
+
+    def _record_outside(self, tensor: torch.Tensor) -> None:
+        """Records a tensor that the watch did not see being made, from here on."""
+        before = len(self.sizes)
+        if self.handle_of(tensor) is None:
+            self.record(tensor, Kind.BATCH)
+        self.outside |= set(range(before, len(self.sizes)))
+
+    def _add(self, size: int, kind: Kind) -> int:
+        self.sites.append(self.site)
+        self.forms.append(None)
+        self.steps.append(self.step)
+        self.born.append(self.operator)
+        self.reads.append(len(self.events) + 1)
+        self.read_by.append(self.operator)
+        return super()._add(size, kind)
+
+    def _site(self) -> Site:
+        """Returns where the running operator comes from: in a backward pass, the line that made its node."""
+        if in_backward():
+            node = current_node()
+            number = -1 if node is None else sequence_number(node)
+            place = bisect_right(self._firsts, number) - 1
+            found = self._places[place] if 0 <= number < _ACCUMULATES and place >= 0 else here()
+            return found if found.user else self._backward_from
+        site, numbered = here(), next_sequence_number()
+        if numbered > self._numbered and (not self._places or self._places[-1] != site):
+            self._firsts.append(self._numbered)
+            self._places.append(site)
+        self._numbered = numbered
+        return site
+
+    def _called(self, module: nn.Module, args: Any) -> None:
+        """Notes a call of a module before it begins. One that no other calls is a model."""
+        if self._aside:
+            return
+        if in_backward():
+            self.recomputed = True
+            return
+        if self._call < 0:
+            self.adopt(module)
+            self.label((each for each in tensors(args) if self._is_given(each)), Kind.BATCH)
+        index = self.modules.index_of(module)
+        if index is not None and isinstance(module, (DropoutNd, BatchNorm)):
+            self.switches.add(Switched(index, module.training, torch.is_grad_enabled(), self._call))
+        number = self._called_before[id(module)]
+        self._called_before[id(module)] += 1
+        self.calls.append(ModuleCall(here(), self._call, -1 if index is None else index, number))
+        self._call = len(self.calls) - 1
+
+    def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._aside and not in_backward() and self._call >= 0:
+            self._call = self.calls[self._call].outer
+
+    def _is_given(self, tensor: torch.Tensor) -> bool:
+        """Returns whether an argument of a model belongs to the batch: no module and no graph has made it."""
+        handle = self.handle_of(tensor)
+        return tensor.grad_fn is None and handle is not None and self.origins[handle] < 0
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if self._aside or isinstance(tensor, nn.Parameter) or (handle := self.handle_of(tensor)) is None:
+            return tensor
+        found = Saved(handle, here(), self.step, self._call)
+        self.saved.append(found)
+        with self.aside():  # a node that saves its own output would keep itself alive through the hook
+            return tensor.detach(), found
+
+    @contextmanager
+    def _without_hooks(self, disable: Callable[[str], AbstractContextManager[None]], message: str) -> Iterator[None]:
+        """Does without the hooks while torch disables them, as inside `torch.func`, which refuses to run under them."""
+        if top_saved_tensors_hook() is not self._hooks.pack_hook:
+            with disable(message):
+                yield
+            return
+        self._hooks.__exit__()
+        try:
+            with disable(message):
+                yield
+        finally:
+            self._hooks.__enter__()
+
+    def _largest_graph(self) -> tuple[int, torch.Tensor | None]:
+        """Returns the number of nodes of the largest graph, and a tensor with it."""
+        roots = {tensor.grad_fn: tensor for tensor in self._tensors.alive() if tensor.grad_fn is not None}
+        most: tuple[int, torch.Tensor | None] = 0, None
+        seen = set[Any]()
+        # The newest first: what another graph contains is smaller.
+        for root in sorted(roots, key=sequence_number, reverse=True):
+            if root not in seen:
+                inside = set(nodes_of([root]))
+                seen |= inside
+                most = max(most, (len(inside), roots[root]), key=lambda each: each[0])
+        return most
+
+    def longest_graph(self, held: Iterable[torch.Tensor] = ()) -> int | None:
+        """Returns the allocation of a tensor with the largest graph; None if there is none that is recorded.
+
+        Args:
+            held: tensors that go before it if they carry that graph from step to step, such as a state before the loss
+                that is made of it: the first that the graph of all steps reaches.
+        """
+        largest = self._largest_graph()[1]
+        if largest is None:
+            return None
+        inside, steps = set(nodes_of([largest.grad_fn])), self.nodes[-2:]
+        least = (steps[-1] - steps[0]) * (len(self.nodes) - 1)  # what the steps have added
+        sizes = {each: sum(1 for _ in nodes_of([each.grad_fn])) for each in held if each.grad_fn in inside}
+        carrying = (each for each in sizes if sizes[each] >= least > 0)
+        return self.handle_of(min(carrying, key=sizes.__getitem__, default=largest))
+
+    def _mark(self, phase: str) -> None:
+        self.marks.append(Mark(name=f"step {self.step} {phase}", event=len(self.events)))
+
+    def _watched(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def watched(*args: Any, **kwargs: Any) -> None:
+            if self._aside or in_backward():
+                return backward(*args, **kwargs)
+            given = dict(zip(("tensors", "grad_tensors", "retain_graph", "create_graph"), args, strict=False)) | kwargs
+            self._backward_from, begun = here(), self.operator + 1
+            for handle in self.live():
+                if handle >= self._since and self.kinds[handle] is Kind.TEMPORARY:
+                    self.kinds[handle] = Kind.ACTIVATION
+            self._mark("backward")
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                if given.get("retain_graph") and not given.get("create_graph"):
+                    self.retained.append(Retained(self._backward_from, self.step, begun, self.operator + 1))
+                self._since = len(self.sizes)
+                self._mark("forward")
+
+        return watched
+
+    def _counted(self, shown: str, clean: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if not self._aside and (site := here()).user:
+                self.cleanings[shown, site] += 1
+            return clean(*args, **kwargs)
+
+        return counted
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        """Notes a gradient. One that nothing read before is dropped if it was zeroed or replaced meanwhile."""
+        gradient, name = parameter.grad, id(parameter)
+        if gradient is None or self._aside:
+            return
+        self.with_gradient.add(name)
+        self.label([gradient], Kind.GRADIENT)
+        handle = self.handle_of(gradient)
+        zeroed = None
+        if handle is not None:
+            self.gradients[handle] = name
+            if (zeroed := self._by_gradient.pop(handle, None)) is not None:
+                zeroed.last = len(self.events)
+        before = self._pending.get(name)
+        summed = before is not None and before.gradient() is gradient and zeroed is None
+        if before is not None and not summed and (zeroed is not None or not self._was_read(before)):
+            self.dropped.append(Dropped(name, before.handle, before.size_bytes, before.site, self.step))
+        size = gradient.numel() * gradient.element_size()
+        reference, made_at = weakref.ref(gradient), self.operator
+        self._pending[name] = _Pending(reference, handle, size, self._backward_from, made_at)
+
+    def _was_read(self, pending: "_Pending") -> bool:
+        """Returns whether the user's code has read a gradient, such as to move weights by it or to clip it."""
+        return pending.handle is not None and self.read_by[pending.handle] > pending.made_at
+
+    def update_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Notes that an optimizer is about to step."""
+        if id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = optimizer
+            for tensor in state_of(optimizer):  # that of frozen parameters is never read
+                self.record(tensor, Kind.OPTIMIZER_STATE, initial=True)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._pending.pop(id(parameter), None)
+                if parameter.grad is not None:  # also one that was set by hand
+                    self.with_gradient.add(id(parameter))
+        self._updating = True
+        self._mark("optimizer")
+
+    def update_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Notes that an optimizer has stepped."""
+        self._updating = False
+        self.label(state_of(optimizer), Kind.OPTIMIZER_STATE)
+        self._since = len(self.sizes)
+        self._mark("forward")
+
+
+def _replace(undo: ExitStack, owner: Any, name: str, instead: Callable[[Any], Any]) -> None:
+    """Replaces a function by what is made of it, until the stack is left."""
+    before = getattr(owner, name)
+    undo.callback(setattr, owner, name, before)
+    setattr(owner, name, instead(before))
+
+
+def _pack(watch: "weakref.ref[Watch]", tensor: torch.Tensor) -> Any:
+    """Returns what autograd saves. A graph keeps this function, and so it does not keep the watch and its models."""
+    known = watch()
+    return tensor if known is None else known._pack(tensor)
+
+
+def _unpack(watch: "weakref.ref[Watch]", packed: Any) -> torch.Tensor:
+    """Returns a saved tensor."""
+    if isinstance(packed, torch.Tensor):
+        return packed
+    tensor, found = packed
+    if (known := watch()) is not None and not known._aside:
+        found.used_at = known.operator
+    return tensor  # type: ignore[no-any-return]  # what `Watch._pack` returned

@@ -1,0 +1,169 @@
+"""Memory at the peak that nothing reads again: its line, holder and size against the real allocation record."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.doctor.cases import (
+    MIB,
+    PAIRS,
+    Case,
+    adversarial,
+    diagnosed,
+    diagnosis_of,
+    held_outputs,
+    language,
+    line,
+    of,
+    peak_bytes,
+    shown,
+    unchecked,
+)
+
+KINDS = ("dead-at-peak", "retain-graph", "saved-unused")
+MINE = [name for name, pair in PAIRS.items() if pair.kind in KINDS]
+GOOD_BUT_OTHERWISE = {"retained adversarial"}
+"""The good one still has the other faults of the bad one."""
+
+
+def saved_bytes(name: str) -> int:
+    """Returns by how much the peak of the good one is lower, from torch's allocation record."""
+    make = PAIRS[name].make
+    return peak_bytes(lambda: make(False)) - peak_bytes(lambda: make(True))
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_the_bad_one_is_found_with_line_and_holder(name: str) -> None:
+    pair, found = PAIRS[name], diagnosis_of(name, False)
+    [finding] = [each for each in of(found, pair.kind) if not each.minor]
+    assert pair.holder in finding.places[0].holder
+    assert finding.places[0].holder in finding.what
+    assert finding.places[0].line.endswith(line(pair.line))
+    assert line(pair.line) in finding.what
+    assert finding.remedy
+
+
+@pytest.mark.parametrize("name", [name for name in MINE if name not in GOOD_BUT_OTHERWISE])
+def test_the_good_one_is_silent(name: str) -> None:
+    assert shown(diagnosis_of(name, True)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MINE if PAIRS[name].exact])
+def test_the_size_is_that_of_the_real_difference(name: str) -> None:
+    pair = PAIRS[name]
+    [finding] = [each for each in of(diagnosis_of(name, False), pair.kind) if not each.minor]
+    assert finding.size is not None
+    assert finding.size.basis == "replayed"
+    real = saved_bytes(name)
+    assert real > MIB, "large enough that the limit means something"
+    assert finding.size.peak_bytes == pytest.approx(real, rel=0.02)
+
+
+def test_the_size_of_a_pass_without_use_is_an_upper_bound() -> None:
+    [finding] = of(diagnosis_of("taught", False), "saved-unused")
+    assert finding.size is not None
+    assert finding.size.peak_bytes is not None
+    real = saved_bytes("taught")
+    assert real > MIB
+    assert real <= finding.size.peak_bytes <= 1.5 * real
+    assert (finding.size.basis, finding.size.bound) == ("replayed", "at most")
+
+
+def test_a_local_variable_is_named_with_its_line() -> None:
+    [finding] = of(diagnosis_of("held outputs", False), "dead-at-peak")
+    assert finding.what.startswith("`outputs` in bad_step (tests/doctor/cases.py:")
+    assert "float32 [512, 2000]" in finding.what
+    assert "`del outputs`" in finding.remedy
+    assert finding.places[0].module == "head"
+
+
+def test_a_pass_without_use_is_named_by_the_line_that_calls_it() -> None:
+    [finding] = of(diagnosis_of("taught", False), "saved-unused")
+    assert finding.places[0].line.endswith(line("teacher"))
+    assert "teacher." in finding.what
+
+
+def test_what_a_pass_retains_is_not_said_twice() -> None:
+    """The graph that `retain_graph` keeps is held by a variable too."""
+    found = diagnosis_of("retained", False)
+    assert [finding.id for finding in found.findings if not finding.minor] == ["retain-graph"]
+
+
+def test_two_faults_are_two_findings() -> None:
+    """Only what removing `retain_graph` saves counts as its size."""
+    found = diagnosed(adversarial(False))
+    assert {finding.id for finding in found.findings if not finding.minor} == {"retain-graph", "gradient-dropped"}
+    size = of(found, "retain-graph")[0].size
+    assert size is not None
+    assert size.peak_bytes == pytest.approx(saved_bytes("retained adversarial"), rel=0.02)
+
+
+def test_what_is_read_again_is_no_finding() -> None:
+    model, ids, optimizer = language()
+
+    def step() -> None:
+        outputs = model(ids)
+        nn.functional.cross_entropy(outputs, ids).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        outputs.detach().argmax(-1).eq(ids).sum()  # accuracy, after the peak
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert of(diagnosed(Case(model, step)), "dead-at-peak") == []
+
+
+def test_a_deleted_variable_is_no_finding() -> None:
+    model, ids, optimizer = language()
+
+    def step() -> None:
+        outputs = model(ids)
+        loss = nn.functional.cross_entropy(outputs, ids)
+        del outputs
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert shown(diagnosed(Case(model, step))) == []
+
+
+def test_one_variable_with_two_tensors_is_one_finding() -> None:
+    model, ids, optimizer = language()
+
+    def step() -> None:
+        parts = {"a": model(ids[:256]), "b": model(ids[256:])}
+        loss = sum(nn.functional.cross_entropy(parts[name], ids[:256]) for name in parts)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        optimizer.step()
+        optimizer.zero_grad()
+
+    [finding] = [each for each in of(diagnosed(Case(model, step)), "dead-at-peak") if not each.minor]
+    assert finding.size is not None
+    assert finding.size.peak_bytes == pytest.approx(2 * 4 * 256 * 2000, rel=0.3)
+    assert "`del parts`" in finding.remedy
+
+
+def test_what_a_variable_keeps_would_stay_without_its_graph() -> None:
+    """Its graph is never used, but `torch.no_grad` would not free it."""
+    model, ids, optimizer = language()
+    state: dict[str, torch.Tensor] = {}
+
+    def step() -> None:
+        logits = model(ids)
+        state["probabilities"] = logits.exp()
+        loss = nn.functional.cross_entropy(logits, ids)
+        del logits
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = [finding for finding in diagnosed(Case(model, step)).findings if not finding.minor]
+    assert [finding.id for finding in found] == ["dead-at-peak"]
+    assert "`state['probabilities']`" in found[0].what
+    assert found[0].size is not None
+    assert found[0].size.peak_bytes == 4 * 512 * 2000
+
+
+def test_without_saved_tensors_passes_without_use_are_not_checked() -> None:
+    found = diagnosed(held_outputs(False), saves=False)
+    assert unchecked(found) == ["saved-unused"]
+    assert [finding.id for finding in found.findings if not finding.minor] == ["dead-at-peak"]

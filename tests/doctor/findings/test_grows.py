@@ -1,0 +1,89 @@
+"""Memory that each step leaves behind: ten leaks are found, ten look-alikes are not."""
+
+import re
+
+import pytest
+
+from autofit.doctor.graphs import NODE_BYTES
+from tests.doctor.cases import LEAKS, LOOK_ALIKES, SMALL_BYTES, Small, diagnosed, line, of, shown
+
+GROWTH = {"grows", "graph-kept", "graph-grows"}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_is_found_with_its_holder(name: str) -> None:
+    leak = LEAKS[name]
+    found = diagnosed(leak.make())
+    growth = [finding for finding in found.findings if finding.id in GROWTH and not finding.minor]
+    assert [finding.id for finding in growth] == list(leak.kinds), "one finding for one cause"
+    assert leak.text in growth[0].what
+    holder = next((place.holder for place in growth[0].places if place.holder), "")
+    assert leak.holder in holder
+    assert bool(holder) == bool(leak.holder)
+    assert holder in growth[0].what
+    assert found.findings[0] == growth[0], "growth comes first"
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_a_look_alike_is_no_finding(name: str) -> None:
+    found = diagnosed(LOOK_ALIKES[name]())
+    assert shown(found) == []
+    assert GROWTH.isdisjoint(finding.id for finding in found.findings), "not even a minor one"
+
+
+@pytest.mark.parametrize("name", ["evaluation", "cycle", "hook", "state"])
+def test_the_line_that_made_it_is_named(name: str) -> None:
+    names = {"evaluation": "evaluation with gradients", "state": "hidden state"}
+    found = diagnosed(LEAKS[names.get(name, name)].make())
+    assert found.findings[0].places[0].line.endswith(line(name))
+    assert line(name) in found.findings[0].what
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_step"), [("detached outputs", 4 * 64 * 10), ("view of an output", 4 * 64 * 10), ("cycle", 2560)]
+)
+def test_bytes_of_the_device_are_counted_per_step(name: str, bytes_per_step: int) -> None:
+    found = diagnosed(LEAKS[name].make())
+    size = of(found, "grows")[0].size
+    assert size is not None
+    assert size.bytes_per_step == bytes_per_step
+    assert size.basis == "counted"
+    assert found.levels[-1] - found.levels[-2] == bytes_per_step
+    left = re.search(r"full after ([\d,]+) steps", found.findings[0].what)
+    assert left is not None
+    assert int(left[1].replace(",", "")) == (SMALL_BYTES - found.peak_bytes) // bytes_per_step
+
+
+@pytest.mark.parametrize("name", ["losses", "outputs", "sum after backward", "sum before backward"])
+def test_graphs_that_were_used_up_cost_main_memory(name: str) -> None:
+    found = diagnosed(LEAKS[name].make())
+    size = found.findings[0].size
+    assert size is not None
+    assert size.host_bytes_per_step is not None
+    assert size.host_bytes_per_step % NODE_BYTES == 0
+    assert 5 * NODE_BYTES <= size.host_bytes_per_step <= 30 * NODE_BYTES
+    assert "main memory" in found.findings[0].what
+
+
+def test_activations_of_a_graph_without_a_pass_are_all_counted() -> None:
+    """Two activations of 16 KiB, the output of 2.5 KiB or its log-probabilities, and scalars."""
+    found = diagnosed(LEAKS["evaluation with gradients"].make())
+    size = of(found, "graph-kept")[0].size
+    assert size is not None
+    assert size.bytes_per_step is not None
+    assert size.bytes_per_step == pytest.approx(found.levels[-1] - found.levels[-2], abs=16), "but the loss itself"
+    assert size.bytes_per_step > 2 * 4 * 64 * 64
+    assert "torch.no_grad()" in of(found, "graph-kept")[0].remedy
+
+
+def test_slow_growth_is_minor() -> None:
+    class Large(Small):
+        def capacity_bytes(self) -> int:
+            return 2**40
+
+        def budget(self, memory, varies):  # type: ignore[no-untyped-def]  # as that of `Small`
+            return super().budget(memory, varies).model_copy(update={"memory_bytes": 2**40})
+
+    found = diagnosed(LEAKS["detached outputs"].make(), Large())
+    assert [finding.minor for finding in of(found, "grows")] == [True]
+    assert shown(found) == []

@@ -1,0 +1,73 @@
+"""Switches of modules that are not as a training needs them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.doctor.cases import Case, diagnosed, of
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1))
+        self.gradient_checkpointing = False
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        if self.gradient_checkpointing and self.training:
+            out: torch.Tensor = checkpoint(self.body, data, use_reentrant=False)
+        else:
+            out = self.body(data)
+        return out
+
+
+def trained(model: nn.Module, teacher: nn.Module | None = None) -> Case:
+    optimizer, data = torch.optim.SGD(model.parameters()), torch.randn(16, 8)
+
+    def step() -> None:
+        loss = model(data).square().mean()
+        if teacher is not None:
+            with torch.no_grad():
+                aim = teacher(data)
+            loss = loss + (model(data) - aim).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(nn.ModuleList([model, *([] if teacher is None else [teacher])]), step)
+
+
+def test_a_model_left_in_evaluation_mode_is_found_with_its_modules() -> None:
+    (found,) = of(diagnosed(trained(Block().eval())), "modes")
+    assert {place.module.rpartition(".")[2].partition(" ")[0] for place in found.places} == {"1", "3"}
+    assert "train()" in found.remedy
+    assert of(diagnosed(trained(Block())), "modes") == []
+
+
+def test_a_teacher_in_evaluation_mode_is_as_it_should_be() -> None:
+    model = Block()
+    assert of(diagnosed(trained(model, copy.deepcopy(model).eval())), "modes") == []
+
+
+def test_a_teacher_whose_statistics_change_is_found() -> None:
+    model = Block()
+    (found,) = of(diagnosed(trained(model, copy.deepcopy(model).train())), "modes")
+    assert "statistics" in found.what
+
+
+def test_frozen_normalisation_is_intended() -> None:
+    model = Block()
+    model.body[1].eval().requires_grad_(False)
+    assert of(diagnosed(trained(model)), "modes") == []
+
+
+@pytest.mark.parametrize(("switched", "training", "count"), [(True, False, 1), (True, True, 0), (False, True, 0)])
+def test_checkpointing_that_recomputes_nothing_is_found(switched: bool, training: bool, count: int) -> None:
+    model = Block().train(training)
+    model.gradient_checkpointing = switched
+    found = of(diagnosed(trained(model)), "checkpoint-no-effect")
+    assert len(found) == count
+    assert all("evaluation mode" in each.what for each in found)

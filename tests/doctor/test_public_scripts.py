@@ -1,0 +1,292 @@
+"""Faults as in public training scripts: small versions, with what is said of them and of their corrected forms."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import autofit
+from autofit.doctor.diagnosis import Diagnosis, Finding
+from autofit.doctor.loops import Enough, ScriptObserver
+
+WIDTH, BATCH, STEPS = 512, 512, 12
+TENSOR_BYTES = BATCH * WIDTH * 4
+
+
+def watched(script: Callable[[], object]) -> Diagnosis:
+    """Runs a script until the doctor has seen enough."""
+    torch.manual_seed(0)
+    with ScriptObserver("train.py") as observer, suppress(Enough):
+        script()
+    assert observer.diagnosis is not None
+    return observer.diagnosis
+
+
+def only(found: Diagnosis, kind: str) -> Finding:
+    (finding,) = (each for each in found.findings if each.id == kind and not each.minor)
+    return finding
+
+
+def shown(found: Diagnosis) -> list[str]:
+    return [each.id for each in found.findings if not each.minor]
+
+
+def batches(count: int = STEPS) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for _ in range(count):
+        yield torch.randn(BATCH, 16), torch.randint(8, (BATCH,))
+
+
+def classifier(dropout: float = 0.0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    layers = nn.Linear(16, WIDTH), nn.GELU(), nn.Dropout(dropout), nn.Linear(WIDTH, 8)
+    model = nn.Sequential(*layers)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def trained_with_evaluation(every: int, good: bool) -> None:
+    """Evaluates after some updates, and keeps the score until the next time."""
+    model, optimizer = classifier()
+
+    def evaluate() -> torch.Tensor:
+        with torch.set_grad_enabled(not good):
+            outputs = [model(torch.randn(2 * BATCH, 16)) for _ in range(3)]
+            return torch.cat(outputs).softmax(-1).amax(-1).mean()
+
+    score = None
+    for number, (inputs, targets) in enumerate(batches(), 1):
+        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % every == 0:
+            score = evaluate()
+    assert score is not None
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 6])
+def test_an_evaluation_with_gradients_is_found_whichever_step_it_is_in(every: int) -> None:
+    """The score keeps the graph of the evaluation through the training steps after it."""
+    found = watched(lambda: trained_with_evaluation(every, good=False))
+    finding = only(found, "saved-unused")
+    assert "test_public_scripts.py" in finding.places[0].line
+    assert finding.size is not None
+    assert finding.size.peak_bytes is not None
+    assert finding.size.peak_bytes >= 3 * 2 * TENSOR_BYTES
+    assert shown(watched(lambda: trained_with_evaluation(every, good=True))) == []
+
+
+def test_a_step_that_is_higher_than_the_judged_one_is_named() -> None:
+    """The evaluation is in the last watched step."""
+    notes = watched(lambda: trained_with_evaluation(6, good=False)).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("step 7 reaches ")
+    assert watched(trained).notes == ()
+
+
+def trained() -> None:
+    model, optimizer = classifier()
+    for inputs, targets in batches():
+        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def carried(good: bool) -> None:
+    """A state goes from window to window with its graph, and the loss is made of it."""
+    encode, head = nn.Linear(16, WIDTH), nn.Parameter(torch.randn(WIDTH, 8))
+    optimizer = torch.optim.SGD([*encode.parameters(), head], lr=0.1)
+    state = torch.zeros(BATCH, WIDTH)
+    for inputs, targets in batches():
+        state = 0.9 * (state.detach() if good else state) + torch.tanh(encode(inputs))
+        loss = F.cross_entropy(state @ head.clone(), targets)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss, retain_graph=not good)
+        optimizer.step()
+
+
+def test_a_state_that_retain_graph_keeps_is_named_and_not_the_loss() -> None:
+    found = watched(lambda: carried(good=False))
+    finding = only(found, "graph-kept")
+    assert "`state`" in finding.places[0].holder
+    assert "which retain_graph=True at " in finding.what
+    assert "state.detach()" in finding.remedy
+    assert "graph-grows" not in shown(found), "it is the same graph"
+
+
+class Queued(nn.Module):
+    """Contrasts with keys of earlier batches: one position of the hidden states of each sequence."""
+
+    def __init__(self, queue: "list[torch.Tensor] | deque[torch.Tensor]", good: bool) -> None:
+        super().__init__()
+        self.body, self.queue, self.good = nn.Linear(16, WIDTH), queue, good
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        query = self.body(inputs)
+        with torch.no_grad():
+            key = self.body(inputs).view(BATCH // 64, 64, WIDTH)[:, 0]
+        self.queue.append(key.clone() if self.good else key)
+        return F.mse_loss(query, query.detach().roll(1)) + torch.cat(list(self.queue)).mean()
+
+
+def queued(queue: "list[torch.Tensor] | deque[torch.Tensor]", good: bool) -> None:
+    model = Queued(queue, good)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, _ in batches():
+        torch.autograd.backward(model(inputs))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_list_of_views_is_told_to_keep_copies() -> None:
+    finding = only(watched(lambda: queued([], good=False)), "grows")
+    assert "`queue[" in finding.places[0].holder
+    assert f"uses only {BATCH // 64 * WIDTH * 4 // 1024} KiB of it" in finding.what
+    assert "clone()" in finding.remedy
+
+
+def test_a_queue_of_views_is_found_although_it_has_a_limit() -> None:
+    """Each view has a `_base`, which torch may keep as an object that no variable holds."""
+    found = watched(lambda: queued(deque(maxlen=64), good=False))
+    assert shown(found) == ["view-holds"]
+    assert "`queue[" in only(found, "view-holds").places[0].holder
+    assert "view-holds" not in shown(watched(lambda: queued(deque(maxlen=64), good=True)))
+
+
+class Logged(nn.Module):
+    """Keeps the features of its last pass, for a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 8)
+        self.features: dict[str, torch.Tensor] = {}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(inputs)
+        self.features["body"] = hidden.detach().clone()
+        out: torch.Tensor = self.head(hidden.relu())
+        return out
+
+
+def logged() -> None:
+    model = Logged()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in batches():
+        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_an_attribute_is_released_and_not_its_object() -> None:
+    """`del model` would be no remedy."""
+    finding = only(watched(logged), "dead-at-peak")
+    assert finding.remedy.startswith("release `model.features['body']` ")
+
+
+def held_by_two_names() -> None:
+    model = nn.Linear(16, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in batches():
+        outputs = {"logits": model(inputs)}
+        logits = outputs["logits"]
+        loss = F.cross_entropy(logits, targets)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_all_names_of_a_tensor_are_to_be_deleted() -> None:
+    remedy = only(watched(held_by_two_names), "dead-at-peak").remedy
+    assert "`del outputs, logits` before the backward pass" in remedy or "`del logits, outputs` before" in remedy
+
+
+def adversaries() -> None:
+    """The discriminator's loss reaches the generator, and the generator's the discriminator."""
+    generator, critic = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 1)
+    first, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (critic, generator))
+    for inputs, _ in batches():
+        fake = generator(inputs)
+        first.zero_grad()
+        torch.autograd.backward(critic(fake).mean())
+        first.step()
+        second.zero_grad()
+        torch.autograd.backward(critic(generator(inputs)).mean().neg())
+        second.step()
+
+
+def test_the_advice_for_adversaries_fits_both_passes() -> None:
+    found = [each for each in watched(adversaries).findings if each.id == "gradient-dropped"]
+    assert len(found) == 2
+    for each in found:
+        assert "freeze the model that this loss does not train" in each.remedy
+        assert "if its output is the input of the one that is trained" in each.remedy
+
+
+def test_modules_are_named_as_they_are_and_in_their_order() -> None:
+    def script() -> None:
+        model = nn.Sequential()
+        for number in range(4):
+            model.add_module(f"part{number}", nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.eval()  # as from_pretrained leaves it
+        for inputs, _ in batches():
+            torch.autograd.backward(model(inputs).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = watched(script)
+    assert "part0.1 (Dropout), part1.1 (Dropout), part2.1 (Dropout) and 1 more" in str(found).replace("\n    ", " ")
+
+
+def test_a_loop_that_updates_by_itself_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = classifier()
+    loader = autofit.watch(list(batches(4)))
+    for inputs, targets in loader:
+        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+            parameter.grad = None
+    assert loader.diagnosis is None
+    assert capsys.readouterr().out.startswith("autofit.watch: no optimizer stepped")
+
+
+def by_hand(good: bool) -> None:
+    """Updates weights without an optimizer, as in the word language model of PyTorch's examples."""
+    model, _ = classifier()
+    losses = list[object]()
+    for inputs, targets in batches(40):
+        output = model(inputs)
+        loss = F.cross_entropy(output, targets)
+        torch.autograd.backward(loss)
+        losses.append(loss.item() if good else output.detach().repeat(1, 64))
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+            parameter.grad = None
+
+
+def test_a_script_that_updates_weights_by_hand_is_observed() -> None:
+    finding = only(watched(lambda: by_hand(False)), "grows")
+    assert "`losses[" in finding.places[0].holder
+    assert shown(watched(lambda: by_hand(True))) == []
+
+
+def recent(most: int) -> None:
+    """Keeps the last outputs in a list whose first item is taken out."""
+    model, optimizer = classifier()
+    last = list[torch.Tensor]()
+    for inputs, targets in batches():
+        output = model(inputs)
+        torch.autograd.backward(F.cross_entropy(output, targets))
+        optimizer.step()
+        optimizer.zero_grad()
+        last.append(output.detach().repeat(1, 64))
+        if len(last) > most:
+            last.pop(0)
+
+
+@pytest.mark.parametrize("most", [1, 4, 5])
+def test_a_short_list_of_last_outputs_is_no_growth(most: int) -> None:
+    assert "grows" not in shown(watched(lambda: recent(most)))
