@@ -92,7 +92,7 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor of which autograd knows another one as a view; None if it is no view."""
+    """Returns the tensor of which autograd knows another one as a view; None for a tensor with memory of its own."""
     return tensor._base
 
 
