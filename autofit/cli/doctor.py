@@ -17,6 +17,7 @@ from typing import NoReturn
 from autofit import devices
 from autofit.cli import values
 from autofit.cli.outcome import say
+from autofit.cli.saving import check_output
 from autofit.core.errors import UsageError, UserCodeError
 from autofit.core.printable import ascii_json, redacted
 from autofit.doctor.diagnose import diagnose_workload
@@ -56,7 +57,7 @@ def execute(given: argparse.Namespace) -> int:
     """
     _check(given)
     if given.html is not None:
-        writing.check_replaceable(given.html, force=given.force)
+        check_output(given.html, writing.check_replaceable, force=given.force)
     wanted = values.names(given.fail_on) or ()
     chosen([name for name in wanted if name != ANY] or None)  # raises for an unknown name, before anything runs
     detectors = chosen(values.names(given.kinds), values.names(given.skip) or ())

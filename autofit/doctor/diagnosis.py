@@ -10,6 +10,7 @@ from autofit.core.strict import Strict
 from autofit.core.units import format_bytes
 from autofit.memory.profile import Profile
 from autofit.reports.canvas import Canvas
+from autofit.reports.sentences import counted
 from autofit.terminal import wrapped
 
 LEAST_RATIO = 0.01
@@ -164,8 +165,10 @@ def draw(diagnosis: Diagnosis, canvas: Canvas | None = None, *, minor: bool = Fa
 
 
 def _head(diagnosis: Diagnosis, width: int) -> Iterator[str]:
-    d, samples = diagnosis, "" if diagnosis.samples is None else f" of {diagnosis.samples} samples"
-    yield from wrapped(f"{printable(d.target)}: watched {d.steps} steps{samples} on {printable(d.device_name)}", width)
+    d, samples = diagnosis, "" if diagnosis.samples is None else f" of {counted(diagnosis.samples, 'sample')}"
+    yield from wrapped(
+        f"{printable(d.target)}: watched {counted(d.steps, 'step')}{samples} on {printable(d.device_name)}", width
+    )
     parts = ", ".join(f"{part.name} {format_bytes(part.size_bytes)}" for part in d.profile.breakdown.kinds[:_PARTS])
     phase = d.profile.breakdown.moment.rpartition(" ")[2]
     yield from wrapped(f"peak of live tensors {format_bytes(d.peak_bytes)}, in {phase}: {parts}", width)
@@ -177,7 +180,7 @@ def _foot(diagnosis: Diagnosis, shown: int, width: int) -> Iterator[str]:
     hidden = len(diagnosis.findings) - shown
     found = {finding.id for finding in diagnosis.findings}
     silent = sum(1 for name in diagnosis.checked if name not in found)
-    text = f"checked: {len(diagnosis.checked)} kinds of findings, nothing found in {silent}"
+    text = f"checked: {len(diagnosis.checked)} {'kind' if len(diagnosis.checked) == 1 else 'kinds'} of findings, nothing found in {silent}"
     yield from wrapped(f"{text}; minor: {hidden} (--all shows them)" if hidden else text, width)
     for reason in dict.fromkeys(each.reason for each in diagnosis.unchecked):
         names = ", ".join(each.id for each in diagnosis.unchecked if each.reason == reason)

@@ -1,9 +1,11 @@
 """Loops of the user's that are observed as they are: over a loader in a notebook, or in a whole script."""
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
@@ -15,6 +17,9 @@ from autofit.doctor.session import Session
 from autofit.reports.canvas import Canvas
 
 Item = TypeVar("Item")
+ALONE = Lock()
+"""Held while a loop or a script is observed. Two observations would put back torch's functions in the wrong order."""
+OBSERVED = "autofit.watch: another observation has not ended, so that this loop is not observed."
 INCOMPLETE = "it ended before all steps were observed: what needs more steps was not found"
 PATIENCE = 3
 """How often a script may swallow `Enough` before it is ended in another way."""
@@ -49,7 +54,7 @@ class WatchedLoader(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         """Yields the batches."""
-        if self._started:
+        if self._started or not _begins():
             yield from self.loader
             return
         self._started = True
@@ -66,6 +71,7 @@ class WatchedLoader(Generic[Item]):
                     print(NOTHING)  # noqa: T201  # as the diagnosis
             session.close()
             loop.close()
+            ALONE.release()
 
     def _take(self, observe: Callable[[], Diagnosis | None], loop: "_LoopSteps") -> None:
         """Takes what was found, if the observation is over. It may fail, but the loop runs all the same."""
@@ -79,6 +85,17 @@ class WatchedLoader(Generic[Item]):
             loop.close()
             if self._show:
                 print(draw(self.diagnosis, Canvas.of(sys.stdout)))  # noqa: T201  # in a notebook, there is no other place
+
+
+def _begins() -> bool:
+    """Returns whether a loop may be observed, which no other one may be then until `ALONE` is released."""
+    if ALONE.acquire(blocking=False):
+        return True
+    gc.collect()  # an abandoned loop is over once nothing holds it
+    if ALONE.acquire(blocking=False):
+        return True
+    warnings.warn(OBSERVED, stacklevel=3)
+    return False
 
 
 class _LoopSteps:
@@ -152,6 +169,7 @@ class ScriptObserver:
         self.diagnosis: Diagnosis | None = None
 
     def __enter__(self) -> "ScriptObserver":
+        self._alone = ALONE.acquire(blocking=False)
         self._hook = register_optimizer_step_post_hook(self._update)
         self._passes, self._backward = 0, torch.autograd.backward
         torch.autograd.backward = self._counted
@@ -165,6 +183,8 @@ class ScriptObserver:
             self.diagnosis = self._session.end(note, failed=failed)
         self._session.close()
         torch.autograd.backward = self._backward  # at last, as the watch puts back what it has found
+        if self._alone:
+            ALONE.release()
 
     def _counted(self, *args: Any, **kwargs: Any) -> None:
         self._backward(*args, **kwargs)

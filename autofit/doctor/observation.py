@@ -112,12 +112,16 @@ class Observation:
 
     @property
     def highest(self) -> tuple[int, int]:
-        """The watched step with the highest peak of live tensors, and that peak in bytes."""
+        """The watched step with the highest peak of what the steps have made, and that peak in bytes."""
         whole, peaks, step, live = assembled(self.watch), Counter[int](), 0, 0  # `views` may lack the last step
+        ready = {
+            whole.numbers[each] for each in self.watch.outside if each in whole.numbers
+        }  # made before they are used
         begins = {whole.place(mark.event): int(mark.name.split(" ")[1]) for mark in self.watch.marks}
         for place, event in enumerate(whole.events):
             step = begins.get(place, step)
-            live += whole.tensors.sizes[event] if event >= 0 else -whole.tensors.sizes[~event]
+            size = 0 if max(event, ~event) in ready else whole.tensors.sizes[max(event, ~event)]
+            live += size if event >= 0 else -size
             peaks[step] = max(peaks[step], live)
         peaks[STEPS + 1] = 0  # its first event may come before the end of the observation
         return max(peaks.items(), key=lambda each: each[1], default=(self.step, self.peak_bytes))

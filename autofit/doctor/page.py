@@ -3,6 +3,7 @@
 from autofit.doctor.diagnosis import Diagnosis, cost
 from autofit.reports.frame import Section, filled, page
 from autofit.reports.markup import DataTable, Markup, shortened
+from autofit.reports.sentences import counted
 from autofit.reports.svg.memory import growth_chart, step_chart
 
 DURING, BETWEEN = "Memory during one step", "Memory from step to step"
@@ -33,7 +34,11 @@ def render(diagnosis: Diagnosis) -> str:
         window=f"{shortened(d.target, 120)} – autofit doctor",
         kind="autofit doctor",
         title=shortened(d.target, 120),
-        about=[shortened(d.device_name, 80), f"{d.steps} steps", f"{d.samples} samples a step" if d.samples else ""],
+        about=[
+            shortened(d.device_name, 80),
+            counted(d.steps, "step"),
+            f"{counted(d.samples, 'sample')} a step" if d.samples else "",
+        ],
         footer="Made by autofit. This file needs no network.",
     )
 

@@ -212,8 +212,8 @@ def _rank(finding: Finding) -> tuple[bool, int, int]:
 @contextmanager
 def collection_off() -> Iterator[None]:
     """Keeps Python's garbage collection, which frees tensors at arbitrary moments, out of the steps."""
+    gc.collect()  # may end an abandoned observation, which puts the collection back
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any, Self
 
 import torch
@@ -125,6 +126,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.on_operator: Callable[[Watch, Any], None] | None = None
         self._called_before: Counter[int] = Counter()
         self._given, self.saves, self._aside, self._call = models, saves, False, -1
+        self._thread = get_ident()
         self._accelerated, self._updating = device.type != "cpu", False
         self.tally, self._since, self._undo = self._new_tally(), 0, ExitStack()
         self._hooks = graph.saved_tensors_hooks(partial(_pack, weakref.ref(self)), partial(_unpack, weakref.ref(self)))
@@ -139,6 +141,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
         `called` says that the caller passes on the hooks of updates, because it opens this context inside one.
         """
+        self._thread = get_ident()
         with ExitStack() as undo:
             if not called:
                 undo.callback(register_optimizer_step_pre_hook(self.update_begins).remove)
@@ -224,6 +227,10 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             yield
         finally:
             self._aside = before
+
+    def _elsewhere(self) -> bool:
+        """Returns whether what runs is no part of the record. Hooks are called in all threads, unlike the mode."""
+        return self._aside or (get_ident() != self._thread and not in_backward())  # CUDA has threads for its passes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and records what it reads and allocates."""
@@ -320,7 +327,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """Notes a call of a module before it begins. One that no other calls is a model."""
-        if self._aside:
+        if self._elsewhere():
             return
         if in_backward():
             self.recomputed = True
@@ -337,7 +344,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self._call = len(self.calls) - 1
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._aside and not in_backward() and self._call >= 0:
+        if not self._elsewhere() and not in_backward() and self._call >= 0:
             self._call = self.calls[self._call].outer
 
     def _is_given(self, tensor: torch.Tensor) -> bool:
@@ -401,7 +408,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def _watched(self, backward: Callable[..., None]) -> Callable[..., None]:
         def watched(*args: Any, **kwargs: Any) -> None:
-            if self._aside or in_backward():
+            if self._elsewhere() or in_backward():
                 return backward(*args, **kwargs)
             given = dict(zip(("tensors", "grad_tensors", "retain_graph", "create_graph"), args, strict=False)) | kwargs
             self._backward_from, begun = here(), self.operator + 1
@@ -421,7 +428,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def _counted(self, shown: str, clean: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
-            if not self._aside and (site := here()).user:
+            if not self._elsewhere() and (site := here()).user:
                 self.cleanings[shown, site] += 1
             return clean(*args, **kwargs)
 
@@ -454,20 +461,24 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def update_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Notes that an optimizer is about to step."""
-        if id(optimizer) not in self.optimizers:
-            self.optimizers[id(optimizer)] = optimizer
-            for tensor in state_of(optimizer):  # that of frozen parameters is never read
-                self.record(tensor, Kind.OPTIMIZER_STATE, initial=True)
+        is_new = id(optimizer) not in self.optimizers
+        self.optimizers[id(optimizer)] = optimizer
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._pending.pop(id(parameter), None)
                 if parameter.grad is not None:  # also one that was set by hand
                     self.with_gradient.add(id(parameter))
+        if self._elsewhere():
+            return
+        for tensor in state_of(optimizer) if is_new else ():  # that of frozen parameters is never read
+            self.record(tensor, Kind.OPTIMIZER_STATE, initial=True)
         self._updating = True
         self._mark("optimizer")
 
     def update_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Notes that an optimizer has stepped."""
+        if self._elsewhere():
+            return
         self._updating = False
         self.label(state_of(optimizer), Kind.OPTIMIZER_STATE)
         self._since = len(self.sizes)
@@ -477,8 +488,14 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 def _replace(undo: ExitStack, owner: Any, name: str, instead: Callable[[Any], Any]) -> None:
     """Replaces a function by what is made of it, until the stack is left."""
     before = getattr(owner, name)
-    undo.callback(setattr, owner, name, before)
-    setattr(owner, name, instead(before))
+    now = instead(before)
+
+    def put_back() -> None:
+        if getattr(owner, name) is now:  # else someone has replaced it since
+            setattr(owner, name, before)
+
+    undo.callback(put_back)
+    setattr(owner, name, now)
 
 
 def _pack(watch: "weakref.ref[Watch]", tensor: torch.Tensor) -> Any:

@@ -90,7 +90,7 @@ class WhatIf:
 def without_graph(calls: Iterable[Call]) -> Iterator[None]:
     """Runs some calls of modules under `torch.no_grad`."""
     wanted = {(id(module), number) for module, number in calls}
-    counts, before = Counter[int](), list[bool]()
+    counts, before, enabled = Counter[int](), list[bool](), torch.is_grad_enabled()
     hooks = list[Any]()
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -112,6 +112,7 @@ def without_graph(calls: Iterable[Call]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+        torch.set_grad_enabled(enabled)  # torch calls no hook after a KeyboardInterrupt
 
 
 @contextmanager
@@ -131,6 +132,7 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 @contextmanager
 def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Replaces the forward methods of some modules."""
+    before = {module: vars(module)["forward"] for module in forwards if "forward" in vars(module)}
     for module, forward in forwards.items():
         vars(module)["forward"] = forward
     try:
@@ -138,3 +140,4 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
     finally:
         for module in forwards:
             del vars(module)["forward"]
+            vars(module).update({"forward": before[module]} if module in before else {})

@@ -301,6 +301,7 @@ def test_a_workload_for_inference_is_refused(target: str, run: Run) -> None:
         (("train.py", "--fail-on", "grows,leaks"), "found 'leaks' as a kind of finding"),
         (("train.py", "--only", "grows", "--skip", "grows"), "found no kind of finding to look for"),
         (("--script", "loop.py", "--seed", "0", "--global-batch", "4"), "found --global-batch, --seed beside --script"),
+        (("train.py", "--html", "absent/doctor.html"), "is not a writable directory"),
         (("train.py", "--", "--lr", "1"), "found arguments after `--`"),
         (("train.py", "--arg", "width"), "not of the form NAME=VALUE"),
         (("train.py:make_leaking", "--device", "abacus"), "abacus"),

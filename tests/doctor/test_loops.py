@@ -1,7 +1,10 @@
 """`autofit.watch` around loops as people write them, and scripts that run under the observer."""
 
+import gc
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -159,6 +162,84 @@ def test_an_error_in_the_loop_is_the_users_and_observes_nothing_any_more() -> No
         fails()
     assert watched.diagnosis is not None
     assert watched.diagnosis.notes == (INCOMPLETE,)
+
+
+def test_of_two_loops_at_once_the_first_is_observed() -> None:
+    first, second = (autofit.watch(make(batches)[2], show=False) for batches in (10, 12))
+    model, optimizer, _ = make()
+    with pytest.warns(UserWarning, match="another observation has not ended"):
+        train((batch for batch, _ in zip(first, second, strict=False)), model, optimizer)
+    assert first.diagnosis is not None
+    assert second.diagnosis is None
+    train(second, model, optimizer)
+    assert second.diagnosis is not None, "the other one has ended"
+
+
+def test_an_abandoned_loop_is_over_for_the_next_one() -> None:
+    model, optimizer, loader = make()
+    abandoned: list[Any] = [iter(autofit.watch(loader, show=False))]
+    abandoned.append(abandoned)  # only Python's garbage collection, which is off meanwhile, frees it
+    train([next(abandoned[0]) for _ in range(3)], model, optimizer)
+    del abandoned
+    watched = autofit.watch(loader, show=False)
+    train(watched, model, optimizer)
+    assert watched.diagnosis is not None
+    assert gc.isenabled()
+
+
+def test_what_other_threads_train_is_left_alone() -> None:
+    over, failed = Event(), list[Exception]()
+
+    def train_another() -> None:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(10)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            while not over.is_set():
+                torch.autograd.backward(model(torch.ones(2, 4)).sum())
+                optimizer.step()
+        except Exception as error:  # it is looked at below
+            failed.append(error)
+
+    threads, before = [Thread(target=train_another) for _ in range(3)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    model, optimizer, loader = make()
+    watched = autofit.watch(loader, show=False)
+    for thread in threads:
+        thread.start()
+    try:
+        train(watched, model, optimizer)
+    finally:
+        over.set()
+        sys.setswitchinterval(before)
+        for thread in threads:
+            thread.join()
+    assert not failed
+    assert shown(watched.diagnosis) == []
+
+
+def test_a_function_that_the_loop_replaces_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, loader = make()
+    cleaned = list[int]()
+    monkeypatch.setattr(gc, "collect", gc.collect)  # puts it back at the end
+    for number, batch in enumerate(autofit.watch(loader, show=False)):
+        train([batch], model, optimizer)
+        if number == 3:
+            gc.collect = own = lambda generation=2: cleaned.append(generation) or 0  # type: ignore[func-returns-value]
+    assert gc.collect is own
+
+
+def test_batches_that_are_in_memory_before_are_no_higher_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(1024, 1)
+    batches = [torch.randn(256, 1024) for _ in range(10)]  # each is first seen in its step
+    watched = autofit.watch(batches, show=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in watched:
+        torch.autograd.backward(model(batch).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert watched.diagnosis is not None
+    assert watched.diagnosis.notes == ()
 
 
 def test_its_length_is_that_of_the_loader() -> None:

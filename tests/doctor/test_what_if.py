@@ -34,6 +34,16 @@ def test_gradients_are_enabled_again_after_a_call_that_fails(model: nn.Sequentia
     assert torch.is_grad_enabled()
 
 
+def test_gradients_are_enabled_again_after_an_interruption(model: nn.Sequential) -> None:
+    def interrupted(given: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    vars(model[1])["forward"] = interrupted
+    with pytest.raises(KeyboardInterrupt), without_graph([(model, 0)]):
+        model(torch.randn(2, WIDTH))
+    assert torch.is_grad_enabled()
+
+
 def test_frozen_parameters_get_no_gradient_and_are_trained_afterwards(model: nn.Sequential) -> None:
     first = list(model[0].parameters())
     model(torch.randn(2, WIDTH)).sum().backward()
@@ -49,6 +59,13 @@ def test_a_forward_method_is_replaced_for_a_while(model: nn.Sequential) -> None:
         assert not model[1](torch.ones(3)).any()
     assert model[1](torch.ones(3)).all()
     assert "forward" not in vars(model[1])
+
+
+def test_a_forward_method_of_one_module_alone_is_put_back(model: nn.Sequential) -> None:
+    vars(model[1])["forward"] = own = torch.ones_like  # as libraries do that patch a model
+    with replaced({model[1]: torch.zeros_like}):
+        assert not model[1](torch.ones(3)).any()
+    assert vars(model[1])["forward"] is own
 
 
 def what_if(model: nn.Sequential, **more: object) -> WhatIf:

@@ -11,6 +11,7 @@ from autofit.doctor.holders import Holder
 from autofit.doctor.observation import Observation
 from autofit.doctor.sites import Site
 from autofit.doctor.what_if import Change, without_graph
+from autofit.reports.sentences import counted
 
 NAMED = 2
 """Maximum number of further variables in a sentence."""
@@ -72,7 +73,7 @@ class RetainGraph(Detector):
                 id=self.id,
                 what=(
                     f"the backward pass at {site} has retain_graph=True, but no second pass uses the graph, which "
-                    f"keeps {len(handles)} tensors through the peak"
+                    f"keeps {counted(len(handles), 'tensor')} through the peak"
                 ),
                 remedy="remove retain_graph=True; if torch then reports a second use, detach what is shared",
                 places=(observation.place_at(site), *places_of(observation, handles)),
@@ -107,7 +108,7 @@ class SavedUnused(Detector):
             inside = f", in modules such as {module}" if module else ""
             yield Finding(
                 id=self.id,
-                what=f"the pass at {site} keeps {len(handles)} tensors for a backward pass that never comes{inside}",
+                what=f"the pass at {site} keeps {counted(len(handles), 'tensor')} for a backward pass that never comes{inside}",
                 remedy="run it under torch.no_grad()",
                 places=(observation.place_at(site), *places_of(observation, handles)),
                 **at_peak(observation, saved_bytes, "at most"),

@@ -11,6 +11,7 @@ from autofit.doctor.diagnosis import LEAST_RATIO, Finding, Place, Size
 from autofit.doctor.findings.base import Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
 from autofit.doctor.what_if import Change, frozen
+from autofit.reports.sentences import counted
 
 NO_UPDATE = "no optimizer stepped in the observed steps"
 
@@ -38,7 +39,7 @@ class GradientWithoutOptimizer(Detector):
         yield Finding(
             id=self.id,
             what=(
-                f"the backward pass computes the gradients of {len(foreign)} parameters ({share:.0%} of the model), "
+                f"the backward pass computes the gradients of {counted(len(foreign), 'parameter')} ({share:.0%} of the model), "
                 f"such as {names[foreign[0]][0]}, which no optimizer updates, so that their memory and time are lost"
             ),
             remedy="freeze them with requires_grad_(False), or give them to an optimizer",
@@ -77,7 +78,7 @@ class GradientDropped(Detector):
             yield Finding(
                 id=self.id,
                 what=(
-                    f"the backward pass at {line} computes {len(dropped)} gradients ({format_bytes(total_bytes)}), "
+                    f"the backward pass at {line} computes {counted(len(dropped), 'gradient')} ({format_bytes(total_bytes)}), "
                     f"such as that of {name}, which are zeroed before an optimizer reads them, so that their memory "
                     "and time are lost"
                 ),
@@ -141,7 +142,7 @@ class FrozenState(Detector):
         saved_bytes = observation.saved_bytes(without=handles)
         yield Finding(
             id=self.id,
-            what=f"the optimizer keeps the state of {len(names)} frozen parameters, such as {names[0]}",
+            what=f"the optimizer keeps the state of {counted(len(names), 'frozen parameter')}, such as {names[0]}",
             remedy="make the optimizer anew after freezing, from the parameters that are trained",
             places=tuple(Place(module=name) for name in names[:8]),
             **at_peak(observation, saved_bytes),

@@ -9,6 +9,7 @@ from autofit.doctor.findings.base import Detector, is_slow, made, place_of, plac
 from autofit.doctor.graphs import NODE_BYTES
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import GROWING, Observation
+from autofit.reports.sentences import counted
 
 
 class Grows(Detector):
@@ -49,7 +50,7 @@ class Grows(Detector):
                 size = Size(host_bytes_per_step=host_bytes, basis="counted")
                 grows = (
                     f"main memory grows by about {format_bytes(host_bytes)} per step, since each tensor keeps its "
-                    f"graph of {nodes} nodes"
+                    f"graph of {counted(nodes, 'node')}"
                 )
             yield Finding(
                 id=self.id,
@@ -113,7 +114,7 @@ class GraphGrows(Detector):
         yield Finding(
             id=self.id,
             what=(
-                f"the graph of {held} grows by {nodes[-1] - nodes[-2]} nodes per step, about "
+                f"the graph of {held} grows by {counted(nodes[-1] - nodes[-2], 'node')} per step, about "
                 f"{format_bytes(size_bytes)} of main memory"
             ),
             remedy="add loss.item() or loss.detach() instead of the loss",
@@ -124,7 +125,7 @@ class GraphGrows(Detector):
 
 def _too_few(observation: Observation, least: int) -> str:
     steps = len(observation.watch.levels)
-    return "" if steps >= least else f"{steps} steps were watched; expected at least {least}"
+    return "" if steps >= least else f"{counted(steps, 'step')} could be watched; expected at least {least}"
 
 
 def _unfreed(observation: Observation, handles: Iterable[int]) -> tuple[str, str]:
@@ -141,7 +142,7 @@ def _until_full(observation: Observation, bytes_per_step: int) -> str:
     left = observation.budget_bytes - observation.peak_bytes
     if bytes_per_step <= 0 or left <= 0:
         return ""
-    return f" (full after {left // bytes_per_step:,} steps)"
+    return f" (full after {counted(left // bytes_per_step, 'step')})"
 
 
 def _groups(observation: Observation) -> Iterator[tuple[list[int], Holder | None, bool]]:

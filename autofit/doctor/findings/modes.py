@@ -9,6 +9,7 @@ from autofit.core.units import format_names
 from autofit.doctor.diagnosis import Finding, Place
 from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import Observation
+from autofit.reports.sentences import counted
 from autofit.torch_internals import BatchNorm, DropoutNd
 
 NAMED = 3
@@ -73,7 +74,7 @@ class CheckpointNoEffect(Detector):
         yield Finding(
             id=self.id,
             what=(
-                f"gradient checkpointing is on in {len(switched)} modules of {name}, but the backward pass runs no "
+                f"gradient checkpointing is on in {counted(len(switched), 'module')} of {name}, but the backward pass runs no "
                 f"module again{mode}"
             ),
             remedy="call model.train(), set use_cache=False, and look for a warning about inputs without requires_grad",
