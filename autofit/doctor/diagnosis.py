@@ -180,7 +180,7 @@ def _foot(diagnosis: Diagnosis, shown: int, width: int) -> Iterator[str]:
     hidden = len(diagnosis.findings) - shown
     found = {finding.id for finding in diagnosis.findings}
     silent = sum(1 for name in diagnosis.checked if name not in found)
-    text = f"checked: {len(diagnosis.checked)} {'kind' if len(diagnosis.checked) == 1 else 'kinds'} of findings, nothing found in {silent}"
+    text = f"checked: {counted(len(diagnosis.checked), 'kind')} of findings, nothing found in {silent}"
     yield from wrapped(f"{text}; minor: {hidden} (--all shows them)" if hidden else text, width)
     for reason in dict.fromkeys(each.reason for each in diagnosis.unchecked):
         names = ", ".join(each.id for each in diagnosis.unchecked if each.reason == reason)

@@ -114,9 +114,7 @@ class Observation:
     def highest(self) -> tuple[int, int]:
         """The watched step with the highest peak of what the steps have made, and that peak in bytes."""
         whole, peaks, step, live = assembled(self.watch), Counter[int](), 0, 0  # `views` may lack the last step
-        ready = {
-            whole.numbers[each] for each in self.watch.outside if each in whole.numbers
-        }  # made before they are used
+        ready = {whole.numbers[each] for each in self.watch.outside if each in whole.numbers}  # made at other times
         begins = {whole.place(mark.event): int(mark.name.split(" ")[1]) for mark in self.watch.marks}
         for place, event in enumerate(whole.events):
             step = begins.get(place, step)

@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -60,6 +61,21 @@ def test_an_allocation_has_its_line_form_step_and_module() -> None:
     assert watch.steps[made] == 2
     assert watch.modules.names[watch.origins[made]] == "last"
     assert watch.operators[made] == "aten::addmm"
+
+
+def test_what_another_thread_trains_is_not_recorded() -> None:
+    def train() -> None:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.autograd.backward(model(torch.ones(3, 4)).sum())
+        optimizer.step()
+
+    with watching(Net()) as watch:
+        before = len(watch.marks), len(watch.calls), len(watch.sizes), len(watch.models)
+        thread = Thread(target=train)
+        thread.start()
+        thread.join()
+        assert (len(watch.marks), len(watch.calls), len(watch.sizes), len(watch.models)) == before
 
 
 def test_what_is_there_before_is_initial_and_has_its_kind() -> None:

@@ -108,7 +108,10 @@ class SavedUnused(Detector):
             inside = f", in modules such as {module}" if module else ""
             yield Finding(
                 id=self.id,
-                what=f"the pass at {site} keeps {counted(len(handles), 'tensor')} for a backward pass that never comes{inside}",
+                what=(
+                    f"the pass at {site} keeps {counted(len(handles), 'tensor')} for a backward pass that never comes"
+                    f"{inside}"
+                ),
                 remedy="run it under torch.no_grad()",
                 places=(observation.place_at(site), *places_of(observation, handles)),
                 **at_peak(observation, saved_bytes, "at most"),

@@ -39,8 +39,9 @@ class GradientWithoutOptimizer(Detector):
         yield Finding(
             id=self.id,
             what=(
-                f"the backward pass computes the gradients of {counted(len(foreign), 'parameter')} ({share:.0%} of the model), "
-                f"such as {names[foreign[0]][0]}, which no optimizer updates, so that their memory and time are lost"
+                f"the backward pass computes the gradients of {counted(len(foreign), 'parameter')} "
+                f"({share:.0%} of the model), such as {names[foreign[0]][0]}, which no optimizer updates, so that "
+                "their memory and time are lost"
             ),
             remedy="freeze them with requires_grad_(False), or give them to an optimizer",
             places=tuple(Place(module=names[each][0]) for each in foreign[:8]),
@@ -78,9 +79,9 @@ class GradientDropped(Detector):
             yield Finding(
                 id=self.id,
                 what=(
-                    f"the backward pass at {line} computes {counted(len(dropped), 'gradient')} ({format_bytes(total_bytes)}), "
-                    f"such as that of {name}, which are zeroed before an optimizer reads them, so that their memory "
-                    "and time are lost"
+                    f"the backward pass at {line} computes {counted(len(dropped), 'gradient')} "
+                    f"({format_bytes(total_bytes)}), such as that of {name}, which are zeroed before an optimizer "
+                    "reads them, so that their memory and time are lost"
                 ),
                 remedy=(
                     "freeze the model that this loss does not train meanwhile (requires_grad_(False)), or, if its "

@@ -74,8 +74,8 @@ class CheckpointNoEffect(Detector):
         yield Finding(
             id=self.id,
             what=(
-                f"gradient checkpointing is on in {counted(len(switched), 'module')} of {name}, but the backward pass runs no "
-                f"module again{mode}"
+                f"gradient checkpointing is on in {counted(len(switched), 'module')} of {name}, but the backward pass "
+                f"runs no module again{mode}"
             ),
             remedy="call model.train(), set use_cache=False, and look for a warning about inputs without requires_grad",
             places=(Place(module=name),),
