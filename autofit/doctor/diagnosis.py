@@ -171,7 +171,8 @@ def _head(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     )
     parts = ", ".join(f"{part.name} {format_bytes(part.size_bytes)}" for part in d.profile.breakdown.kinds[:_PARTS])
     phase = d.profile.breakdown.moment.rpartition(" ")[2]
-    yield from wrapped(f"peak of live tensors {format_bytes(d.peak_bytes)}, in {phase}: {parts}", width)
+    when = f", in {phase}: {parts}" if parts else ""  # a loop may compute nothing
+    yield from wrapped(f"peak of live tensors {format_bytes(d.peak_bytes)}{when}", width)
     for note in d.notes:
         yield from wrapped(f"note: {printable(note)}", width, "", "      ")
 

@@ -72,6 +72,17 @@ def test_samples_are_said_if_they_are_known(real: Diagnosis) -> None:
     assert "watched 6 steps of 32 samples on " in str(with_findings(real, samples=32))
 
 
+def test_a_single_thing_is_not_plural(real: Diagnosis) -> None:
+    text = str(with_findings(real, steps=1, samples=1, checked=("grows",)))
+    assert "watched 1 step of 1 sample on" in text
+    assert "checked: 1 kind of findings" in text
+
+
+def test_a_loop_that_computes_nothing_has_a_peak_without_a_phase(real: Diagnosis) -> None:
+    nothing = Profile.model_construct(breakdown=Breakdown.model_construct(kinds=(), moment="step"))
+    assert "\npeak of live tensors 0 B\n" in str(with_findings(real, peak_bytes=0, profile=nothing))
+
+
 def test_minor_findings_are_counted_and_shown_if_asked(real: Diagnosis) -> None:
     found = with_findings(real, finding("grows"), finding("no-gradient", minor=True))
     assert "no-gradient" not in draw(found)
