@@ -229,7 +229,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self._aside = before
 
     def _elsewhere(self) -> bool:
-        """Returns whether what runs is no part of the record. Hooks are called in all threads, unlike the mode."""
+        """Returns whether what runs does not belong to the record. Hooks are called in all threads, unlike the mode."""
         return self._aside or (get_ident() != self._thread and not in_backward())  # CUDA has threads for its passes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -119,8 +119,8 @@ class NoGradient(Detector):
         yield Finding(
             id=self.id,
             what=(
-                f"{len(found)} parameters ({format_bytes(size_bytes)}), such as {found[0][0]}, are in an optimizer, "
-                "but no loss of the observed steps reaches them: they are not trained"
+                f"an optimizer has {counted(len(found), 'parameter')} ({format_bytes(size_bytes)}), such as "
+                f"{found[0][0]}, which no loss of the observed steps reaches and no step trains"
             ),
             remedy="if that is not intended, use their module in the loss; else freeze them or remove the module",
             places=tuple(Place(module=name) for name, _ in found[:8]),
@@ -164,7 +164,7 @@ class ZeroedGradients(Detector):
             return
         yield Finding(
             id=self.id,
-            what=f"{len(gaps)} gradients are set to zero and live through the forward pass",
+            what=f"the memory of {counted(len(gaps), 'gradient')}, set to zero, is in use through the forward pass",
             remedy="use optimizer.zero_grad() with its default set_to_none=True, after the update",
             places=observation.zeroing_places,
             **at_peak(observation, saved_bytes),

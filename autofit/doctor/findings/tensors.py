@@ -9,6 +9,7 @@ from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, Finding, Place, Size
 from autofit.doctor.findings.base import Detector, is_nothing, made, place_of, places_of
 from autofit.doctor.observation import Observation
+from autofit.reports.sentences import counted
 
 LEAST_BUFFER_BYTES = 1024
 """Smallest buffer that is compared with others."""
@@ -37,8 +38,8 @@ class Float64(Detector):
         yield Finding(
             id=self.id,
             what=(
-                f"{len(handles)} tensors of a step ({format_bytes(total_bytes)}) are float64, such as "
-                f"{made(observation, largest)}; they come from "
+                f"a step has {counted(len(handles), 'tensor')} of float64 ({format_bytes(total_bytes)}), such as "
+                f"{made(observation, largest)}, because of "
                 f"{' and '.join(sources[:3]) or 'a tensor that was made outside the step'}"
             ),
             remedy="make the constant or array float32, as with .float() or dtype=torch.float32",

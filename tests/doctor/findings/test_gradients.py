@@ -111,7 +111,7 @@ def test_the_state_of_frozen_parameters_is_named() -> None:
 
 def test_gradients_set_to_zero_are_counted() -> None:
     [finding] = of(diagnosis_of("zeroed", False), "zeroed-gradients")
-    assert finding.what == "6 gradients are set to zero and live through the forward pass"
+    assert finding.what == "the memory of 6 gradients, set to zero, is in use through the forward pass"
     assert "set_to_none" in finding.remedy
 
 
