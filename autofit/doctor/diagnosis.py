@@ -1,7 +1,7 @@
 """Diagnosis: what the doctor found in a training, as records that reach a file, and its text."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -13,6 +13,8 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.sentences import counted
 from autofit.terminal import wrapped
 
+Basis: TypeAlias = Literal["measured", "replayed", "counted"]
+Bound: TypeAlias = Literal["", "at most", "at least"]
 LEAST_RATIO = 0.01
 """Smallest share of the peak, or of the budget after `MANY_STEPS` steps of growth, from which a finding is shown."""
 LEAST_BYTES = 2**20
@@ -53,8 +55,8 @@ class Size(Strict):
     peak_bytes: int | None = None
     bytes_per_step: int | None = None
     host_bytes_per_step: int | None = None
-    basis: Literal["measured", "replayed", "counted"] = "replayed"
-    bound: Literal["", "at most", "at least"] = ""
+    basis: Basis = "replayed"
+    bound: Bound = ""
 
     @model_validator(mode="after")
     def _check(self) -> "Size":

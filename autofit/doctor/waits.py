@@ -1,9 +1,10 @@
 """Waits: operators for whose result the host waits until the device has done all its work."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from autofit.tracing.operation_count import tensors_in
 
 aten = torch.ops.aten
 OPERATORS = {
@@ -25,12 +26,14 @@ PAGEABLE = "a tensor that is not in page-locked memory is copied to the device"
 
 def wait_of(func: Any, args: Any, kwargs: Any, device_type: str) -> str:
     """Returns why the host waits for an operator, or "" if it does not. `device_type` is that of the accelerator."""
-    operands = list(_tensors((*args, *kwargs.values())))
+    operands = list(tensors_in((*args, *kwargs.values())))
     if func in OPERATORS:
         return OPERATORS[func] if any(each.device.type == device_type for each in operands) else ""
     if func in MASKED:
         on_device = args[0].device.type == device_type
-        return MASK if on_device and any(each.dtype in (torch.bool, torch.uint8) for each in _tensors(args[1])) else ""
+        return (
+            MASK if on_device and any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1])) else ""
+        )
     if func is aten._to_copy.default and (wanted := kwargs.get("device")) is not None:
         return _copy(args[0], torch.device(wanted).type, bool(kwargs.get("non_blocking")), device_type)
     if func is aten.copy_.default:
@@ -42,11 +45,3 @@ def _copy(source: torch.Tensor, target: str, later: bool, device_type: str) -> s
     if source.device.type == device_type and target == "cpu" and not later:
         return TO_HOST
     return PAGEABLE if source.device.type == "cpu" and target == device_type and not source.is_pinned() else ""
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)

@@ -47,8 +47,8 @@ class Tally:
         """Counts an operator, unless it only makes a view or allocates memory without writing to it."""
         if _is_free(func):
             return
-        operands = [*_tensors(args), *_tensors(kwargs.values())]
-        results = [one for one in _tensors((out,)) if not any(one is operand for operand in operands)]
+        operands = [*tensors_in(args), *tensors_in(kwargs.values())]
+        results = [one for one in tensors_in((out,)) if not any(one is operand for operand in operands)]
         self._operators += 1
         moved = [one for one in (*operands, *results) if self._uncounted is None or not self._uncounted(one)]
         self._traffic_bytes += sum(one.numel() * one.element_size() for one in moved)
@@ -79,12 +79,13 @@ def _is_free(func: Any) -> bool:
     return views or unwritten or func.namespace == "profiler" or name in ("_unsafe_view", "lift_fresh", "detach")
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors among the arguments or results of an operator, also those in its lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _precision(operands: list[torch.Tensor]) -> str:

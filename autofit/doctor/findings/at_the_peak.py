@@ -6,7 +6,7 @@ from functools import partial
 
 from autofit.core.units import format_bytes, format_names
 from autofit.doctor.diagnosis import Finding
-from autofit.doctor.findings.base import Detector, at_peak, is_nothing, made, place_of, places_of
+from autofit.doctor.findings.base import Detector, at_peak, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import Observation
 from autofit.doctor.sites import Site
@@ -42,7 +42,7 @@ class DeadAtPeak(Detector):
             saved_bytes = observation.saved_bytes(ends=handles)
             if is_nothing(observation, saved_bytes):
                 continue
-            largest = max(handles, key=lambda handle: observation.watch.sizes[handle])
+            largest = largest_of(observation, handles)
             holder = observation.held[largest]
             elsewhere = [str(each) for each in holder.others if each.where != holder.where]
             also = f"; also held by {format_names(elsewhere, NAMED)}" if elsewhere else ""
@@ -103,8 +103,7 @@ class SavedUnused(Detector):
             saved_bytes = observation.saved_bytes(ends=handles)
             if is_nothing(observation, saved_bytes):
                 continue
-            largest = max(handles, key=lambda handle: observation.watch.sizes[handle])
-            module = observation.module_of(largest)
+            module = observation.module_of(largest_of(observation, handles))
             inside = f", in modules such as {module}" if module else ""
             yield Finding(
                 id=self.id,

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, MANY_STEPS, Finding, Place, Size
+from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, MANY_STEPS, Basis, Bound, Finding, Place, Size
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import Observation
 from autofit.doctor.what_if import Change
@@ -40,12 +40,10 @@ class Detector(ABC):
         return None
 
 
-def at_peak(
-    observation: Observation, saved_bytes: int, bound: Literal["", "at most", "at least"] = ""
-) -> dict[str, Any]:
+def at_peak(observation: Observation, saved_bytes: int, bound: Bound = "", basis: Basis = "replayed") -> dict[str, Any]:
     """Returns the size of a finding at the peak, and whether it is minor, as fields of a `Finding`."""
     minor = saved_bytes < max(LEAST_RATIO * observation.peak_bytes, LEAST_BYTES)
-    return {"size": Size(peak_bytes=saved_bytes, bound=bound), "minor": minor}
+    return {"size": Size(peak_bytes=saved_bytes, bound=bound, basis=basis), "minor": minor}
 
 
 def is_nothing(observation: Observation, saved_bytes: int) -> bool:
@@ -67,6 +65,11 @@ def place_of(observation: Observation, handle: int, holder: Holder | None = None
         module=observation.module_of(handle),
         holder="" if holder is None else str(holder),
     )
+
+
+def largest_of(observation: Observation, handles: Iterable[int]) -> int:
+    """Returns the largest of some allocations."""
+    return max(handles, key=lambda handle: observation.watch.sizes[handle])
 
 
 def places_of(observation: Observation, handles: Iterable[int], most: int = 8) -> tuple[Place, ...]:

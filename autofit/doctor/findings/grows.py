@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator
 
 from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import Finding, Size
-from autofit.doctor.findings.base import Detector, is_slow, made, place_of, places_of
+from autofit.doctor.findings.base import Detector, is_slow, largest_of, made, place_of, places_of
 from autofit.doctor.graphs import NODE_BYTES
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import GROWING, Observation
@@ -29,7 +29,7 @@ class Grows(Detector):
         for handles, holder, cyclic in groups:
             if holder is not None and (holder.graph or holder.bounded or holder.variable in kept):
                 continue
-            largest = max(handles, key=lambda handle: observation.watch.sizes[handle])
+            largest = largest_of(observation, handles)
             size_bytes = observation.size_of(handles)
             if holder is not None:
                 held, remedy = f"held by {holder}", "keep numbers instead (loss.item()), or tensors only while needed"
@@ -77,7 +77,7 @@ class GraphKept(Detector):
         for handles, holder, _ in _groups(observation):
             if holder is None or not holder.graph or holder.bounded:
                 continue
-            largest = max(handles, key=lambda handle: observation.watch.sizes[handle])
+            largest = largest_of(observation, handles)
             size_bytes = observation.size_of(handles)
             kept, remedy = _unfreed(observation, handles)
             yield Finding(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from autofit.doctor.diagnosis import Finding, Place, Size
+from autofit.doctor.diagnosis import Finding, Place
 from autofit.doctor.findings.base import NOT_AGAIN, Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
 from autofit.doctor.what_if import Change, WhatIf, replaced
@@ -92,7 +92,7 @@ class HeavyModule(Detector):
                 remedy=f"use {code}, or set the model's configuration so that it does",
                 places=tuple(Place(module=name) for name in names[:8]),
                 confirmed=change.about,
-                **at_peak(observation, saved_bytes) | {"size": Size(peak_bytes=saved_bytes, basis="measured")},
+                **at_peak(observation, saved_bytes, basis="measured"),
             )
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from autofit.core.plan import KnobValue
 from autofit.core.units import short_number
-from autofit.doctor.diagnosis import Finding, Size
+from autofit.doctor.diagnosis import Finding
 from autofit.doctor.findings.base import NOT_AGAIN, Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
 
@@ -37,7 +37,7 @@ class _Alternative(Detector):
             what=self.what,
             remedy=self.remedy,
             confirmed=f"{change.about}, which autofit tune searches",
-            **at_peak(observation, saved_bytes) | {"size": Size(peak_bytes=saved_bytes, basis="measured")},
+            **at_peak(observation, saved_bytes, basis="measured"),
         )
 
 

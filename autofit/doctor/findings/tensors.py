@@ -7,7 +7,7 @@ import torch
 
 from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, Finding, Place, Size
-from autofit.doctor.findings.base import Detector, is_nothing, made, place_of, places_of
+from autofit.doctor.findings.base import Detector, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.observation import Observation
 from autofit.reports.sentences import counted
 
@@ -34,12 +34,11 @@ class Float64(Detector):
         if is_nothing(observation, total_bytes):
             return
         sources = [f"{name} at {site}" for name, site in watch.widened]
-        largest = max(handles, key=lambda handle: watch.sizes[handle])
         yield Finding(
             id=self.id,
             what=(
                 f"a step has {counted(len(handles), 'tensor')} of float64 ({format_bytes(total_bytes)}), such as "
-                f"{made(observation, largest)}, because of "
+                f"{made(observation, largest_of(observation, handles))}, because of "
                 f"{' and '.join(sources[:3]) or 'a tensor that was made outside the step'}"
             ),
             remedy="make the constant or array float32, as with .float() or dtype=torch.float32",
@@ -64,7 +63,7 @@ class ViewHolds(Detector):
             variables[view.holder.variable].append(handle)
         for handles in variables.values():
             hidden_bytes = sum(observation.watch.sizes[each] - observation.hidden[each].used_bytes for each in handles)
-            largest = max(handles, key=lambda handle: observation.watch.sizes[handle])
+            largest = largest_of(observation, handles)
             view = observation.hidden[largest]
             yield Finding(
                 id=self.id,
