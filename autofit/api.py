@@ -1,5 +1,6 @@
 """The public calls: they turn the user's objects into a workload and wire the parts."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -305,12 +306,16 @@ def diagnose(  # noqa: PLR0913  # the public call: each argument is a choice of 
     extras: Sequence[Any] = (),
     device: str | torch.device | None = None,
     seed: int = 0,
+    steps: int = 6,
+    time: str | float | None = "30s",
 ) -> "Diagnosis":
     """Finds what wastes memory in a training step: the line, the variable that holds it, and its size at the peak.
 
     Seven steps of the baseline run on this device, on the worst batch that is known, and then some with a change, such
     as a teacher under `torch.no_grad`, to measure what it saves. Afterwards everything passed in is bit-identical, as
-    after `tune`. The arguments are those of `tune`.
+    after `tune`. The arguments are those of `tune`, and two more. `steps`, at least 6, is the number of steps to watch
+    after the first: with more than ten, a list of the last ten outputs does not look like one that grows. After
+    `time`, such as "2min", no further steps with a change are begun; None sets no limit.
 
     Returns:
         What was found, the costliest first, and what could not be checked. `print` shows it as text.
@@ -323,6 +328,7 @@ def diagnose(  # noqa: PLR0913  # the public call: each argument is a choice of 
         RestoreError: something could not be restored.
     """
     from autofit.doctor.diagnose import diagnose_workload  # noqa: PLC0415
+    from autofit.doctor.session import Scope  # noqa: PLC0415
 
     workload = Workload(
         model=model,
@@ -336,10 +342,12 @@ def diagnose(  # noqa: PLR0913  # the public call: each argument is a choice of 
         extras=extras,
         update_fn=update_fn,
     )
-    return diagnose_workload(workload, device_for(model, device), type(model).__name__, seed=seed)
+    limit_s = parse_time(time)
+    scope = Scope(steps=steps, time_s=math.inf if limit_s is None else limit_s)
+    return diagnose_workload(workload, device_for(model, device), type(model).__name__, scope, seed=seed)
 
 
-def watch(loader: Iterable[Item], *, show: bool = True) -> "WatchedLoader[Item]":
+def watch(loader: Iterable[Item], *, steps: int = 6, show: bool = True) -> "WatchedLoader[Item]":
     """Observes a loop over `loader`, such as one in a notebook, and finds what wastes memory in it.
 
         for batch in autofit.watch(loader):
@@ -351,11 +359,12 @@ def watch(loader: Iterable[Item], *, show: bool = True) -> "WatchedLoader[Item]"
 
     Args:
         loader: what the loop iterates over.
+        steps: number of steps to watch after the first, as for `diagnose`.
         show: whether to print the result when it is complete.
     """
     from autofit.doctor.loops import WatchedLoader  # noqa: PLC0415
 
-    return WatchedLoader(loader, show=show)
+    return WatchedLoader(loader, steps=steps, show=show)
 
 
 def load(path: str | Path) -> Fit:

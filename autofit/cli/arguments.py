@@ -237,17 +237,29 @@ def doctor(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--script",
         metavar="SCRIPT",
-        help="Python script that trains, run as by `python SCRIPT ARGS` and ended after seven optimizer steps. What it "
+        help="Python script that trains, run as by `python SCRIPT ARGS` and ended after the watched steps. What it "
         "writes by then is written",
     )
     parser.set_defaults(arguments=[])
     training = parser.add_argument_group("training")
     _add(training, "--device", "--global-batch", "--max-grad-norm", "--arg")
     _add(training, "--seed", help="selects the samples of the worst batch (default: 0)")
+    training.add_argument(
+        "--steps",
+        type=count,
+        metavar="N",
+        default=6,
+        help="optimizer steps to watch after the first, at least 6. More of them tell a list that grows from one that "
+        "is longer than the watched steps (default: %(default)s)",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--html", metavar="FILE", help="also write a page with the memory of a step by kind")
     _add(output, "--force")
-    kinds = parser.add_argument_group("findings")
+    _findings(parser.add_argument_group("findings"))
+
+
+def _findings(kinds: _Group) -> None:
+    """Adds the arguments of `autofit doctor` that choose what is looked for."""
     kinds.add_argument(
         "--only",
         dest="kinds",
@@ -255,6 +267,7 @@ def doctor(parser: argparse.ArgumentParser) -> None:
         help=f"kinds of findings to look for: {', '.join(FINDINGS)}, or one that another package adds (default: all)",
     )
     kinds.add_argument("--skip", metavar="A,B", help="kinds of findings not to look for")
+    _add(kinds, "--time", default=None, help="time for further steps with changes: 10s, 2min or none (default: 30s)")
     kinds.add_argument(
         "--no-runs",
         action="store_true",

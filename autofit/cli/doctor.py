@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import math
 import os
 import runpy
 import sys
@@ -20,12 +21,13 @@ from autofit.cli.outcome import say
 from autofit.cli.saving import check_output
 from autofit.core.errors import UsageError, UserCodeError
 from autofit.core.printable import ascii_json, redacted
+from autofit.core.units import parse_time
 from autofit.doctor.diagnose import diagnose_workload
 from autofit.doctor.diagnosis import Diagnosis, draw
 from autofit.doctor.findings import chosen
-from autofit.doctor.findings.base import Detector
 from autofit.doctor.loops import Enough, ScriptObserver
 from autofit.doctor.page import render
+from autofit.doctor.session import TIME_S, Scope
 from autofit.probing.remote.worker import workload_of
 from autofit.reports import writing
 from autofit.reports.canvas import Canvas
@@ -44,6 +46,7 @@ UNSET: Mapping[str, object] = {
     "arg": [],
     "seed": None,
     "no_runs": False,
+    "time": None,
 }
 """Arguments that are for targets alone, each with its value where it was not given."""
 
@@ -61,11 +64,13 @@ def execute(given: argparse.Namespace) -> int:
     wanted = values.names(given.fail_on) or ()
     chosen([name for name in wanted if name != ANY] or None)  # raises for an unknown name, before anything runs
     detectors = chosen(values.names(given.kinds), values.names(given.skip) or ())
+    limit_s = TIME_S if given.time is None else parse_time(given.time)
+    scope = Scope(detectors, given.steps, runs=not given.no_runs, time_s=math.inf if limit_s is None else limit_s)
     with ExitStack() as undo:
         undo.enter_context(_only_the_result_on_stdout())
         end = partial(_end_now, given, wanted, undo)
         try:
-            found = _of_target(given, detectors) if given.script is None else _of_script(given, detectors, end)
+            found = _of_target(given, scope) if given.script is None else _of_script(given, scope, end)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; nothing was found or written") from None
     return _show(given, wanted, found)
@@ -126,34 +131,31 @@ def _check(given: argparse.Namespace) -> None:
         )
 
 
-def _of_target(given: argparse.Namespace, detectors: tuple[Detector, ...]) -> Diagnosis:
+def _of_target(given: argparse.Namespace, scope: Scope) -> Diagnosis:
     arguments = factory.make(given.target, values.keywords(given.arg))
     overrides = {"global_batch_size": given.global_batch, "max_grad_norm": given.max_grad_norm}
     device = devices.choose(given.device or arguments.get("device"))
     if not given.quiet:
-        say(f"watching seven training steps on {device.name()} ...")
+        say(f"watching {given.steps + 1} training steps on {device.name()} ...")
     return diagnose_workload(
         workload_of(arguments, overrides),
         device,
         given.target,
-        detectors=detectors,
-        runs=not given.no_runs,
+        scope,
         may_move=True,
         seed=given.seed or 0,
     )
 
 
-def _of_script(
-    given: argparse.Namespace, detectors: tuple[Detector, ...], end: Callable[[Diagnosis], NoReturn]
-) -> Diagnosis:
+def _of_script(given: argparse.Namespace, scope: Scope, end: Callable[[Diagnosis], NoReturn]) -> Diagnosis:
     script = Path(given.script)
     if not script.is_file():
         raise UsageError(f"found no file {given.script}; expected a Python script that trains. Correct the path.")
     sys.argv[:] = [given.script, *given.arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    observer = ScriptObserver(given.script, detectors, end)
+    observer = ScriptObserver(given.script, scope, end)
     if not given.quiet:
-        say(f"running {given.script} until seven optimizer steps are watched ...")
+        say(f"running {given.script} until {given.steps + 1} optimizer steps are done ...")
     failure, trace = _run(given.script, observer)
     if observer.error is not None:
         raise observer.error

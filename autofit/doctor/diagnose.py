@@ -1,19 +1,20 @@
 """Diagnoses a workload: its steps run on its device under the watch, and everything is put back afterwards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
+from time import monotonic
 
 import torch
 
 from autofit.core.briefing import Options
-from autofit.core.errors import AutofitError, WorkloadError
+from autofit.core.errors import WorkloadError
 from autofit.core.loading import Loading
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis
-from autofit.doctor.findings.base import Detector
-from autofit.doctor.session import Session
+from autofit.doctor.session import EVERYTHING, Scope, Session
 from autofit.doctor.what_if import Change, WhatIf
 from autofit.guard import Guard
 from autofit.memory.trace import MOST_PARTS
@@ -32,16 +33,14 @@ from autofit.workloads.workload import Workload
 
 HOOKS_REFUSED = "saved tensor hooks"
 """Part of the error with which `torch.func` refuses to run under hooks on saved tensors."""
-MOST_STEPS = 16
 
 
 def diagnose_workload(
     workload: Workload,
     device: Device,
     target: str,
+    scope: Scope = EVERYTHING,
     *,
-    detectors: Sequence[Detector] | None = None,
-    runs: bool = True,
     may_move: bool = False,
     seed: int = 0,
 ) -> Diagnosis:
@@ -51,8 +50,7 @@ def diagnose_workload(
         workload: what is trained. It is restored bit-identically.
         device: where it is trained.
         target: name of the workload.
-        detectors: what to look for; None for all kinds of findings.
-        runs: whether to run further steps with changes, to measure sizes.
+        scope: what to look for.
         may_move: whether the model may be moved to the device for good.
         seed: selects the samples.
 
@@ -76,19 +74,18 @@ def diagnose_workload(
         loss = loss_of(workload, source, device.torch_device)
         guard.restore()
         micro, count = _batch(workload, source, loss)
-        opened = partial(
-            Session, target, partial(_roots, workload), [workload.model], device, micro * count, detectors=detectors
-        )
+        parts = partial(_roots, workload), [workload.model], device, micro * count
         for saves in (True, False):
             workload.set_mode()
             workload.model.zero_grad(set_to_none=True)
             step = TrainStep(Plan(), Draft.of(workload, loss, device.torch_device))
             run = partial(_step_on, source, micro, count, step)
             plans = _OtherSteps(workload, device, source, loss, (micro, count), step.optimizer, guard.restore)
-            again = partial(WhatIf, run, device, plan=plans.step, loading=plans.loading, padding=plans.padding)
-            further = again if runs else None
+            further = partial(_further, partial(WhatIf, run, device), plans, scope.time_s) if scope.runs else None
             try:
-                return _observed(opened(what_if=further, saves=saves), run)
+                return _observed(
+                    Session(target, *parts, scope=scope, what_if=further, saves=saves), run, scope.steps + 1
+                )
             except RuntimeError as error:
                 if not saves or HOOKS_REFUSED not in str(error):
                     raise
@@ -116,10 +113,21 @@ def _step_on(source: BatchSource, micro: int, count: int, step: TrainStep) -> No
     step(StepBatch.alike([source.worst(micro) for _ in range(count)]))
 
 
-def _observed(session: Session, run: Callable[[], None]) -> Diagnosis:
+def _further(
+    opened: Callable[..., WhatIf],
+    plans: "_OtherSteps",
+    time_s: float,
+    held: Callable[[], Iterable[torch.Tensor]],
+) -> WhatIf:
+    """Returns what runs further steps from now on."""
+    until_s = monotonic() + time_s
+    return opened(held, plan=plans.step, loading=plans.loading, padding=plans.padding, until_s=until_s)
+
+
+def _observed(session: Session, run: Callable[[], None], steps: int) -> Diagnosis:
     """Runs steps until the observation is complete."""
     try:
-        for number in range(MOST_STEPS):
+        for number in range(steps):
             try:
                 run()
             except Exception as error:
@@ -129,7 +137,7 @@ def _observed(session: Session, run: Callable[[], None]) -> Diagnosis:
                 return found
             if (found := session.boundary()) is not None:
                 return found
-        raise AutofitError(f"the observation did not end after {MOST_STEPS} steps; expected fewer to be enough.")
+        raise AssertionError("the observation ends with the last of these steps")
     finally:
         session.close()
 
@@ -155,13 +163,14 @@ class _OtherSteps:
         offers = [member.offered(self._facts) for member in members() if knob in member.owns]
         if not any(value in each.values for offer in offers for each in offer.knobs if each.name == knob):
             return None
-        return Change(f"{knob}={value}", run=partial(self._run, Plan(values={knob: value})))
+        return Change(f"{knob}={value}", opened=partial(self._opened, Plan(values={knob: value})))
 
     def loading(self) -> Loading | None:
         """Returns how fast the loader is with more workers, after a probe of the baseline; None if it needs no more."""
         micro, count = self._batch
         _, fetch_s = self._device.timed(lambda: self._source.typical(micro, count))
-        _, step_s = self._device.timed(lambda: self._run(Plan()))
+        with self._opened(Plan()) as run:
+            _, step_s = self._device.timed(run)
         if fetch_s <= FREE_RATIO * step_s:
             return None
         plan = Plan(values={MICRO_BATCH_SIZE: micro, ACCUMULATION_STEPS: count})
@@ -193,6 +202,7 @@ class _OtherSteps:
         draft.optimizer = self._optimizer  # its state is in memory already
         return prepare(plan, draft, members())
 
-    def _run(self, plan: Plan) -> None:
+    @contextmanager
+    def _opened(self, plan: Plan) -> Iterator[Callable[[], None]]:
         with self._build(plan) as step:
-            _step_on(self._source, *self._batch, step)
+            yield partial(_step_on, self._source, *self._batch, step)

@@ -5,12 +5,13 @@ from typing import Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 
+from autofit.core.answer import Ratio
 from autofit.core.printable import printable
 from autofit.core.strict import Strict
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, format_ratio
 from autofit.memory.profile import Profile
 from autofit.reports.canvas import Canvas
-from autofit.reports.sentences import counted
+from autofit.reports.sentences import counted, interval_text
 from autofit.terminal import wrapped
 
 Basis: TypeAlias = Literal["measured", "replayed", "counted"]
@@ -76,6 +77,7 @@ class Finding(Strict):
         size: what it costs; None for a finding without a size of its own.
         evidence: further facts, one sentence each.
         confirmed: the change with which steps were run to measure the size; "" if none was.
+        speed: how many times as fast steps are with that change; None if that is within the noise, or not measured.
         minor: whether it is below the limits from which findings are shown.
     """
 
@@ -86,6 +88,7 @@ class Finding(Strict):
     size: Size | None = None
     evidence: tuple[str, ...] = ()
     confirmed: str = ""
+    speed: Ratio | None = None
     minor: bool = False
 
 
@@ -159,9 +162,7 @@ def draw(diagnosis: Diagnosis, canvas: Canvas | None = None, *, minor: bool = Fa
         lines += wrapped(f"{_sentence(finding.what)}.", canvas.width, "    ", "    ")
         lines += wrapped(f"To change: {printable(finding.remedy)}.", canvas.width, "    ", "    ")
         if finding.confirmed:
-            lines += wrapped(
-                f"Measured with this change: {printable(finding.confirmed)}.", canvas.width, "    ", "    "
-            )
+            lines += wrapped(measured(finding), canvas.width, "    ", "    ")
         lines += [line for text in finding.evidence for line in wrapped(printable(text), canvas.width, "    ", "    ")]
     return "\n".join([*lines, "", *_foot(diagnosis, len(shown), canvas.width)])
 
@@ -205,6 +206,13 @@ def cost(diagnosis: Diagnosis, finding: Finding) -> str:
     if share > 1:  # of a higher step than the judged one
         return f"{bound}{format_bytes(size.peak_bytes)}, {size.basis}"
     return f"{bound}{format_bytes(size.peak_bytes)} of the peak ({share:.0%}), {size.basis}"
+
+
+def measured(finding: Finding) -> str:
+    """Returns with which change a finding was measured and how fast it makes the steps, as a sentence."""
+    speed = finding.speed
+    faster = "" if speed is None else f"; it makes steps {format_ratio(speed.value)} as fast ({interval_text(speed)})"
+    return f"Measured with this change: {printable(finding.confirmed)}{faster}."
 
 
 def _sentence(text: str) -> str:

@@ -3,7 +3,7 @@
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import Lock
 from typing import Any, Generic, NoReturn, TypeVar
@@ -12,8 +12,8 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from autofit.doctor.diagnosis import Diagnosis, draw
-from autofit.doctor.findings.base import Detector
-from autofit.doctor.session import Session
+from autofit.doctor.observation import STEPS
+from autofit.doctor.session import EVERYTHING, Scope, Session
 from autofit.reports.canvas import Canvas
 
 Item = TypeVar("Item")
@@ -43,8 +43,8 @@ class WatchedLoader(Generic[Item]):
         diagnosis: what was found; None while the observation is not complete.
     """
 
-    def __init__(self, loader: Iterable[Item], *, show: bool = True) -> None:
-        self.loader = loader
+    def __init__(self, loader: Iterable[Item], *, steps: int = STEPS, show: bool = True) -> None:
+        self.loader, self._scope = loader, Scope(steps=steps)
         self._show, self._started, self._over = show, False, False
         self.diagnosis: Diagnosis | None = None
 
@@ -58,7 +58,7 @@ class WatchedLoader(Generic[Item]):
             yield from self.loader
             return
         self._started = True
-        session, loop = Session("the loop", lambda: {"loader": self.loader}), _LoopSteps()
+        session, loop = Session("the loop", lambda: {"loader": self.loader}, scope=self._scope), _LoopSteps()
         try:
             for item in self.loader:
                 yield item
@@ -147,7 +147,7 @@ class ScriptObserver:
 
     Args:
         script: name of the script.
-        detectors: what to look for; None for all kinds of findings.
+        scope: what to look for.
         end: ends the process, given what was found. Called if the script swallows `Enough` again and again.
 
     Attributes:
@@ -159,10 +159,10 @@ class ScriptObserver:
     def __init__(
         self,
         script: str,
-        detectors: Sequence[Detector] | None = None,
+        scope: Scope = EVERYTHING,
         end: Callable[[Diagnosis], object] = lambda found: None,
     ) -> None:
-        self._session, self.updates = Session(script, detectors=detectors), 0
+        self._session, self.updates = Session(script, scope=scope), 0
         self._end, self._raised = end, 0
         self.error: Exception | None = None
         self._first: Optimizer | None = None

@@ -28,7 +28,8 @@ from autofit.torch_internals import base_of
 from autofit.tracing.trace_assembly import Assembly, assembled
 
 STEPS = 6
-"""Number of watched steps, after one that is not. The last but one is judged; the last repeats it up to the peak."""
+"""Least and usual number of watched steps, after one that is not. The last but one is judged; the last repeats it up to
+the peak."""
 GROWING = 4
 """Fewest watched steps of which each must have left something behind before that is called growth. Warm-up tables, the
 state of an optimizer and a short list of last outputs do not."""
@@ -62,6 +63,7 @@ class Observation:
         watch: the record.
         account: how the device accounts for memory.
         budget_bytes: memory that the training may use.
+        steps: number of steps to watch.
         held: who holds the allocations that were alive at the peak and never read again, by handle.
         grown: the allocations that each of the last steps left, by what made them; the first is of the last step but
             one.
@@ -77,6 +79,7 @@ class Observation:
     watch: Watch
     account: Account
     budget_bytes: int
+    steps: int = STEPS
     held: Mapping[int, Holder] = field(default_factory=dict)
     grown: Mapping[tuple[str, Site], tuple[int, ...]] = field(default_factory=dict)
     growers: Mapping[tuple[str, Site], Holder | None] = field(default_factory=dict)
@@ -97,7 +100,7 @@ class Observation:
     def views(self) -> "_Views":
         """The judged step as a trace."""
         if self._views is None:
-            self._views = _Views(self.watch, self.account, min(self.watch.step, STEPS) - 1)
+            self._views = _Views(self.watch, self.account, min(self.watch.step, self.steps) - 1)
         return self._views
 
     @property
@@ -121,7 +124,7 @@ class Observation:
             size = 0 if max(event, ~event) in ready else whole.tensors.sizes[max(event, ~event)]
             live += size if event >= 0 else -size
             peaks[step] = max(peaks[step], live)
-        peaks[STEPS + 1] = 0  # its first event may come before the end of the observation
+        peaks[self.steps + 1] = 0  # its first event may come before the end of the observation
         return max(peaks.items(), key=lambda each: each[1], default=(self.step, self.peak_bytes))
 
     @cached_property
@@ -131,7 +134,7 @@ class Observation:
         if step == self.step or highest_bytes <= HIGHER * self.peak_bytes:
             return None
         views = _Views(self.watch, self.account, step)
-        return Observation(self.watch, self.account, self.budget_bytes, grown=self.grown, _views=views)
+        return Observation(self.watch, self.account, self.budget_bytes, self.steps, grown=self.grown, _views=views)
 
     def saved_bytes(
         self,
@@ -403,18 +406,23 @@ class Observer:
     """
 
     def __init__(
-        self, watch: Watch, account: Account, budget_bytes: int, roots: Callable[[], Mapping[str, object]]
+        self,
+        watch: Watch,
+        account: Account,
+        budget_bytes: int,
+        roots: Callable[[], Mapping[str, object]],
+        steps: int = STEPS,
     ) -> None:
         self._watch, self._roots = watch, roots
-        self._found = Observation(watch, account, budget_bytes)
+        self._found = Observation(watch, account, budget_bytes, steps)
 
     def boundary(self) -> Observation | None:
         """Ends a step. Returns the observation after the last one."""
         watch = self._watch
         watch.boundary()
-        if watch.step == STEPS:
+        if watch.step == self._found.steps:
             self._set_trap()
-        if watch.step <= STEPS:
+        if watch.step <= self._found.steps:
             return None
         watch.on_operator = None
         return self.result()

@@ -1,6 +1,8 @@
 """The page of a diagnosis: its findings, the memory of one step by kind, and the memory from step to step."""
 
-from autofit.doctor.diagnosis import Diagnosis, cost
+from collections.abc import Sequence
+
+from autofit.doctor.diagnosis import Diagnosis, Finding, cost, measured
 from autofit.reports.frame import Section, filled, page
 from autofit.reports.markup import DataTable, Markup, shortened
 from autofit.reports.sentences import counted
@@ -24,12 +26,11 @@ def render(diagnosis: Diagnosis) -> str:
         aid = "Live tensors at the end of each observed step. A training whose memory does not grow has level bars."
         sections.append(("steps", BETWEEN, filled("doctor.jinja", "figure", BETWEEN, aid, growth_chart(d.levels))))
     if minor:
-        costs = [cost(d, finding) for finding in minor]
-        sections.append(("minor", "Minor findings", filled("doctor.jinja", "findings", minor, costs)))
+        sections.append(("minor", "Minor findings", filled("doctor.jinja", "findings", minor, *_texts(d, minor))))
     sections.append(("checked", "What was checked", _checked(d)))
     sections.append(("where", "Where", filled("parts.jinja", "facts", list(d.versions.items()))))
     return page(
-        filled("doctor.jinja", "answer", d, shown, [cost(d, finding) for finding in shown]),
+        filled("doctor.jinja", "answer", d, shown, *_texts(d, shown)),
         sections,
         window=f"{shortened(d.target, 120)} – autofit doctor",
         kind="autofit doctor",
@@ -41,6 +42,11 @@ def render(diagnosis: Diagnosis) -> str:
         ],
         footer="Made by autofit. This file needs no network.",
     )
+
+
+def _texts(diagnosis: Diagnosis, findings: Sequence[Finding]) -> tuple[list[str], list[str]]:
+    """Returns what each finding costs, and the change with which it was measured, in words."""
+    return [cost(diagnosis, finding) for finding in findings], [measured(finding) for finding in findings]
 
 
 def _checked(diagnosis: Diagnosis) -> Markup:

@@ -87,13 +87,15 @@ class Dropped:
         handle: its allocation; None if that is not recorded.
         size_bytes: bytes of the gradient.
         site: the backward pass that made it.
-        step: the step in which it was made.
+        number: number of that pass in its step, from 1.
+        step: the step in which it was dropped.
     """
 
     parameter: int
     handle: int | None
     size_bytes: int
     site: Site
+    number: int
     step: int
 
 

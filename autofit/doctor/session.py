@@ -5,6 +5,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -16,20 +17,50 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from autofit import devices
 from autofit.core.account import Account
+from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis, Finding, Size, Unchecked
 from autofit.doctor.findings import members
 from autofit.doctor.findings.base import Detector
-from autofit.doctor.observation import Observation, Observer
+from autofit.doctor.observation import STEPS, Observation, Observer
 from autofit.doctor.watch import Watch
-from autofit.doctor.what_if import WhatIf
+from autofit.doctor.what_if import Change, WhatIf
 from autofit.identity import versions_of
 from autofit.memory.profile import profile
 from autofit.workloads.workload import state_tensors
 
 HOST = Account(allocator="host")
+TIME_S = 30.0
+"""Usual seconds for further steps with changes. GPT-2 on two cores needs about as many."""
 COMPILED = "compiled code is observed without being compiled, since operators inside it are not visible"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is looked for, and how long.
+
+    Attributes:
+        detectors: what to look for; None for all kinds of findings.
+        steps: number of steps to watch after the first.
+        runs: whether to run further steps with changes, to measure sizes. Loops and scripts cannot be run again.
+        time_s: seconds after which no further step with a change is begun.
+
+    Raises:
+        UsageError: there are too few steps.
+    """
+
+    detectors: Sequence[Detector] | None = None
+    steps: int = STEPS
+    runs: bool = True
+    time_s: float = TIME_S
+
+    def __post_init__(self) -> None:
+        if self.steps < STEPS:
+            raise UsageError(f"found {self.steps} steps to watch; expected at least {STEPS}. Watch more.")
+
+
+EVERYTHING = Scope()
 
 
 class Session:
@@ -44,7 +75,7 @@ class Session:
         models: the models; () finds them when they are called.
         device: where the training runs; None is the device of the first model.
         samples: samples of a step, if known.
-        detectors: what to look for; None for all kinds of findings.
+        scope: what to look for.
         what_if: returns what runs further steps, given the tensors that are kept; None if they cannot be run again.
         saves: see `Watch`.
     """
@@ -57,13 +88,14 @@ class Session:
         device: Device | None = None,
         samples: int | None = None,
         *,
-        detectors: Sequence[Detector] | None = None,
+        scope: Scope = EVERYTHING,
         what_if: Callable[[Callable[[], Iterable[torch.Tensor]]], WhatIf] | None = None,
         saves: bool = True,
     ) -> None:
         self._target, self._roots, self._models = target, roots, [weakref.ref(model) for model in models]
         self._device, self._samples, self._saves = device, samples, saves
-        self._detectors = members() if detectors is None else detectors
+        self._detectors = members() if scope.detectors is None else scope.detectors
+        self._steps = scope.steps
         self._what_if = what_if
         self._parts = weakref.WeakSet[nn.Module]()
         self._began_s, self._held = monotonic(), ExitStack()
@@ -126,6 +158,7 @@ class Session:
             device.account() or HOST,
             budget_bytes,
             lambda: {**{name or "model": model for name, model in self._models_by_name()}, **roots()},
+            self._steps,
         )
         self._held.enter_context(collection_off())
         self._held.enter_context(uncompiled())
@@ -139,12 +172,13 @@ class Session:
         self.close()
         if self._what_if is not None:
             observation.what_if = self._what_if(partial(_held, observation))
-        findings, unchecked = list[Finding](), list[Unchecked]()
+        found, unchecked = list[tuple[Finding, Change | None]](), list[Unchecked]()
         for member in self._detectors:
-            if reason := member.unchecked(observation):
+            if reason := member.skipped(observation):
                 unchecked.append(Unchecked(id=member.id, reason=reason))
             else:
-                findings += [_measured(member, each, observation) for each in member.find(observation)]
+                found += [_measured(member, each, observation) for each in member.find(observation)]
+        findings = _raced(sorted(found, key=lambda each: _rank(each[0])), observation.what_if)
         views, left_out = observation.views, {each.id for each in unchecked}
         return Diagnosis(
             target=self._target,
@@ -158,7 +192,7 @@ class Session:
             profile=profile(views.trace, views.use, observation.account),
             unread=views.unread_bytes(),
             levels=tuple(observation.watch.levels),
-            findings=tuple(sorted(findings, key=_rank)),
+            findings=tuple(findings),
             checked=tuple(member.id for member in self._detectors if member.id not in left_out),
             unchecked=tuple(unchecked),
             notes=(*((note,) if note else ()), *self._notes(observation)),
@@ -177,15 +211,29 @@ class Session:
             )
 
 
-def _measured(member: Detector, finding: Finding, observation: Observation) -> Finding:
-    """Returns a finding with the size that steps have with the change that removes it, if they can be run."""
+def _measured(member: Detector, finding: Finding, observation: Observation) -> tuple[Finding, Change | None]:
+    """Returns a finding with the size that steps have with the change that removes it, and that change.
+
+    Without time for further steps, or if they fail with the change, the finding stays as it is.
+    """
     what_if = observation.what_if
-    change = None if finding.minor or what_if is None else member.change(observation, finding)
-    saved_bytes = None if change is None or what_if is None else what_if.saved_bytes(change)
+    if finding.minor or what_if is None or what_if.over:
+        return finding, None
+    if finding.confirmed:
+        return finding, what_if.changes.get(finding.confirmed)
+    change = member.change(observation, finding)
+    saved_bytes = None if change is None else what_if.saved_bytes(change)
     if change is None or saved_bytes is None:
-        return finding
-    size = Size(peak_bytes=max(saved_bytes, 0), basis="measured")
-    return finding.model_copy(update={"size": size, "confirmed": change.about})
+        return finding, None
+    size = Size(peak_bytes=max(saved_bytes, 0), basis="measured", bound=change.bound)
+    return finding.model_copy(update={"size": size, "confirmed": change.about}), change
+
+
+def _raced(found: Iterable[tuple[Finding, Change | None]], what_if: WhatIf | None) -> Iterator[Finding]:
+    """Yields findings with how much faster steps are with the change, as far as the time lasts."""
+    for finding, change in found:
+        speed = None if change is None or what_if is None or what_if.over else what_if.speed(change)
+        yield finding.model_copy(update={"speed": speed})
 
 
 def _held(observation: Observation) -> Iterator[torch.Tensor]:

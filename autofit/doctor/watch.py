@@ -66,12 +66,16 @@ _ACCUMULATES = 2**63
 
 @dataclass(slots=True)
 class _Pending:
-    """The gradient of a parameter that no optimizer has read yet, made before the operator number `made_at` + 1."""
+    """The gradient of a parameter that no optimizer has read yet.
+
+    It was made before the operator number `made_at` + 1, in the backward pass `number` of its step.
+    """
 
     gradient: "weakref.ref[torch.Tensor]"
     handle: int | None
     size_bytes: int
     site: Site
+    number: int
     made_at: int
 
 
@@ -130,7 +134,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self._accelerated, self._updating = device.type != "cpu", False
         self.tally, self._since, self._undo = self._new_tally(), 0, ExitStack()
         self._hooks = graph.saved_tensors_hooks(partial(_pack, weakref.ref(self)), partial(_unpack, weakref.ref(self)))
-        self.site, self._backward_from = NOWHERE, NOWHERE
+        self.site, self._backward_from, self._passes = NOWHERE, NOWHERE, 0
         self._numbered, self._firsts, self._places = 0, list[int](), list[Site]()
         self._pending, self._by_gradient = dict[int, _Pending](), dict[int, Zeroed]()
         self._tensors: LiveTensors
@@ -201,7 +205,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.levels.append(sum(self.sizes[handle] for handle in self.live()))
             self.nodes.append(self._largest_graph()[0])
         self.step, self.tally = self.step + 1, self._new_tally()
-        self._call = -1
+        self._call, self._passes = -1, 0
         self._firsts.clear()
         self._places.clear()
         self.modules.forget()
@@ -412,6 +416,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 return backward(*args, **kwargs)
             given = dict(zip(("tensors", "grad_tensors", "retain_graph", "create_graph"), args, strict=False)) | kwargs
             self._backward_from, begun = here(), self.operator + 1
+            self._passes += 1
             for handle in self.live():
                 if handle >= self._since and self.kinds[handle] is Kind.TEMPORARY:
                     self.kinds[handle] = Kind.ACTIVATION
@@ -450,10 +455,10 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         before = self._pending.get(name)
         summed = before is not None and before.gradient() is gradient and zeroed is None
         if before is not None and not summed and (zeroed is not None or not self._was_read(before)):
-            self.dropped.append(Dropped(name, before.handle, before.size_bytes, before.site, self.step))
+            self.dropped.append(Dropped(name, before.handle, before.size_bytes, before.site, before.number, self.step))
         size = gradient.numel() * gradient.element_size()
-        reference, made_at = weakref.ref(gradient), self.operator
-        self._pending[name] = _Pending(reference, handle, size, self._backward_from, made_at)
+        origin, made_at = (self._backward_from, self._passes), self.operator
+        self._pending[name] = _Pending(weakref.ref(gradient), handle, size, *origin, made_at)
 
     def _was_read(self, pending: "_Pending") -> bool:
         """Returns whether the user's code has read a gradient, such as to move weights by it or to clip it."""

@@ -1,27 +1,44 @@
-"""What if: changes that are applied to a step from outside, and the peak of memory that the device then has.
+"""What if: changes that are applied to a step from outside, and the peak of memory and the time that it then has.
 
 A change that only moves releases can be replayed. One that replaces what is computed has to be run.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import nn
 
+from autofit.core.answer import Ratio
 from autofit.core.loading import Loading
+from autofit.core.objective import TIE_RATIO
 from autofit.core.plan import KnobValue
 from autofit.devices.base import Device
+from autofit.doctor.diagnosis import Bound
+from autofit.search.race import Race, run_race
 from autofit.workloads.step import storage_bytes
 
 STEPS = 2
 """Number of steps whose peak is measured: the first frees what the step before it left."""
+BLOCK_S = 0.05
+"""Least seconds of a block of steps in a race, so that the clock and the change of steps count for little."""
+RACE_S = 4.0
+"""Seconds after which a race ends undecided. A change that is worth while is decided earlier."""
+CHANGED, PRESENT = "changed", "present"
+_INPUTS = 6
+"""Number of positional arguments of `torch.autograd.backward` with which `inputs` is one of them."""
 
 Call = tuple[nn.Module, int]
 """A call of a module: the module, and how often it was called before in the same step."""
+
+
+Run = Callable[[], None]
+"""Runs one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +47,21 @@ class Change:
 
     Attributes:
         about: the change, as a sentence without a full stop.
-        applied: returns a context in which steps run with the change; each step must run inside a new one.
-        run: runs a step that is another one than the training's; None for that.
+        applied: returns a context in which one step of the training runs with the change.
+        opened: returns a context with a function that runs a step which is another one than the training's; None for
+            that.
+        bound: "at least" if the correction in the code saves more than the change.
     """
 
     about: str
     applied: Callable[[], AbstractContextManager[None]] = nullcontext
-    run: Callable[[], None] | None = None
+    opened: Callable[[], AbstractContextManager[Run]] | None = None
+    bound: Bound = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Runs steps with a change and measures their peak.
+    """Runs steps with a change and measures their peak and their time.
 
     Attributes:
         run: runs one whole step of the training.
@@ -50,40 +70,95 @@ class WhatIf:
         plan: returns the step under a plan with one other value of a knob; None if the training does not offer it.
         loading: returns how fast the loader is with more workers than the user's; None if it needs no more.
         padding: returns the share of padding in a batch, from 0 to 1; None if that is unknown.
+        until_s: value of `time.monotonic` from which on nothing further is begun.
+        changes: the changes whose peaks were measured, by `Change.about`.
     """
 
-    run: Callable[[], None]
+    run: Run
     device: Device
     held: Callable[[], Iterable[torch.Tensor]]
     plan: Callable[[str, KnobValue], Change | None] = lambda knob, value: None
     loading: Callable[[], Loading | None] = lambda: None
     padding: Callable[[], float | None] = lambda: None
+    until_s: float = math.inf
+    changes: dict[str, Change] = field(default_factory=dict)
     _present: list[int | None] = field(default_factory=list)  # the peak without a change, once it is known
+
+    @property
+    def over(self) -> bool:
+        """Whether the time for further steps is over."""
+        return monotonic() >= self.until_s
 
     def peak_bytes(self, change: Change | None = None) -> int | None:
         """Returns the peak of live tensors in steps with a change; None if a step fails with it, or is not metered."""
-        with suppress(Exception):  # the user's code may need what the change takes away
-            self._step(change)
+        with suppress(Exception), self._steps(change) as run:  # the user's code may need what the change takes away
+            run()
             with self.device.meter(lambda: storage_bytes(self.held(), self.device.torch_device)) as reading:
                 for _ in range(STEPS):
-                    self._step(change)
+                    run()
                     reading.drain()
             return None if reading.memory is None else reading.memory.allocated_bytes
         return None
 
-    def saved_bytes(self, change: Change) -> int | None:
-        """Returns by how much a change lowers the peak; None if that cannot be measured."""
+    def present_bytes(self) -> int | None:
+        """Returns the peak of steps without a change, measured once."""
         if not self._present:
             self._present.append(self.peak_bytes())
-        before, after = self._present[0], self.peak_bytes(change)
+        return self._present[0]
+
+    def saved_bytes(self, change: Change) -> int | None:
+        """Returns by how much a change lowers the peak; None if that cannot be measured."""
+        before, after = self.present_bytes(), self.peak_bytes(change)
+        self.changes[change.about] = change
         return None if before is None or after is None else before - after
 
-    def _step(self, change: Change | None) -> None:
+    def speed(self, change: Change) -> Ratio | None:
+        """Returns how many times as fast steps are with a change, from a race in interleaved blocks.
+
+        Returns None if the difference is within the noise, if a step fails, or if the time is over before a decision.
+        """
+        until_s = min(self.until_s, monotonic() + RACE_S)
+        race, counts = Race((CHANGED, PRESENT), pinned=PRESENT), dict[str, int]()
+
+        def block(name: str) -> float | str:
+            try:
+                with self._steps(change if name == CHANGED else None) as run:
+                    if name not in counts:
+                        run()
+                        _, step_s = self.device.timed(run)
+                        counts[name] = math.ceil(BLOCK_S / max(step_s, 1e-6))
+                    elif change.opened is not None:  # what it made anew is slow at first
+                        run()
+                    _, block_s = self.device.timed(lambda: [run() for _ in range(counts[name])])
+                    return counts[name] / block_s
+            except Exception as error:  # noqa: BLE001  # the user's code may need what the change takes away
+                return type(error).__name__
+
+        def is_late() -> bool:
+            return monotonic() >= until_s
+
+        run_race(race, block, is_late, late=is_late)
+        pairing = race.pairing(CHANGED, PRESENT)
+        if race.left.get(PRESENT) or pairing is None:
+            return None
+        ratio = pairing.ratio()
+        return ratio if (ratio.low > 1 or ratio.high < 1) and abs(pairing.log_ratio) > TIE_RATIO else None
+
+    @contextmanager
+    def _steps(self, change: Change | None) -> Iterator[Run]:
+        """Yields what runs a step with a change."""
         if change is None:
-            self.run()
-            return
-        with change.applied():
-            (change.run or self.run)()
+            yield self.run
+        elif change.opened is not None:
+            with change.opened() as run:
+                yield run
+        else:
+
+            def run_changed() -> None:
+                with change.applied():
+                    self.run()
+
+            yield run_changed
 
 
 @contextmanager
@@ -127,6 +202,30 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in held:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def only_used(unused: Mapping[int, Iterable[nn.Parameter]], parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Has the backward passes of a step leave out gradients: those of some parameters, by number of the pass, from 1.
+
+    The other `parameters` get theirs. A pass that names its inputs itself stays as it is.
+    """
+    left_out = {number: {id(each) for each in some} for number, some in unused.items()}
+    trained = [each for each in parameters if each.requires_grad and each.is_leaf]
+    backward, passes = torch.autograd.backward, 0
+
+    def backward_of_used(*args: Any, **kwargs: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes in left_out and kwargs.get("inputs") is None and len(args) < _INPUTS:
+            kwargs["inputs"] = [each for each in trained if id(each) not in left_out[passes]]
+        backward(*args, **kwargs)
+
+    torch.autograd.backward = backward_of_used
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
 
 
 @contextmanager

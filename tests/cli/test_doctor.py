@@ -114,7 +114,7 @@ def test_a_target_is_watched_and_what_it_prints_is_not_in_the_result(target: str
     assert "`KEPT[" in text
     assert "train.py:" in text
     assert "noise of the user's file" in err
-    assert "autofit: watching seven training steps on " in err
+    assert "autofit: watching 7 training steps on " in err
     assert "\x1b" not in out, "a pipe gets no colours"
 
 
@@ -208,7 +208,7 @@ def test_a_script_is_ended_once_seven_steps_are_watched(script: Callable[..., st
     assert "memory grows by 1 MiB per step" in text.lower().replace("mib", "MiB")
     assert "`kept[" in text
     assert "loop.py:16" in text
-    assert "autofit: running loop.py until seven optimizer steps are watched ..." in err
+    assert "autofit: running loop.py until 7 optimizer steps are done ..." in err
 
 
 def test_a_script_that_ends_early_gives_what_was_found_until_then(script: Callable[..., str], run: Run) -> None:

@@ -98,15 +98,15 @@ def state(case: Case, observation: Observation) -> list[object]:
 def test_looking_changes_nothing(member: Detector, subject: tuple[Case, Observation]) -> None:
     case, observation = subject
     before = state(case, observation)
-    first = (member.unchecked(observation), [] if member.unchecked(observation) else list(member.find(observation)))
+    first = (member.skipped(observation), [] if member.skipped(observation) else list(member.find(observation)))
     assert state(case, observation) == before
-    assert (member.unchecked(observation), [] if first[0] else list(member.find(observation))) == first
+    assert (member.skipped(observation), [] if first[0] else list(member.find(observation))) == first
 
 
 @each_member
 def test_findings_are_whole_sentences_about_their_kind(member: Detector, subject: tuple[Case, Observation]) -> None:
     _, observation = subject
-    if reason := member.unchecked(observation):
+    if reason := member.skipped(observation):
         assert not reason.endswith(".")
         return
     for finding in member.find(observation):

@@ -21,8 +21,9 @@ from autofit.core.budget import Budget
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu, HostMeter
 from autofit.doctor.diagnosis import Diagnosis, Finding
+from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import Observation, Observer
-from autofit.doctor.session import Session, collection_off
+from autofit.doctor.session import Scope, Session, collection_off
 from autofit.doctor.watch import Watch
 
 MIB = 2**20
@@ -55,9 +56,12 @@ class Small(Cpu):
         return Budget(memory_bytes=SMALL_BYTES)
 
 
-def diagnosed(case: Case, device: Device | None = None, **more: Any) -> Diagnosis:
+def diagnosed(
+    case: Case, device: Device | None = None, detectors: Sequence[Detector] | None = None, **more: Any
+) -> Diagnosis:
     """Runs a case until the doctor has seen enough."""
-    session = Session("case", lambda: {"step": case.step}, [case.model], device or Small(), **more)
+    scope = Scope(detectors)
+    session = Session("case", lambda: {"step": case.step}, [case.model], device or Small(), scope=scope, **more)
     try:
         for _ in range(MOST_STEPS):
             case.step()

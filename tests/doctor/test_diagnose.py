@@ -1,6 +1,7 @@
 """`autofit.diagnose`: what it finds in a workload, on which batch, what it refuses, and that it leaves no trace."""
 
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ import autofit
 from autofit import devices
 from autofit.doctor import findings
 from autofit.doctor.diagnose import diagnose_workload
-from autofit.doctor.diagnosis import Diagnosis
+from autofit.doctor.diagnosis import Diagnosis, measured
+from autofit.doctor.session import Scope
 from autofit.torch_internals import top_saved_tensors_hook
 from tests.digests import digest_of
-from tests.doctor.cases import ON_ACCELERATORS, unchecked
+from tests.doctor.cases import ON_ACCELERATORS, of, unchecked
 from tests.workloads import gans
 
 WIDTH, BATCH = 1024, 256
@@ -151,10 +153,48 @@ def test_of_a_global_batch_two_micro_batches_are_accumulated() -> None:
     assert kinds(four, minor=True) == []
 
 
+class _Slow(torch.autograd.Function):
+    """A product that takes 10 ms, and another 10 ms for the gradient of its weight."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        sleep(0.01)
+        ctx.save_for_backward(given)
+        return given * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        sleep(0.01)
+        return None, (gradient * ctx.saved_tensors[0]).sum(0)
+
+
+class _SlowBody(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.ones(64)), nn.Linear(64, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(_Slow.apply(inputs, self.weight))  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_the_time_of_a_change_is_that_of_the_correction_in_the_code() -> None:
+    model = _SlowBody()
+    loader = DataLoader(TensorDataset(torch.randn(64, 64), torch.randint(4, (64,))), batch_size=16)
+    named: dict[str, Any] = {"loss_fn": F.cross_entropy, "optimizer": torch.optim.SGD(model.head.parameters(), 0.1)}
+    (finding,) = of(autofit.diagnose(model, loader, device="cpu", **named), "gradient-without-optimizer")
+    assert finding.speed is not None
+    assert finding.speed.low < finding.speed.value < finding.speed.high
+    assert finding.speed.value == pytest.approx(2, rel=0.2), "of 20 ms, 10 are left"
+    assert f"{finding.speed.value:.2f}x as fast" in measured(finding)
+    model.weight.requires_grad_(False)
+    assert of(autofit.diagnose(model, loader, device="cpu", **named), "gradient-without-optimizer") == []
+
+
 def test_only_the_chosen_kinds_are_looked_for() -> None:
     model, loader = make()
     workload = autofit.Workload(model, loader, loss_fn=F.cross_entropy)
-    found = diagnose_workload(workload, devices.host(), "t", detectors=findings.chosen(["retain-graph"]))
+    found = diagnose_workload(workload, devices.host(), "t", Scope(findings.chosen(["retain-graph"])))
     assert found.checked == ("retain-graph",)
 
 

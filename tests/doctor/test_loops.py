@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
+from autofit.core.errors import UsageError
 from autofit.doctor.diagnosis import Diagnosis, Finding
 from autofit.doctor.loops import INCOMPLETE, Enough, ScriptObserver
 from autofit.doctor.observation import GROWING
@@ -162,6 +163,30 @@ def test_an_error_in_the_loop_is_the_users_and_observes_nothing_any_more() -> No
         fails()
     assert watched.diagnosis is not None
     assert watched.diagnosis.notes == (INCOMPLETE,)
+
+
+def test_a_list_with_a_limit_is_told_from_growth_by_more_steps() -> None:
+    model, optimizer, loader = make(16)
+
+    def found(steps: int) -> list[Finding]:
+        last, watched = list[torch.Tensor](), autofit.watch(loader, steps=steps, show=False)
+        for x, _ in watched:
+            optimizer.zero_grad()
+            out = model(x)
+            out.mean().backward()
+            optimizer.step()
+            last.append(out.detach())
+            del last[:-8]
+        return shown(watched.diagnosis)
+
+    (growth,) = found(6)
+    assert "room for more than 6 items" in growth.evidence[0]
+    assert not {each.id for each in found(12)} & {"grows", "graph-kept", "graph-grows"}
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 6"):
+        autofit.watch([], steps=3)
 
 
 def test_of_two_loops_at_once_the_first_is_observed() -> None:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.devices.cpu import HostMeter
+from autofit.devices.cpu import Cpu, HostMeter
 from autofit.doctor.diagnosis import Finding, Size
 from autofit.doctor.findings import members
-from autofit.doctor.findings.base import Detector
+from autofit.doctor.findings.base import OVER, Detector
 from autofit.doctor.observation import STEPS, Observation
 from autofit.doctor.session import COMPILED, Session, _rank, collection_off, uncompiled
+from autofit.doctor.what_if import WhatIf
 from tests.doctor.cases import (
     ON_ACCELERATORS,
     PAIRS,
@@ -229,3 +230,16 @@ def test_growth_comes_first_then_the_costliest_and_minor_ones_last() -> None:
     assert sorted([least, small, none, slow, minor, large, fast], key=_rank) == [
         fast, slow, large, small, none, minor, least,
     ]  # fmt: skip
+
+
+def test_without_time_for_further_steps_sizes_are_replayed_and_what_needs_them_is_not_checked() -> None:
+    def what_if(held: Callable[[], Any]) -> WhatIf:
+        return WhatIf(lambda: pytest.fail("a further step"), Cpu(), held, until_s=0.0)
+
+    case = PAIRS["taught"].make(False)
+    found = diagnosed(case, what_if=what_if)
+    (finding,) = [each for each in found.findings if each.id == "saved-unused"]
+    assert finding.size is not None
+    assert (finding.size.basis, finding.confirmed, finding.speed) == ("replayed", "", None)
+    reasons = {each.id: each.reason for each in found.unchecked}
+    assert {reasons[name] for name in RUN_AGAIN} == {OVER}

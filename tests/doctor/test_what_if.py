@@ -1,13 +1,16 @@
 """Changes that are applied from outside, and the peaks that are measured with them."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from time import sleep
 
 import pytest
 import torch
 from torch import nn
 
 from autofit.devices.cpu import Cpu
-from autofit.doctor.what_if import Change, WhatIf, frozen, replaced, without_graph
+from autofit.doctor.what_if import Change, WhatIf, frozen, only_used, replaced, without_graph
+from autofit.search.race import MIN_ROUNDS
 
 WIDTH = 512
 
@@ -93,7 +96,7 @@ def test_the_peak_with_a_change_is_that_of_steps_with_it(model: nn.Sequential) -
 
 def test_a_change_may_run_another_step(model: nn.Sequential) -> None:
     bench = what_if(model)
-    nothing = bench.peak_bytes(Change("nothing", run=lambda: None))
+    nothing = bench.peak_bytes(Change("nothing", opened=lambda: nullcontext(lambda: None)))
     assert nothing == sum(parameter.numel() * 4 for parameter in model.parameters())
 
 
@@ -103,5 +106,64 @@ def test_a_step_that_fails_with_a_change_has_no_peak(model: nn.Sequential) -> No
     def fail() -> None:
         raise RuntimeError("no")
 
-    assert bench.peak_bytes(Change("fails", run=fail)) is None
-    assert bench.saved_bytes(Change("fails", run=fail)) is None
+    assert bench.peak_bytes(Change("fails", opened=lambda: nullcontext(fail))) is None
+    assert bench.saved_bytes(Change("fails", opened=lambda: nullcontext(fail))) is None
+
+
+def test_a_change_that_takes_half_of_the_time_is_twice_as_fast(model: nn.Sequential) -> None:
+    naps = [0.004, 0.004]
+
+    @contextmanager
+    def without_a_nap() -> Iterator[None]:
+        nap = naps.pop()
+        yield
+        naps.append(nap)
+
+    bench = WhatIf(lambda: sleep(sum(naps)), Cpu(), list)
+    ratio = bench.speed(Change("one nap", without_a_nap))
+    assert ratio is not None
+    assert ratio.low < 2 < ratio.high or ratio.value == pytest.approx(2, rel=0.1)
+    assert ratio.pairs >= MIN_ROUNDS
+    slower = bench.speed(Change("a longer nap", opened=lambda: nullcontext(lambda: sleep(0.016))))
+    assert slower is not None
+    assert slower.high < 1
+
+
+def test_the_speed_of_a_change_within_the_noise_is_not_told() -> None:
+    bench = WhatIf(lambda: sleep(0.02), Cpu(), list)
+    assert bench.speed(Change("nothing", nullcontext)) is None
+
+
+def test_a_change_with_which_a_step_fails_has_no_speed() -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    bench = WhatIf(lambda: sleep(0.001), Cpu(), list)
+    assert bench.speed(Change("fails", opened=lambda: nullcontext(fail))) is None
+
+
+def test_after_its_time_nothing_is_raced() -> None:
+    calls = list[int]()
+    bench = WhatIf(lambda: calls.append(1), Cpu(), list, until_s=0.0)
+    assert bench.over
+    assert bench.speed(Change("nothing")) is None
+    assert calls == []
+
+
+def test_a_backward_pass_may_leave_gradients_out(model: nn.Sequential) -> None:
+    data = torch.randn(2, WIDTH)
+
+    def passes() -> list[torch.Tensor | None]:
+        model.zero_grad()
+        for _ in range(2):
+            torch.autograd.backward(model(data).square().mean())
+        return [parameter.grad for parameter in model.parameters()]
+
+    wanted = passes()
+    with only_used({1: list(model[0].parameters())}, model.parameters()):
+        found = passes()
+    for each, other, factor in zip(found, wanted, (0.5, 0.5, 1, 1), strict=True):
+        assert each is not None
+        assert other is not None
+        torch.testing.assert_close(each, factor * other)
+    assert torch.autograd.backward.__name__ == "backward"

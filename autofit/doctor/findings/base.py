@@ -11,6 +11,8 @@ from autofit.doctor.what_if import Change
 
 NOT_AGAIN = "no further steps were run"
 """Why a kind of finding is not looked for in a loop or a script, whose steps cannot be run again, or on request."""
+OVER = "the time for further steps was over; --time gives more"
+"""Why a kind of finding is not looked for at the end of a diagnosis that took long."""
 
 
 class Detector(ABC):
@@ -19,13 +21,23 @@ class Detector(ABC):
     Attributes:
         id: kind of finding, as in `Finding.id`.
         about: what it is, as a phrase.
+        runs: whether it runs further steps to find anything.
     """
 
     id: ClassVar[str]
     about: ClassVar[str]
+    runs: ClassVar[bool] = False
+
+    def skipped(self, observation: Observation) -> str:
+        """Returns why `find` is not called; "" if it is."""
+        if self.runs and observation.what_if is None:
+            return NOT_AGAIN
+        if self.runs and observation.what_if is not None and observation.what_if.over:
+            return OVER
+        return self.unchecked(observation)
 
     def unchecked(self, observation: Observation) -> str:
-        """Returns why this kind of finding cannot be looked for; "" if it can. Called before `find`."""
+        """Returns why this kind of finding cannot be looked for, beside a lack of further steps; "" if it can."""
         return ""
 
     @abstractmethod

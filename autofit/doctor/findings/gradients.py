@@ -1,7 +1,7 @@
 """Gradients and optimizer state that nothing uses."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -10,7 +10,8 @@ from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import LEAST_RATIO, Finding, Place, Size
 from autofit.doctor.findings.base import Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
-from autofit.doctor.what_if import Change, frozen
+from autofit.doctor.seen import Dropped
+from autofit.doctor.what_if import Change, frozen, only_used
 from autofit.reports.sentences import counted
 
 NO_UPDATE = "no optimizer stepped in the observed steps"
@@ -67,15 +68,11 @@ class GradientDropped(Detector):
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each backward pass that makes such gradients."""
-        lines = defaultdict[str, list[tuple[int, int | None, int]]](list)
-        for each in observation.watch.dropped:
-            if each.step == observation.step and each.parameter in observation.optimized:
-                lines[each.site.user or each.site.library].append((each.parameter, each.handle, each.size_bytes))
-        for line, dropped in lines.items():
-            handles = [handle for _, handle, _ in dropped if handle is not None]
+        for line, dropped in _dropped(observation).items():
+            handles = [each.handle for each in dropped if each.handle is not None]
             saved_bytes = observation.saved_bytes(without=handles)
-            total_bytes = sum(size_bytes for _, _, size_bytes in dropped)
-            name = observation.names[dropped[0][0]][0] if dropped[0][0] in observation.names else "a parameter"
+            total_bytes = sum(each.size_bytes for each in dropped)
+            name = observation.names.get(dropped[0].parameter, ("a parameter",))[0]
             yield Finding(
                 id=self.id,
                 what=(
@@ -91,6 +88,27 @@ class GradientDropped(Detector):
                 size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes, bound="at most"),
                 minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
             )
+
+    def change(self, observation: Observation, finding: Finding) -> Change | None:
+        """Returns a backward pass that computes only the gradients which are used. It still saves what all need."""
+        names, line = observation.names, finding.places[0].line
+        dropped = [each for each in _dropped(observation)[line] if each.parameter in names]
+        unused = {
+            number: [names[each.parameter][1] for each in dropped if each.number == number]
+            for number in {each.number for each in dropped}
+        }
+        trained = [parameter for _, parameter in names.values()]
+        about = f"the pass at {line} with inputs= that leave these parameters out"
+        return Change(about, partial(only_used, unused, trained), bound="at least") if unused else None
+
+
+def _dropped(observation: Observation) -> Mapping[str, Sequence[Dropped]]:
+    """Returns the gradients that the judged step dropped, by the line of the backward pass that made them."""
+    lines = defaultdict[str, list[Dropped]](list)
+    for each in observation.watch.dropped:
+        if each.step == observation.step and each.parameter in observation.optimized:
+            lines[each.site.user or each.site.library].append(each)
+    return lines
 
 
 class NoGradient(Detector):

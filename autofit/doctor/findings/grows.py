@@ -58,6 +58,7 @@ class Grows(Detector):
                 remedy=remedy,
                 places=(place_of(observation, largest, holder), *places_of(observation, handles)),
                 size=size,
+                evidence=_limits(observation, holder),
                 minor=is_slow(observation, max(size_bytes, host_bytes)),
             )
 
@@ -89,6 +90,7 @@ class GraphKept(Detector):
                 remedy=remedy,
                 places=(place_of(observation, largest, holder), *places_of(observation, handles)),
                 size=Size(bytes_per_step=size_bytes, basis="counted"),
+                evidence=_limits(observation, holder),
                 minor=is_slow(observation, size_bytes),
             )
 
@@ -136,6 +138,14 @@ def _unfreed(observation: Observation, handles: Iterable[int]) -> tuple[str, str
     if sites:
         return f"retain_graph=True at {sites[0]} keeps", "carry it on as state.detach(), and remove retain_graph=True"
     return "no backward pass has used up", "compute it under torch.no_grad(), or keep loss.item() or tensor.detach()"
+
+
+def _limits(observation: Observation, holder: Holder | None) -> tuple[str, ...]:
+    """Returns that a list may have a limit which the watched steps do not reach, if a list it is."""
+    if holder is None or not holder.size:
+        return ()
+    steps = len(observation.watch.levels)
+    return (f"A list with room for more than {counted(steps, 'item')} looks the same: watch more steps to tell.",)
 
 
 def _until_full(observation: Observation, bytes_per_step: int) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from autofit.doctor.diagnosis import Finding, Place
-from autofit.doctor.findings.base import NOT_AGAIN, Detector, at_peak, is_nothing
+from autofit.doctor.findings.base import Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
 from autofit.doctor.what_if import Change, WhatIf, replaced
 from autofit.torch_internals import storage_id
@@ -66,10 +66,7 @@ class HeavyModule(Detector):
 
     id = "heavy-module"
     about = "a module that saves more than the built-in function which computes the same"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if the steps cannot be run again."""
-        return "" if observation.what_if is not None else NOT_AGAIN
+    runs = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each kind of module, measured in a step without it."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from autofit.core.plan import KnobValue
 from autofit.core.units import short_number
 from autofit.doctor.diagnosis import Finding
-from autofit.doctor.findings.base import NOT_AGAIN, Detector, at_peak, is_nothing
+from autofit.doctor.findings.base import Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
 
 LEAST_PADDING = 0.05
@@ -20,10 +20,7 @@ class _Alternative(Detector):
     value: ClassVar[KnobValue]
     what: ClassVar[str]
     remedy: ClassVar[str]
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if the steps cannot be run again."""
-        return "" if observation.what_if is not None else NOT_AGAIN
+    runs = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding if the step under the plan has a lower peak."""
@@ -35,8 +32,8 @@ class _Alternative(Detector):
         yield Finding(
             id=self.id,
             what=self.what,
-            remedy=self.remedy,
-            confirmed=f"{change.about}, which autofit tune searches",
+            remedy=f"{self.remedy}; autofit tune searches this",
+            confirmed=change.about,
             **at_peak(observation, saved_bytes, basis="measured"),
         )
 
@@ -81,12 +78,12 @@ class Padding(Detector):
 
     id = "padding"
     about = "elements of batches that are padding"
+    runs = True
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, if the samples cannot be batched anew."""
-        if observation.what_if is None:
-            return NOT_AGAIN
-        return "" if observation.what_if.padding() is not None else "the loader's samples cannot be batched anew"
+        known = observation.what_if is not None and observation.what_if.padding() is not None
+        return "" if known else "the loader's samples cannot be batched anew"
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding."""
@@ -105,10 +102,7 @@ class Loader(Detector):
 
     id = "loader"
     about = "a loader that does not keep up with the steps"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if the steps cannot be run again."""
-        return "" if observation.what_if is not None else NOT_AGAIN
+    runs = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding if more worker processes make the training faster."""
