@@ -16,10 +16,11 @@ KNOBS = (
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 FINDINGS = (
-    "grows", "graph-kept", "graph-grows", "dead-at-peak", "retain-graph", "saved-unused", "gradient-without-optimizer",
-    "gradient-dropped", "no-gradient", "frozen-state", "zeroed-gradients", "float64", "view-holds", "duplicates",
-    "modes", "checkpoint-no-effect", "heavy-module", "attention-scores", "logits", "optimizer-peak", "padding",
-    "sync", "empty-cache", "fragmentation", "fp32-products", "loader",
+    "grows", "graph-kept", "graph-grows", "dead-at-peak", "retain-graph", "saved-unused",
+    "gradient-without-optimizer", "gradient-dropped", "no-gradient", "frozen-state", "zeroed-gradients", "float64",
+    "wide-mask", "view-holds", "duplicates", "modes", "checkpoint-no-effect", "heavy-module", "attention-scores",
+    "logits", "optimizer-peak", "padding", "sync", "empty-cache", "fragmentation", "fp32-products", "launch-bound",
+    "autocast-cache", "cudnn-workspace", "loader",
 )  # fmt: skip
 """Kinds of findings of autofit itself, whose own modules load torch. Completion offers them."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from time import monotonic
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.tree import Batch
 from autofit.workloads.workload import Workload
 
 HOOKS_REFUSED = "saved tensor hooks"
@@ -120,8 +122,8 @@ def _further(
     held: Callable[[], Iterable[torch.Tensor]],
 ) -> WhatIf:
     """Returns what runs further steps from now on."""
-    until_s = monotonic() + time_s
-    return opened(held, plan=plans.step, loading=plans.loading, padding=plans.padding, until_s=until_s)
+    answers: dict[str, Any] = {"plan": plans.step, "loading": plans.loading, "padding": plans.padding}
+    return opened(held, **answers, batch=plans.batch, until_s=monotonic() + time_s)
 
 
 def _observed(session: Session, run: Callable[[], None], steps: int) -> Diagnosis:
@@ -182,6 +184,10 @@ class _OtherSteps:
         found = LoaderTrials(self._source, self._device).run(outcome.measurement, micro)
         present = getattr(self._source.loader, "num_workers", 0)
         return None if found is None or found.kept or found.workers <= present else found
+
+    def batch(self) -> Batch:
+        """Returns a batch as the loader makes it."""
+        return self._source.worst(self._batch[0])
 
     def padding(self) -> float | None:
         """Returns the share of padding in a batch; None if samples cannot be batched anew."""

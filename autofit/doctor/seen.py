@@ -132,6 +132,22 @@ class Switched(NamedTuple):
     caller: int
 
 
+class Cast(NamedTuple):
+    """Casts of a parameter to another type.
+
+    Attributes:
+        step: the step.
+        handle: the parameter's allocation.
+        dtype: the other type.
+        trained: whether the parameter needs a gradient.
+    """
+
+    step: int
+    handle: int
+    dtype: torch.dtype
+    trained: bool
+
+
 class Seen:
     """What a watch has seen of a training.
 
@@ -144,6 +160,7 @@ class Seen:
         recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
         widened: operators that made float64 tensors from others, or from one that was made outside, with their lines.
         waits: how often the host waited for the device, by reason and line; not in the update.
+        casts: how often parameters were cast to another type.
         cleanings: how often `gc.collect` or the release of the allocator's cache was called, by name and line.
         work: the arithmetic and memory traffic of each step.
         levels: live bytes at the end of each step.
@@ -162,6 +179,7 @@ class Seen:
         self.recomputed = False
         self.widened: list[tuple[str, Site]] = []
         self.waits: Counter[tuple[str, Site]] = Counter()
+        self.casts: Counter[Cast] = Counter()
         self.cleanings: Counter[tuple[str, Site]] = Counter()
         self.work: list[Work] = []
         self.levels: list[int] = []

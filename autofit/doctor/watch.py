@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from autofit.doctor.graphs import nodes_of
 from autofit.doctor.seen import (
+    Cast,
     Dropped,
     LiveTensors,
     ModuleCall,
@@ -34,7 +35,7 @@ from autofit.doctor.seen import (
     state_of,
 )
 from autofit.doctor.sites import NOWHERE, Site, here
-from autofit.doctor.waits import wait_of
+from autofit.doctor.waits import CAST, wait_of
 from autofit.memory.trace import Kind, Mark
 from autofit.torch_internals import (
     BatchNorm,
@@ -246,8 +247,8 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.on_operator(self, func)
         if only_views(func):
             return self.recorded(func, args, kwargs)
-        if self._accelerated and not self._updating and (why := wait_of(func, args, kwargs, self._device_type)):
-            self.waits[why, self.site] += 1
+        if self._accelerated:
+            self._note_wait_or_cast(func, args, kwargs)
         self.operator += 1
         read = list(self._read(func, args, kwargs))
         out = self.recorded(func, args, kwargs)
@@ -256,6 +257,15 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         if isinstance(out, torch.Tensor) and out.dtype is torch.float64 and out.dim():
             self._note_widening(func, read)
         return out
+
+    def _note_wait_or_cast(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Notes an operator for which the host waits, or which casts a parameter. The first not in an update."""
+        if not self._updating and (why := wait_of(func, args, kwargs, self._device_type)):
+            self.waits[why, self.site] += 1
+        if func is CAST and (wanted := kwargs.get("dtype")) not in (None, args[0].dtype):
+            handle = self.handle_of(args[0])
+            if handle is not None and self.kinds[handle] is Kind.PARAMETER:
+                self.casts[Cast(self.step, handle, wanted, args[0].requires_grad)] += 1
 
     def _note_widening(self, func: Any, read: Sequence[int]) -> None:
         """Notes an operator whose float64 result has no float64 operand that the steps have made."""

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from statistics import median
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from autofit.core.objective import TIE_RATIO
 from autofit.core.plan import KnobValue
 from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Bound
+from autofit.doctor.sites import Site
+from autofit.doctor.waits import WaitTimer
 from autofit.search.race import Race, run_race
 from autofit.workloads.step import storage_bytes
 
@@ -27,6 +30,8 @@ STEPS = 2
 """Number of steps whose peak is measured: the first frees what the step before it left."""
 BLOCK_S = 0.05
 """Least seconds of a block of steps in a race, so that the clock and the change of steps count for little."""
+PACE_STEPS = 5
+"""Number of steps of which the median time counts."""
 RACE_S = 4.0
 """Seconds after which a race ends undecided. A change that is worth while is decided earlier."""
 CHANGED, PRESENT = "changed", "present"
@@ -60,6 +65,21 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How the host and an accelerator share the time of a step.
+
+    Attributes:
+        issue_s: seconds until the host has issued all work of a step.
+        step_s: seconds until the device has done it.
+        waits_s: seconds that the host waits meanwhile, at least, by reason and line.
+    """
+
+    issue_s: float
+    step_s: float
+    waits_s: Mapping[tuple[str, Site], float]
+
+
+@dataclass(frozen=True, slots=True)
 class WhatIf:
     """Runs steps with a change and measures their peak and their time.
 
@@ -70,6 +90,7 @@ class WhatIf:
         plan: returns the step under a plan with one other value of a knob; None if the training does not offer it.
         loading: returns how fast the loader is with more workers than the user's; None if it needs no more.
         padding: returns the share of padding in a batch, from 0 to 1; None if that is unknown.
+        batch: returns a batch as the loader makes it; None if the training has no such batches.
         until_s: value of `time.monotonic` from which on nothing further is begun.
         changes: the changes whose peaks were measured, by `Change.about`.
     """
@@ -80,9 +101,11 @@ class WhatIf:
     plan: Callable[[str, KnobValue], Change | None] = lambda knob, value: None
     loading: Callable[[], Loading | None] = lambda: None
     padding: Callable[[], float | None] = lambda: None
+    batch: Callable[[], Any] = lambda: None
     until_s: float = math.inf
     changes: dict[str, Change] = field(default_factory=dict)
     _present: list[int | None] = field(default_factory=list)  # the peak without a change, once it is known
+    _pace: list["Pace | None"] = field(default_factory=list)  # once it is known
 
     @property
     def over(self) -> bool:
@@ -111,6 +134,39 @@ class WhatIf:
         before, after = self.present_bytes(), self.peak_bytes(change)
         self.changes[change.about] = change
         return None if before is None or after is None else before - after
+
+    def pace(self) -> "Pace | None":
+        """Returns how the host and the device share the time of a step, measured once; None if a step fails."""
+        if not self._pace:
+            self._pace.append(self._measured_pace())
+        return self._pace[0]
+
+    def _measured_pace(self) -> "Pace | None":
+        with suppress(Exception):
+            timer, times = WaitTimer(self.device.type), list[tuple[float, float]]()
+            with timer:
+                self.run()
+            for _ in range(PACE_STEPS):
+                self.device.synchronize()
+                began = perf_counter()
+                self.run()
+                issued = perf_counter()
+                self.device.synchronize()
+                times.append((issued - began, perf_counter() - began))
+            issue_s, step_s = (median(each) for each in zip(*times, strict=True))
+            return Pace(issue_s, step_s, timer.waits_s)
+        return None
+
+    def transient_bytes(self) -> int | None:
+        """Returns by how much a step raises the memory that the device counts as allocated; None if that is unknown."""
+        with suppress(Exception):
+            self.run()
+            with self.device.meter(lambda: storage_bytes(self.held(), self.device.torch_device)) as reading:
+                reading.drain()
+            peak_bytes = self.present_bytes()
+            if reading.memory is not None and peak_bytes is not None:
+                return peak_bytes - reading.memory.allocated_bytes
+        return None
 
     def speed(self, change: Change) -> Ratio | None:
         """Returns how many times as fast steps are with a change, from a race in interleaved blocks.

@@ -171,7 +171,7 @@ def test_without_further_steps_what_needs_them_is_not_looked_for(target: str, ru
     found = [Diagnosis.model_validate_json(run(*words, *more)[1]) for more in ((), ("--no-runs",))]
     left_out = [{each.id for each in one.unchecked} for one in found]
     assert left_out[1] - left_out[0] == {
-        "heavy-module", "attention-scores", "logits", "optimizer-peak", "padding", "loader",
+        "heavy-module", "attention-scores", "logits", "optimizer-peak", "padding", "loader", "wide-mask",
     }  # fmt: skip
     assert all(each.size is None or each.size.basis != "measured" for each in found[1].findings)
 

@@ -47,11 +47,11 @@ def test_what_it_is_is_a_phrase(member: Detector) -> None:
 
 
 ELSEWHERE = {
-    "test_tensors.py": ("float64", "view-holds", "duplicates"),
+    "test_tensors.py": ("float64", "view-holds", "duplicates", "wide-mask"),
     "test_modes.py": ("modes", "checkpoint-no-effect"),
     "test_heavy_module.py": ("heavy-module",),
     "test_plans.py": ("attention-scores", "logits", "optimizer-peak", "padding", "loader"),
-    "test_accelerators.py": ("fragmentation", "fp32-products"),
+    "test_accelerators.py": ("fragmentation", "fp32-products", "launch-bound", "autocast-cache", "cudnn-workspace"),
     "test_waits.py": ("sync", "empty-cache"),
 }
 """Kinds with trainings of their own, by the file in tests/doctor/findings that has them."""

@@ -237,3 +237,49 @@ def test_a_measured_size_is_that_of_the_correction(device: Device) -> None:
     assert found.size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.05)
     assert found.size.peak_bytes > MIB
     assert of(good, "saved-unused") == []
+
+
+class Scaled(torch.nn.Module):
+    """Products in a loop, under autocast, of a frozen or a trained weight."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(not frozen)
+        self.head = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            for _ in range(4):
+                x = self.body(x)
+            out: torch.Tensor = self.head(x)
+        return out
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_autocast_does_not_remember_the_casts_of_frozen_weights(frozen: bool, device: Device) -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(frozen).to("cuda"), torch.randn(ROWS, WIDTH, device="cuda")
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad])
+
+    def step() -> None:
+        model(x).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = of(diagnosed(Case(model, step), device, chosen(["autocast-cache"])), "autocast-cache")
+    assert len(found) == frozen
+    assert all("body" in each.what or "Linear" in each.what or "1024" in each.what for each in found)
+
+
+def test_waits_are_timed_where_steps_run_again() -> None:
+    def step_fn(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().mean()
+        assert loss.item() == loss.item()
+        return loss
+
+    model = torch.nn.Linear(WIDTH, WIDTH).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    found = autofit.diagnose(model, [torch.randn(ROWS, WIDTH)], step_fn=step_fn, optimizer=optimizer, device="cuda")
+    (read,) = [each for each in of(found, "sync") if "a value is read" in each.what]
+    assert "It waits for at least " in read.evidence[0]
+    assert {"launch-bound", "cudnn-workspace"} <= {*found.checked, *(each.id for each in found.unchecked)}

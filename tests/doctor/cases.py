@@ -85,9 +85,16 @@ def observed(case: Case, account: Account | None = None, device: str = "cpu") ->
     raise AssertionError(f"no observation after {MOST_STEPS} steps")
 
 
-ON_ACCELERATORS = frozenset(("sync", "fragmentation", "fp32-products"))
+ON_ACCELERATORS = frozenset(
+    ("sync", "fragmentation", "fp32-products", "autocast-cache", "launch-bound", "cudnn-workspace")
+)
 """Kinds of findings that are not looked for on a host."""
-RUN_AGAIN = frozenset(("heavy-module", "attention-scores", "logits", "optimizer-peak", "padding", "loader"))
+RUN_AGAIN = frozenset(
+    (
+        *("heavy-module", "attention-scores", "logits", "optimizer-peak", "padding", "loader", "launch-bound"),
+        *("cudnn-workspace", "wide-mask"),
+    )
+)
 """Kinds of findings that run further steps, and are not looked for in loops and scripts."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from autofit.core.errors import UsageError
-from autofit.doctor.findings.accelerators import Fp32Products, Fragmentation
+from autofit.doctor.findings.accelerators import Fp32Products, Fragmentation, LaunchBound, RepeatedCasts, Workspaces
 from autofit.doctor.findings.at_the_peak import DeadAtPeak, RetainGraph, SavedUnused
 from autofit.doctor.findings.base import Detector
 from autofit.doctor.findings.gradients import (
@@ -18,15 +18,15 @@ from autofit.doctor.findings.grows import GraphGrows, GraphKept, Grows
 from autofit.doctor.findings.heavy_module import HeavyModule
 from autofit.doctor.findings.modes import CheckpointNoEffect, Modes
 from autofit.doctor.findings.plans import AttentionScores, Loader, Logits, OptimizerPeak, Padding
-from autofit.doctor.findings.tensors import Duplicates, Float64, ViewHolds
+from autofit.doctor.findings.tensors import Duplicates, Float64, ViewHolds, WideMask
 from autofit.doctor.findings.waits import EmptyCache, Sync
 from autofit.plugins import plugins
 
 BUILT_IN: tuple[type[Detector], ...] = (
     Grows, GraphKept, GraphGrows, DeadAtPeak, RetainGraph, SavedUnused, GradientWithoutOptimizer, GradientDropped,
-    NoGradient, FrozenState, ZeroedGradients, Float64, ViewHolds, Duplicates, Modes, CheckpointNoEffect,
+    NoGradient, FrozenState, ZeroedGradients, Float64, WideMask, ViewHolds, Duplicates, Modes, CheckpointNoEffect,
     HeavyModule, AttentionScores, Logits, OptimizerPeak, Padding, Sync, EmptyCache,
-    Fragmentation, Fp32Products, Loader,
+    Fragmentation, Fp32Products, LaunchBound, RepeatedCasts, Workspaces, Loader,
 )  # fmt: skip
 """The kinds of findings of autofit itself."""
 

@@ -11,6 +11,8 @@ from autofit.doctor.what_if import Change
 
 NOT_AGAIN = "no further steps were run"
 """Why a kind of finding is not looked for in a loop or a script, whose steps cannot be run again, or on request."""
+ON_ACCELERATORS = "it concerns accelerators only"
+"""Why a kind of finding is not looked for on a host."""
 OVER = "the time for further steps was over; --time gives more"
 """Why a kind of finding is not looked for at the end of a diagnosis that took long."""
 

@@ -10,6 +10,7 @@ from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, Finding, Place, S
 from autofit.doctor.findings.base import Detector, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.observation import Observation
 from autofit.reports.sentences import counted
+from autofit.workloads.tree import named_tensors
 
 LEAST_BUFFER_BYTES = 1024
 """Smallest buffer that is compared with others."""
@@ -45,6 +46,36 @@ class Float64(Detector):
             places=(*(observation.place_at(site) for _, site in watch.widened[:3]), *places_of(observation, handles)),
             size=Size(peak_bytes=max(saved_bytes, 0), bound="at least"),  # casts to and from float64 go as well
             minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
+        )
+
+
+class WideMask(Detector):
+    """Masks of 0 and 1 in a batch, in a type of more than one byte."""
+
+    id = "wide-mask"
+    about = "masks that a batch holds as numbers of several bytes"
+    runs = True
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why not, if the batches are not known."""
+        known = observation.what_if is not None and observation.what_if.batch() is not None
+        return "" if known else "batches are read from the loader of a workload only"
+
+    def find(self, observation: Observation) -> Iterator[Finding]:
+        """Yields one finding for all masks, which are recognised by their names and values."""
+        batch = None if observation.what_if is None else observation.what_if.batch()
+        masks = [(name, mask) for name, mask in named_tensors(batch) if "mask" in name.lower() and _is_wide_mask(mask)]
+        saved_bytes = sum(mask.numel() * (mask.element_size() - 1) for _, mask in masks)
+        if not masks or is_nothing(observation, saved_bytes):
+            return
+        name, mask = max(masks, key=lambda each: each[1].numel() * each[1].element_size())
+        kind = str(mask.dtype).removeprefix("torch.")
+        yield Finding(
+            id=self.id,
+            what=f"{name} of the batch is {kind} {list(mask.shape)}, and has no other values than 0 and 1",
+            remedy="make it torch.bool in the data set or the collate_fn",
+            size=Size(peak_bytes=saved_bytes, basis="counted", bound="at most"),
+            minor=saved_bytes < max(LEAST_RATIO * observation.peak_bytes, LEAST_BYTES),
         )
 
 
@@ -102,6 +133,10 @@ class Duplicates(Detector):
 def _is_wide(observation: Observation, handle: int) -> bool:
     form = observation.watch.forms[handle]
     return form is not None and form[0] is torch.float64 and bool(form[1])
+
+
+def _is_wide_mask(tensor: torch.Tensor) -> bool:
+    return tensor.element_size() > 1 and bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def _equal_buffers(observation: Observation) -> Iterator[list[tuple[str, torch.Tensor]]]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
+from autofit.core.units import format_duration
 from autofit.doctor.diagnosis import Finding
-from autofit.doctor.findings.base import Detector
+from autofit.doctor.findings.base import ON_ACCELERATORS, Detector
 from autofit.doctor.observation import Observation
 from autofit.doctor.waits import PAGEABLE
 
 EVERY_STEP = 0.5
 """Smallest number of waits per step that is shown."""
-ON_HOST = "nothing waits where the CPU computes"
 
 
 class Sync(Detector):
@@ -20,15 +20,18 @@ class Sync(Detector):
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, on a host."""
-        return ON_HOST if observation.account.allocator == "host" else ""
+        return ON_ACCELERATORS if observation.account.allocator == "host" else ""
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each line and reason, the most frequent first."""
         steps = max(len(observation.watch.levels), 1)
+        what_if = observation.what_if
+        pace = None if what_if is None or what_if.over or not observation.watch.waits else what_if.pace()
         for (what, site), count in observation.watch.waits.most_common():
             if count / steps < EVERY_STEP:
                 continue
             pageable = what == PAGEABLE
+            waited_s = 0.0 if pace is None else pace.waits_s.get((what, site), 0.0)
             yield Finding(
                 id=self.id,
                 what=f"the host waits for the device in each step at {site}{_times(count / steps)}, because {what}",
@@ -38,7 +41,7 @@ class Sync(Detector):
                     else "keep the value on the device, read it every few steps, or pass the size that is known"
                 ),
                 places=(observation.place_at(site),),
-                evidence=("How long the host waits was not measured.",),
+                evidence=(_waited(waited_s, 0.0 if pace is None else pace.step_s),),
             )
 
 
@@ -63,6 +66,12 @@ class EmptyCache(Detector):
                 remedy="call it once before the training, or after an evaluation, or not at all",
                 places=(observation.place_at(site),),
             )
+
+
+def _waited(waited_s: float, step_s: float) -> str:
+    if not waited_s:
+        return "How long the host waits was not measured."
+    return f"It waits for at least {format_duration(waited_s)} of a step of {format_duration(step_s)}."
 
 
 def _times(per_step: float) -> str:

@@ -1,13 +1,29 @@
 """What is looked for on accelerators alone, here with tensors on the host and the account of a caching allocator."""
 
+from dataclasses import replace
+from time import sleep
+
 import pytest
 import torch
 from torch import nn
 
 from autofit.core.account import Account
 from autofit.core.work import Work
-from autofit.doctor.findings.accelerators import EXPANDABLE, Fp32Products, Fragmentation
+from autofit.devices.cpu import Cpu
+from autofit.doctor.findings.accelerators import (
+    EXPANDABLE,
+    Fp32Products,
+    Fragmentation,
+    LaunchBound,
+    RepeatedCasts,
+    Workspaces,
+)
+from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import Observation
+from autofit.doctor.seen import Cast
+from autofit.doctor.sites import NOWHERE
+from autofit.doctor.what_if import Pace, WhatIf
+from autofit.memory.trace import Kind
 from tests.doctor.cases import MIB, Case, held_outputs, observed
 
 CACHING = Account(allocator="caching")
@@ -60,6 +76,73 @@ def on_host() -> Observation:
     return observed(held_outputs(True))
 
 
-@pytest.mark.parametrize("kind", [Fragmentation, Fp32Products])
-def test_a_host_is_not_checked(on_host: Observation, kind: type[Fragmentation] | type[Fp32Products]) -> None:
+@pytest.mark.parametrize("kind", [Fragmentation, Fp32Products, LaunchBound, RepeatedCasts, Workspaces])
+def test_a_host_is_not_checked(on_host: Observation, kind: type[Detector]) -> None:
     assert kind().unchecked(on_host)
+
+
+class Late(Cpu):
+    """A device that does its work after it was issued, as an accelerator does."""
+
+    left_s = 0.0
+
+    def synchronize(self) -> None:
+        sleep(self.left_s)
+        self.left_s = 0.0
+
+
+def issuing(issue_s: float, device_s: float) -> WhatIf:
+    """Returns steps that take the host and the device so long."""
+    device = Late()
+
+    def step() -> None:
+        sleep(issue_s)
+        device.left_s = device_s
+
+    return WhatIf(step, device, list)
+
+
+def with_what_if(what_if: WhatIf) -> Observation:
+    return replace(with_work({}), what_if=what_if)
+
+
+def test_a_device_that_waits_for_the_host_is_found() -> None:
+    seen = with_what_if(issuing(0.02, 0.0001))
+    seen.watch.work[:] = [Work(operators=1234)] * len(seen.watch.work)
+    assert LaunchBound().unchecked(seen) == ""
+    (found,) = LaunchBound().find(seen)
+    assert "1,234 operators" in found.what
+
+
+def test_a_device_that_works_on_when_all_is_issued_has_enough_to_do() -> None:
+    assert list(LaunchBound().find(with_what_if(issuing(0.005, 0.02)))) == []
+
+
+def test_a_host_that_waits_within_the_step_says_nothing_about_its_speed() -> None:
+    pace = Pace(issue_s=1.0, step_s=1.0, waits_s={("a value is read", NOWHERE): 0.4})
+    seen = with_what_if(WhatIf(lambda: None, Late(), list, _pace=[pace]))
+    assert "waits for the device" in LaunchBound().unchecked(seen)
+
+
+@pytest.mark.parametrize(("measured_mib", "found_mib"), [(164, 100), (66, 0)])
+def test_memory_beyond_the_tensors_of_a_step_is_that_of_workspaces(
+    measured_mib: int, found_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = with_work({})
+    tensors = seen.peak_bytes - seen.watch.levels[seen.step - 1]
+    beyond = max(measured_mib - 64, 0) * MIB
+    monkeypatch.setattr(WhatIf, "transient_bytes", lambda what_if: tensors + beyond)
+    found = list(Workspaces().find(replace(seen, what_if=WhatIf(lambda: None, Cpu(), list))))
+    assert [each.size.peak_bytes for each in found if each.size] == ([found_mib * MIB] if found_mib else [])
+
+
+@pytest.mark.parametrize(("trained", "count", "found"), [(True, 2, 0), (True, 6, 1), (False, 1, 1)])
+def test_casts_that_autocast_does_not_remember_are_counted(trained: bool, count: int, found: int) -> None:
+    seen = observed(held_outputs(True), CACHING)
+    seen.watch.casts[Cast(seen.step, seen.watch.kinds.index(Kind.PARAMETER), torch.bfloat16, trained)] = count
+    seen.watch.work[:] = [Work(traffic_bytes=MIB)] * len(seen.watch.work)
+    texts = [each.what for each in RepeatedCasts().find(seen)]
+    assert len(texts) == found
+    assert all(("frozen" in text) is not trained for text in texts)
+    seen.watch.work[:] = [Work(traffic_bytes=2**50)] * len(seen.watch.work)
+    assert list(RepeatedCasts().find(seen)) == []

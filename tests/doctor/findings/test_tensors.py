@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import autofit
 from tests.doctor.cases import Case, diagnosed, of, shown
 
 ROWS, WIDTH = 512, 1024
@@ -123,3 +124,30 @@ def test_constant_buffers_are_initial_values() -> None:
         optimizer.zero_grad()
 
     assert of(diagnosed(Case(model, step)), "duplicates") == []
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_masks_of_several_bytes_are_found(dtype: torch.dtype) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(256))
+
+        def forward(self, inputs: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return (inputs * self.scale).masked_fill(attention_mask == 0, 0.0)
+
+    mask = (torch.rand(4096, 256) > 0.5).to(dtype)
+    batch = {"inputs": torch.randn(4096, 256), "attention_mask": mask, "choices": mask.long()}
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = model(batch["inputs"], batch["attention_mask"]).mean()
+        return out
+
+    found = of(autofit.diagnose(Masked(), [batch], step_fn=loss, device="cpu"), "wide-mask")
+    if dtype is torch.bool:
+        assert found == []
+        return
+    assert "attention_mask of the batch" in found[0].what
+    assert found[0].size is not None
+    assert found[0].size.peak_bytes == mask.numel() * (mask.element_size() - 1)
+    assert not found[0].minor
