@@ -1,7 +1,7 @@
 """Diagnoses a workload: its steps run on its device under the watch, and everything is put back afterwards."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any
@@ -111,8 +111,16 @@ def _roots(workload: Workload) -> dict[str, object]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _step_on(source: BatchSource, micro: int, count: int, step: TrainStep) -> None:
-    step(StepBatch.alike([source.worst(micro) for _ in range(count)]))
+def _step_on(
+    source: BatchSource,
+    micro: int,
+    count: int,
+    step: TrainStep,
+    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    with loading():
+        batch = StepBatch.alike([source.worst(micro) for _ in range(count)])
+    step(batch)
 
 
 def _further(
@@ -126,12 +134,12 @@ def _further(
     return opened(held, **answers, batch=plans.batch, until_s=monotonic() + time_s)
 
 
-def _observed(session: Session, run: Callable[[], None], steps: int) -> Diagnosis:
+def _observed(session: Session, run: Callable[..., None], steps: int) -> Diagnosis:
     """Runs steps until the observation is complete."""
     try:
         for number in range(steps):
             try:
-                run()
+                run(loading=session.loading)
             except Exception as error:
                 found = session.end(f"step {number + 1} failed: {type(error).__name__}: {error}", failed=True)
                 if found is None:

@@ -60,7 +60,7 @@ class WatchedLoader(Generic[Item]):
         self._started = True
         session, loop = Session("the loop", lambda: {"loader": self.loader}, scope=self._scope), _LoopSteps()
         try:
-            for item in self.loader:
+            for item in self._batches(session):
                 yield item
                 if not self._over and loop.has_ended():
                     self._take(session.boundary, loop)
@@ -72,6 +72,16 @@ class WatchedLoader(Generic[Item]):
             session.close()
             loop.close()
             ALONE.release()
+
+    def _batches(self, session: Session) -> Iterator[Item]:
+        batches = iter(self.loader)
+        while True:
+            try:
+                with session.loading():
+                    item = next(batches)
+            except StopIteration:
+                return
+            yield item
 
     def _take(self, observe: Callable[[], Diagnosis | None], loop: "_LoopSteps") -> None:
         """Takes what was found, if the observation is over. It may fail, but the loop runs all the same."""

@@ -4,7 +4,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -122,6 +122,10 @@ class Session:
             self.close()
             return None
         return self._diagnosed(self._observer.result(), note, failed=failed)
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Returns a context for making a batch: see `Watch.loading`."""
+        return nullcontext() if self._watch is None else self._watch.loading()
 
     def close(self) -> None:
         """Observes nothing any more."""

@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd import graph
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.doctor.graphs import nodes_of
 from autofit.doctor.seen import (
@@ -130,7 +131,8 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self._parts = weakref.WeakSet[nn.Module]()
         self.on_operator: Callable[[Watch, Any], None] | None = None
         self._called_before: Counter[int] = Counter()
-        self._given, self.saves, self._aside, self._call = models, saves, False, -1
+        self._given, self.saves, self._call = models, saves, -1
+        self._aside, self._loading = False, False
         self._thread = get_ident()
         self._accelerated, self._updating = device.type != "cpu", False
         self.tally, self._since, self._undo = self._new_tally(), 0, ExitStack()
@@ -160,6 +162,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 undo.callback(setattr, graph, "disable_saved_tensors_hooks", disable)
                 graph.disable_saved_tensors_hooks = partial(self._without_hooks, disable)
             _replace(undo, torch.autograd, "backward", self._watched)
+            _replace(undo, _BaseDataLoaderIter, "__next__", self._loaded)
             for owner, name, shown in CLEANING:
                 _replace(undo, owner, name, partial(self._counted, shown))
             undo.callback(self.stop)
@@ -233,6 +236,15 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         finally:
             self._aside = before
 
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Leaves out of the record what was there before and is read inside, such as a data set that is in memory."""
+        before, self._loading = self._loading, True
+        try:
+            yield
+        finally:
+            self._loading = before
+
     def _elsewhere(self) -> bool:
         """Returns whether what runs does not belong to the record. Hooks are called in all threads, unlike the mode."""
         return self._aside or (get_ident() != self._thread and not in_backward())  # CUDA has threads for its passes
@@ -246,7 +258,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         if self.on_operator is not None:
             self.on_operator(self, func)
         if only_views(func):
-            return self.recorded(func, args, kwargs)
+            return func(*args, **kwargs) if self._loading else self.recorded(func, args, kwargs)
         if self._accelerated:
             self._note_wait_or_cast(func, args, kwargs)
         self.operator += 1
@@ -310,6 +322,8 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def _record_outside(self, tensor: torch.Tensor) -> None:
         """Records a tensor that the watch did not see being made, from here on."""
+        if self._loading:
+            return
         before = len(self.sizes)
         if self.handle_of(tensor) is None:
             self.record(tensor, Kind.BATCH)
@@ -440,6 +454,15 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 self._mark("forward")
 
         return watched
+
+    def _loaded(self, following: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def loaded(batches: Any) -> Any:
+            if self._elsewhere():
+                return following(batches)
+            with self.loading():
+                return following(batches)
+
+        return loaded
 
     def _counted(self, shown: str, clean: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:

@@ -85,6 +85,7 @@ STAGES = (
         for name in ("convnext", "llama", "swin", "t5")
     ),
     *(_stage(f"strategies-{name}", f"every strategy once on {name}", "strategies", name) for name in VARIED),
+    _stage("doctor", "the doctor's sizes, cost and findings on full architectures", "doctor", limit_s=480),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
 QUICK = (
@@ -97,6 +98,7 @@ QUICK = (
     _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=120),
     _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=400),
     _stage("estimates", "footprints against traces", "estimates", limit_s=120),
+    _stage("doctor", "the doctor's sizes, cost and findings on full architectures", "doctor", limit_s=240),
     _stage("soak", "two minutes of the proven plan at its budget", "soak", "--seconds", "120", limit_s=240),
 )
 
