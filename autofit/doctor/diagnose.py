@@ -77,7 +77,7 @@ def diagnose_workload(
         guard.restore()
         micro, count = _batch(workload, source, loss)
         opened = partial(
-            Session, target, partial(_roots, workload), [workload.model], device, micro * count, detectors=detectors
+            Session, target, partial(roots_of, workload), [workload.model], device, micro * count, detectors=detectors
         )
         for saves in (True, False):
             workload.set_mode()
@@ -88,7 +88,7 @@ def diagnose_workload(
             again = partial(WhatIf, run, device, plan=plans.step, loading=plans.loading, padding=plans.padding)
             further = again if runs else None
             try:
-                return _observed(opened(what_if=further, saves=saves), run)
+                return observed(opened(what_if=further, saves=saves), run)
             except RuntimeError as error:
                 if not saves or HOOKS_REFUSED not in str(error):
                     raise
@@ -107,7 +107,8 @@ def _batch(workload: Workload, source: BatchSource, loss: LossRule) -> tuple[int
     return micro, min(count, MOST_PARTS)
 
 
-def _roots(workload: Workload) -> dict[str, object]:
+def roots_of(workload: Workload) -> dict[str, object]:
+    """Returns the objects of a workload, beside its model, that may hold tensors, by name."""
     named = {name: getattr(workload, name) for name in ("step_fn", "loss_fn", "update_fn", "loader")}
     return {name: value for name, value in named.items() if value is not None}
 
@@ -116,8 +117,11 @@ def _step_on(source: BatchSource, micro: int, count: int, step: TrainStep) -> No
     step(StepBatch.alike([source.worst(micro) for _ in range(count)]))
 
 
-def _observed(session: Session, run: Callable[[], None]) -> Diagnosis:
-    """Runs steps until the observation is complete."""
+def observed(session: Session, run: Callable[[], None]) -> Diagnosis:
+    """Runs steps until the observation is complete, and returns what was found. The session is closed.
+
+    If a step fails after one was observed, the diagnosis of those before it is returned.
+    """
     try:
         for number in range(MOST_STEPS):
             try:

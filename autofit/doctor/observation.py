@@ -72,6 +72,7 @@ class Observation:
         what_if: runs further steps with changes; None if the steps cannot be run again.
         hidden: the allocations of which views outlive their step and use a part only.
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
+        steps: the number of watched steps.
     """
 
     watch: Watch
@@ -86,6 +87,7 @@ class Observation:
     what_if: WhatIf | None = None
     hidden: Mapping[int, View] = field(default_factory=dict)
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    steps: int = STEPS
     _views: "_Views | None" = None
 
     @property
@@ -97,7 +99,7 @@ class Observation:
     def views(self) -> "_Views":
         """The judged step as a trace."""
         if self._views is None:
-            self._views = _Views(self.watch, self.account, min(self.watch.step, STEPS) - 1)
+            self._views = _Views(self.watch, self.account, min(self.watch.step, self.steps) - 1)
         return self._views
 
     @property
@@ -121,7 +123,7 @@ class Observation:
             size = 0 if max(event, ~event) in ready else whole.tensors.sizes[max(event, ~event)]
             live += size if event >= 0 else -size
             peaks[step] = max(peaks[step], live)
-        peaks[STEPS + 1] = 0  # its first event may come before the end of the observation
+        peaks[self.steps + 1] = 0  # its first event may come before the end of the observation
         return max(peaks.items(), key=lambda each: each[1], default=(self.step, self.peak_bytes))
 
     @cached_property
@@ -131,7 +133,8 @@ class Observation:
         if step == self.step or highest_bytes <= HIGHER * self.peak_bytes:
             return None
         views = _Views(self.watch, self.account, step)
-        return Observation(self.watch, self.account, self.budget_bytes, grown=self.grown, _views=views)
+        fields: dict[str, Any] = {"grown": self.grown, "steps": self.steps, "_views": views}
+        return Observation(self.watch, self.account, self.budget_bytes, **fields)
 
     def saved_bytes(
         self,
@@ -399,22 +402,28 @@ def places(watch: Watch, step: int) -> dict[tuple[Likeness, int], int]:
 class Observer:
     """Runs the watch over the steps of a training and asks, at the peak of the last one, who holds what.
 
-    Call `boundary` after each step until it returns the observation.
+    Call `boundary` after each step until it returns the observation. With fewer than `STEPS`, of which there are at
+    least 3, no growth is found.
     """
 
     def __init__(
-        self, watch: Watch, account: Account, budget_bytes: int, roots: Callable[[], Mapping[str, object]]
+        self,
+        watch: Watch,
+        account: Account,
+        budget_bytes: int,
+        roots: Callable[[], Mapping[str, object]],
+        steps: int = STEPS,
     ) -> None:
         self._watch, self._roots = watch, roots
-        self._found = Observation(watch, account, budget_bytes)
+        self._found = Observation(watch, account, budget_bytes, steps=steps)
 
     def boundary(self) -> Observation | None:
         """Ends a step. Returns the observation after the last one."""
         watch = self._watch
         watch.boundary()
-        if watch.step == STEPS:
+        if watch.step == self._found.steps:
             self._set_trap()
-        if watch.step <= STEPS:
+        if watch.step <= self._found.steps:
             return None
         watch.on_operator = None
         return self.result()

@@ -21,7 +21,7 @@ from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis, Finding, Size, Unchecked
 from autofit.doctor.findings import members
 from autofit.doctor.findings.base import Detector
-from autofit.doctor.observation import Observation, Observer
+from autofit.doctor.observation import STEPS, Observation, Observer
 from autofit.doctor.watch import Watch
 from autofit.doctor.what_if import WhatIf
 from autofit.identity import versions_of
@@ -47,7 +47,12 @@ class Session:
         detectors: what to look for; None for all kinds of findings.
         what_if: returns what runs further steps, given the tensors that are kept; None if they cannot be run again.
         saves: see `Watch`.
+
+    Attributes:
+        steps: number of watched steps; see `Observer`.
     """
+
+    steps = STEPS
 
     def __init__(
         self,
@@ -126,6 +131,7 @@ class Session:
             device.account() or HOST,
             budget_bytes,
             lambda: {**{name or "model": model for name, model in self._models_by_name()}, **roots()},
+            self.steps,
         )
         self._held.enter_context(collection_off())
         self._held.enter_context(uncompiled())
