@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autofit import planfile
-from autofit.core.briefing import Options
+from autofit.core.briefing import DOCTOR, Examiner, Options
 from autofit.core.budget import TIME_BUDGET, Clock
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.objective import Objective
@@ -185,12 +185,17 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     terms = Terms(loss_fn, step_fn, optimizer, update_fn)
     try:
         with following(listeners, attach=attached, time_s=request.time_s) as followers:
-            found, result = search_with_evaluation(workload, chosen, options, request, clock, progress, followers)
+            found, result = _searched(workload, chosen, options, request, clock, progress, followers)
     except SearchInterrupted as interrupted:
         interrupted.fit = Fit(interrupted.answer, terms)
         interrupted.add_note("autofit: the best plan that is proven so far is the attribute `fit` of this exception")
         raise
     return Fit(found, terms, result)
+
+
+_searched = partial(
+    search_with_evaluation, examiner=Examiner(function=DOCTOR, more="`autofit.diagnose(model, loader)`")
+)
 
 
 def _check_evaluation(workload: Workload) -> None:
@@ -343,7 +348,7 @@ def diagnose(  # noqa: PLR0913  # the public call: each argument is a choice of 
         update_fn=update_fn,
     )
     limit_s = parse_time(time)
-    scope = Scope(steps=steps, time_s=math.inf if limit_s is None else limit_s)
+    scope = Scope(steps=steps, time_s=math.inf if limit_s is None else limit_s).checked()
     return diagnose_workload(workload, device_for(model, device), type(model).__name__, scope, seed=seed)
 
 

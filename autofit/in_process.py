@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from autofit import locks
 from autofit.core.answer import Answer
-from autofit.core.briefing import Options
+from autofit.core.briefing import Examiner, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent
 from autofit.devices.base import Device
@@ -28,10 +29,12 @@ def search_in_process(
     clock: Clock,
     progress: bool | Listen,
     followers: Sequence[Listen],
+    examiner: Examiner | None = None,
 ) -> tuple[Answer, SearchResult | None]:
     """Returns the answer of a search on a device, and its last event's result. The device is locked meanwhile.
 
-    `clock` runs since the call began. `followers` are further listeners, which must not raise.
+    `clock` runs since the call began. `followers` are further listeners, which must not raise. The `examiner` looks at
+    the steps of the answer.
 
     Raises:
         AutofitError: see `autofit.tune`.
@@ -51,7 +54,8 @@ def search_in_process(
             held.enter_context(watch)
             bench = _opened(workload, chosen, options, watch)
         with bench.backstop, bench, watched(progress, bench.briefing, request, clock, watch) as listen:
-            found = search(bench, request, [listen, *followers, heartbeat(watch), keep], clock)
+            examine = None if examiner is None else partial(bench.examine, examiner)
+            found = search(bench, request, [listen, *followers, heartbeat(watch), keep], clock, examine)
     if bench.changed:
         note = f"changed while tuning, and could not be restored: {', '.join(bench.changed)}"
         found = found.model_copy(update={"caveats": (note, *found.caveats)})
@@ -66,19 +70,20 @@ def search_with_evaluation(
     clock: Clock,
     progress: bool | Listen,
     followers: Sequence[Listen],
+    examiner: Examiner | None = None,
 ) -> tuple[Answer, SearchResult | None]:
     """Searches as `search_in_process`, and then evaluation if the workload has an `eval_loader`.
 
-    Followers get the events of the training's search alone.
+    Followers get the events of the training's search alone, and the `examiner` looks at its answer alone.
 
     Raises:
         AutofitError: see `autofit.tune`.
     """
     evaluation = workload.evaluation
     if evaluation is None:
-        return search_in_process(workload, chosen, options, request, clock, progress, followers)
+        return search_in_process(workload, chosen, options, request, clock, progress, followers, examiner)
     first = training_request(request)
-    found, result = search_in_process(workload, chosen, options, first, clock, progress, followers)
+    found, result = search_in_process(workload, chosen, options, first, clock, progress, followers, examiner)
 
     def searched(options: Options, request: Request, clock: Clock) -> Answer:
         with Progress.of(progress) as listen:

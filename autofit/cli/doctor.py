@@ -66,6 +66,7 @@ def execute(given: argparse.Namespace) -> int:
     detectors = chosen(values.names(given.kinds), values.names(given.skip) or ())
     limit_s = TIME_S if given.time is None else parse_time(given.time)
     scope = Scope(detectors, given.steps, runs=not given.no_runs, time_s=math.inf if limit_s is None else limit_s)
+    scope.checked()
     with ExitStack() as undo:
         undo.enter_context(_only_the_result_on_stdout())
         end = partial(_end_now, given, wanted, undo)

@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from autofit import locks
@@ -12,7 +13,7 @@ from autofit.cli import values
 from autofit.cli.outcome import INTERRUPTED, say, terminable
 from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
-from autofit.core.briefing import Options
+from autofit.core.briefing import DOCTOR, Examiner, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
@@ -102,7 +103,9 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
         if bench.briefing.evaluates:  # known only once the target is open
             request = training_request(request)
         with watched(shown, bench.briefing, request, clock, watch) as listen:
-            answer = search(bench, request, [listen, *followers, heartbeat(watch)], clock)
+            words = ["doctor", target.name, *(word for each in given.arg for word in ("--arg", each))]
+            examine = partial(bench.examine, Examiner(function=DOCTOR, more=f"`{command_line(words)}`"))
+            answer = search(bench, request, [listen, *followers, heartbeat(watch)], clock, examine)
             return answer, bench.briefing.evaluates
 
 

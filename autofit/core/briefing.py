@@ -12,6 +12,9 @@ from autofit.core.space import SpaceFacts
 from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
+DOCTOR = "autofit.doctor.in_tune:finding"
+"""Name of the function with which the doctor examines the answer. A search imports it no sooner."""
+
 
 class GateRecord(Strict):
     """The result of one numerical check of a technique.
@@ -25,6 +28,18 @@ class GateRecord(Strict):
     name: str
     passed: bool
     reason: str
+
+
+class Examiner(Strict):
+    """What looks at a few steps of the answer, in the process that trains. It stands above the bench, so it has a name.
+
+    Attributes:
+        function: such as `DOCTOR`: "module:function", with the arguments of that one.
+        more: the command or the call that says more, for the text.
+    """
+
+    function: str
+    more: str
 
 
 class Briefing(Strict):

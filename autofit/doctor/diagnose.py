@@ -1,8 +1,9 @@
 """Diagnoses a workload: its steps run on its device under the watch, and everything is put back afterwards."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import count as counting
 from time import monotonic
 from typing import Any
 
@@ -76,18 +77,17 @@ def diagnose_workload(
         loss = loss_of(workload, source, device.torch_device)
         guard.restore()
         micro, count = _batch(workload, source, loss)
-        parts = partial(_roots, workload), [workload.model], device, micro * count
+        batch = partial(_batch_of, source, micro, count)
+        parts = partial(roots_of, workload), [workload.model], device, micro * count
         for saves in (True, False):
             workload.set_mode()
             workload.model.zero_grad(set_to_none=True)
             step = TrainStep(Plan(), Draft.of(workload, loss, device.torch_device))
-            run = partial(_step_on, source, micro, count, step)
+            run = partial(_run, step, batch)
             plans = _OtherSteps(workload, device, source, loss, (micro, count), step.optimizer, guard.restore)
             further = partial(_further, partial(WhatIf, run, device), plans, scope.time_s) if scope.runs else None
             try:
-                return _observed(
-                    Session(target, *parts, scope=scope, what_if=further, saves=saves), run, scope.steps + 1
-                )
+                return observed(Session(target, *parts, scope=scope, what_if=further, saves=saves), step, batch)
             except RuntimeError as error:
                 if not saves or HOOKS_REFUSED not in str(error):
                     raise
@@ -106,21 +106,18 @@ def _batch(workload: Workload, source: BatchSource, loss: LossRule) -> tuple[int
     return micro, min(count, MOST_PARTS)
 
 
-def _roots(workload: Workload) -> dict[str, object]:
+def roots_of(workload: Workload) -> dict[str, object]:
+    """Returns the objects of a workload, beside its model, that may hold tensors, by name."""
     named = {name: getattr(workload, name) for name in ("step_fn", "loss_fn", "update_fn", "loader")}
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _step_on(
-    source: BatchSource,
-    micro: int,
-    count: int,
-    step: TrainStep,
-    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> None:
-    with loading():
-        batch = StepBatch.alike([source.worst(micro) for _ in range(count)])
-    step(batch)
+def _batch_of(source: BatchSource, micro: int, count: int) -> StepBatch:
+    return StepBatch.alike([source.worst(micro) for _ in range(count)])
+
+
+def _run(step: TrainStep, batch: Callable[[], StepBatch]) -> None:
+    step(batch())
 
 
 def _further(
@@ -134,12 +131,15 @@ def _further(
     return opened(held, **answers, batch=plans.batch, until_s=monotonic() + time_s)
 
 
-def _observed(session: Session, run: Callable[..., None], steps: int) -> Diagnosis:
-    """Runs steps until the observation is complete."""
+def observed(session: Session, step: TrainStep, batch: Callable[[], StepBatch]) -> Diagnosis:
+    """Runs steps until the observation is complete, and returns what was found. The session is closed.
+
+    If a step fails after one was observed, the diagnosis of those before it is returned.
+    """
     try:
-        for number in range(steps):
+        for number in counting():
             try:
-                run(loading=session.loading)
+                step(_loaded(session, batch))  # no variable holds the batch
             except Exception as error:
                 found = session.end(f"step {number + 1} failed: {type(error).__name__}: {error}", failed=True)
                 if found is None:
@@ -147,9 +147,14 @@ def _observed(session: Session, run: Callable[..., None], steps: int) -> Diagnos
                 return found
             if (found := session.boundary()) is not None:
                 return found
-        raise AssertionError("the observation ends with the last of these steps")
+        raise AssertionError("an observation ends")
     finally:
         session.close()
+
+
+def _loaded(session: Session, batch: Callable[[], StepBatch]) -> StepBatch:
+    with session.loading():
+        return batch()
 
 
 class _OtherSteps:
@@ -219,4 +224,4 @@ class _OtherSteps:
     @contextmanager
     def _opened(self, plan: Plan) -> Iterator[Callable[[], None]]:
         with self._build(plan) as step:
-            yield partial(_step_on, self._source, *self._batch, step)
+            yield partial(_run, step, partial(_batch_of, self._source, *self._batch))

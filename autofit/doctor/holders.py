@@ -176,24 +176,26 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class _HolderWalk:
-    """Walks from variables to tensors. Each object is entered once."""
+    """Walks from variables to tensors. Each object is entered once, and again if a later way to it reaches further."""
 
     def __init__(self) -> None:
-        self._seen = set[int]()
+        self._seen = dict[int, int]()  # how far the walk went on from an object, by its id
 
     def tensors(self, value: object, name: str, where: str) -> Iterator[tuple[Holder, torch.Tensor]]:
         waiting = deque([(value, Holder(name, where), DEPTH)])
         while waiting and len(self._seen) < OBJECTS:
             value, holder, depth = waiting.popleft()
-            if isinstance(value, _PLAIN) or (id(value) in self._seen and not isinstance(value, torch.Tensor)):
+            if isinstance(value, _PLAIN):
                 continue
             if isinstance(value, torch.Tensor):
                 if value.layout is torch.strided:
                     yield holder, value
                 continue
-            self._seen.add(id(value))
-            if depth:
-                waiting += [(each, further, depth - 1) for each, further in _inside(value, holder)]
+            before = self._seen.get(id(value), 0)
+            if depth > before:
+                self._seen[id(value)] = depth
+                inside = (pair for pair in _inside(value, holder) if not (before and isinstance(pair[0], torch.Tensor)))
+                waiting += [(each, further, depth - 1) for each, further in inside]
 
 
 def _inside(value: object, holder: Holder) -> Iterator[tuple[object, Holder]]:

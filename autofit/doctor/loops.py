@@ -44,7 +44,7 @@ class WatchedLoader(Generic[Item]):
     """
 
     def __init__(self, loader: Iterable[Item], *, steps: int = STEPS, show: bool = True) -> None:
-        self.loader, self._scope = loader, Scope(steps=steps)
+        self.loader, self._scope = loader, Scope(steps=steps).checked()
         self._show, self._started, self._over = show, False, False
         self.diagnosis: Diagnosis | None = None
 

@@ -402,7 +402,8 @@ def places(watch: Watch, step: int) -> dict[tuple[Likeness, int], int]:
 class Observer:
     """Runs the watch over the steps of a training and asks, at the peak of the last one, who holds what.
 
-    Call `boundary` after each step until it returns the observation.
+    Call `boundary` after each step until it returns the observation. With fewer than `STEPS`, of which there are at
+    least 3, no growth is found.
     """
 
     def __init__(

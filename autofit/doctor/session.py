@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -46,8 +46,6 @@ class Scope:
         runs: whether to run further steps with changes, to measure sizes. Loops and scripts cannot be run again.
         time_s: seconds after which no further step with a change is begun.
 
-    Raises:
-        UsageError: there are too few steps.
     """
 
     detectors: Sequence[Detector] | None = None
@@ -55,9 +53,15 @@ class Scope:
     runs: bool = True
     time_s: float = TIME_S
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Self:
+        """Returns this scope if a user may ask for it.
+
+        Raises:
+            UsageError: there are too few steps to tell what grows.
+        """
         if self.steps < STEPS:
             raise UsageError(f"found {self.steps} steps to watch; expected at least {STEPS}. Watch more.")
+        return self
 
 
 EVERYTHING = Scope()

@@ -4,31 +4,34 @@
 """
 
 import gc
+import importlib
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 import torch
 
 from autofit import devices
-from autofit.core.briefing import Briefing, Options
+from autofit.core.briefing import Briefing, Examiner, Options
 from autofit.core.budget import TRACE_RATIO
-from autofit.core.errors import DevicePoisoned, Untraceable
+from autofit.core.errors import ClockError, DevicePoisoned, Untraceable
 from autofit.core.outcome import SURVEY, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
+from autofit.failures.evidence import scrub
 from autofit.gates.check import GradientCheck
 from autofit.gates.gradients import Steps
 from autofit.gates.verdict import ACCUMULATION, Checked, GateVerdict
 from autofit.guard import Backstop, Guard, leave_surely
 from autofit.identity import Reached, environment_of
-from autofit.memory.trace import Trace
+from autofit.memory.trace import MOST_PARTS, Trace
 from autofit.prepare import PlanBatches, prepare
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
@@ -55,7 +58,7 @@ from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import source_of
-from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.step import Draft, StepBatch, TrainStep, static_bytes
 from autofit.workloads.workload import Workload
 
 LEAST_BYTES = 2**20
@@ -316,6 +319,45 @@ class LocalBench:
         if (verdict := {**known, **checked.verdicts}.get(ACCUMULATION)) is not None:
             self._weighing = Weighing.parse(verdict.weighing)
         return checked
+
+    def examine(self, examiner: Examiner, plan: Plan, limit_s: float = math.inf) -> str:
+        """Returns what an examiner says of some steps of a proven plan. Everything is restored afterwards.
+
+        Returns "" if it has nothing to say, fails, or takes longer than `limit_s` seconds: the plan is proven without.
+
+        Raises:
+            DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
+        """
+        self._beat("examine")
+        found = ""
+        with as_poison(self.device):
+            try:
+                found = self._watch.allowed(lambda: self._examined(examiner, plan), most_s=limit_s)
+            except (KeyboardInterrupt, ClockError):
+                raise
+            except BaseException as error:  # any failure of a step means that nothing is said; SystemExit too
+                if isinstance(error, Exception) and poison_of(error, self.device) is not None:
+                    raise
+                scrub(error)
+            self._guard.restore_trained()
+            self._put_back()
+        return found
+
+    def _examined(self, examiner: Examiner, plan: Plan) -> str:
+        module, _, name = examiner.function.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        device, source, parts = self.device, self._batches.source(plan), min(plan.accumulation_steps, MOST_PARTS)
+        self._make_ready()
+        with self._build(plan) as step:
+
+            def batch() -> StepBatch:
+                self._beat("step")
+                return StepBatch.alike([source.worst(plan.micro_batch_size) for _ in range(parts)])
+
+            free = device.is_host or not self._options.enforce
+            most_bytes = self.briefing.budget.memory_bytes
+            with nullcontext() if free else device.limit(most_bytes, partial(static_bytes, step)):
+                return str(function(self.workload, device, step, batch, examiner.more))
 
     def trace(self, plan: Plan, limit_s: float = math.inf) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.

@@ -22,7 +22,14 @@ from autofit.reports.sources import Source
 from autofit.reports.summary import evaluation_sentences
 from autofit.search.choice import DISTURBED_NOISE_RATIO, FrontPoint, front, quotient
 from autofit.search.common_scale import CLAIM_RATIO
-from autofit.search.evidence import BATCH_CHANGED, BLOCK_CUT_OFF, PROOF_CUT_OFF, RaceLog, SearchEvidence
+from autofit.search.evidence import (
+    BATCH_CHANGED,
+    BLOCK_CUT_OFF,
+    FOUND_BY_DOCTOR,
+    PROOF_CUT_OFF,
+    RaceLog,
+    SearchEvidence,
+)
 from autofit.search.race import MIN_ROUNDS, pair
 from autofit.terminal import cut
 
@@ -91,7 +98,7 @@ def _of_answer(source: Source) -> dict[str, Any]:
     if asked is not None:
         fields = {
             "command": asked.command,
-            "caveats": sorted(asked.caveats, key=lambda text: not text.startswith(BATCH_CHANGED)),
+            "caveats": sorted(asked.caveats, key=_rank),
             "refused": asked.refused,
             "budget_note": asked.budget.memory_note,
         }
@@ -117,6 +124,11 @@ def _of_answer(source: Source) -> dict[str, Any]:
         "created": r.created,
         **({"counts": r.counts} if r.counts else {}),
     }
+
+
+def _rank(caveat: str) -> tuple[bool, bool]:
+    """Returns a key that sorts a changed batch first and what the doctor found last."""
+    return not caveat.startswith(BATCH_CHANGED), caveat.startswith(FOUND_BY_DOCTOR)
 
 
 def _has_tokens(known: KnownPlan) -> bool:

@@ -27,6 +27,7 @@ from autofit.reports.sentences import (
     unknown_gain,
 )
 from autofit.reports.tables import Column, table
+from autofit.search.evidence import FOUND_BY_DOCTOR
 from autofit.terminal import wrapped
 
 _FEW, _CAVEATS, _REFUSED = 3, 5, 3
@@ -69,6 +70,8 @@ def summarize(
     sections = [_headline(r, width), *([(line, "" if n else "title") for n, line in enumerate(s)] for s in titled)]
     rest = wrapped(f"What else was tried, and how it was found: {more}", width) if is_brief else []
     sections.append([(line, "") for line in rest])
+    found = (text for text in r.caveats if text.startswith(FOUND_BY_DOCTOR))
+    sections.append([(line, "") for text in found for line in wrapped(text, width)])
     texts = ("\n".join(canvas.paint(printable(text), colour) for text, colour in lines) for lines in sections if lines)
     return "\n\n".join(texts)
 
@@ -144,11 +147,12 @@ def _strategies(r: Answer, width: int) -> list[str]:
 
 
 def _caveats(r: Answer, width: int, plan_file: str | None, most: int) -> list[str]:
-    if not r.caveats:
+    caveats = [caveat for caveat in r.caveats if not caveat.startswith(FOUND_BY_DOCTOR)]  # that is the last line of all
+    if not caveats:
         return []
-    shown = r.caveats[:most] if len(r.caveats) > most + 1 else r.caveats
+    shown = caveats[:most] if len(caveats) > most + 1 else caveats
     lines = [line for caveat in shown for line in wrapped(caveat, width, "  - ", "    ")]
-    more = more_in(len(r.caveats) - len(shown), plan_file or "fit.caveats")
+    more = more_in(len(caveats) - len(shown), plan_file or "fit.caveats")
     return ["What to know", *lines, *(wrapped(more, width, _INDENT, _INDENT) if more else [])]
 
 

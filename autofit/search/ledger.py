@@ -13,6 +13,9 @@ from autofit.search.request import Tuning
 
 BLOCK_STEPS, PROOF_STEPS = 5, 10
 """Number of steps, warm-up included, in a block of a race and in a proof of its own."""
+EXAMINED_STEPS, EXAMINED_RATIO, EXAMINED_S = 5, 8.0, 2.0
+"""Number of steps of an examination of the answer, how many times as long as a step each takes at most, and the seconds
+for what follows them (reference/doctor.md, section 0)."""
 RUNAWAY_RATIO, RUNAWAY_S = 5.0, 20.0
 """A probe is ended when it takes this many times as long as expected, and this many seconds longer."""
 
@@ -61,6 +64,10 @@ class Ledger:
     def proof_s(self, measurement: Measurement) -> float:
         """Returns the seconds of a proof in a run of its own, with the start of its process if it has one."""
         return self._tuning.proof_start_s + self._beside_s() + PROOF_STEPS * measurement.step_time_s
+
+    def examination_s(self, measurement: Measurement) -> float:
+        """Returns the seconds that an examination of a plan's steps takes at most."""
+        return EXAMINED_STEPS * EXAMINED_RATIO * measurement.step_time_s + EXAMINED_S
 
     def limit_s(self, expected_s: float | None) -> float | None:
         """Returns the seconds after which a probe is ended that was expected to take `expected_s`; None: never."""

@@ -164,6 +164,7 @@ class Final:
         self._failed: list[Trial] = []
         self._caveats: list[str] = []
         self._passed_over: dict[str, list[str]] = {}
+        self._examined = ""
 
     def settle(self) -> None:
         """Races the finalists and proves the winner, while there is time: the answer afterwards is the result.
@@ -173,6 +174,20 @@ class Final:
         """
         self._race(self._able())
         self._prove()
+
+    def examine(self) -> None:
+        """Has the steps of the answer examined, if there is surely time for it. Nothing else depends on the result.
+
+        Compiled code would run uncompiled, which takes longer and needs another amount of memory.
+        """
+        answer, examine = self._answers.best, self._tuning.examine
+        if examine is None or answer is None or not is_proven(answer):
+            return
+        proof = measurement_of(answer)
+        limit_s = self._ledger.examination_s(proof)
+        if proof.compile_s is None and limit_s <= self._ledger.left_s():
+            self._runner.say("stage", f"looking at the steps of {self._runner.named(answer.plan)}")
+            self._examined = examine(answer.plan, limit_s)
 
     def findings(self) -> Findings:
         """Returns the result: the answer, and why it was chosen."""
@@ -214,6 +229,7 @@ class Final:
             refused=tuple(self._checks.refused),
             allowed=self._checks.allowed,
             answers=tuple(self._answers.log),
+            examined=self._examined,
         )
 
     def _able(self) -> list[Trial]:

@@ -163,6 +163,10 @@ Check = Callable[[Plan, Mapping[str, GateVerdict]], Checked]
 """Compares the gradient of a plan with the baseline's, given the verdicts that are known."""
 
 
+Examine = Callable[[Plan, float], str]
+"""Looks at a few steps of a proven plan, within a number of seconds. Returns a caveat, or "" for nothing."""
+
+
 class TrialLog(Protocol):
     """Keeps trials; `autofit.study.Study` is one."""
 
@@ -199,6 +203,7 @@ class Tuning:
         proof_start_s: seconds that a proof of its own needs to start a fresh process; 0 if it needs none.
         noise_ratio: standard deviation of the ratio of two separate probes on this device, beyond their own spread.
         check: checks the gradient of a plan that is about to become the answer; None: every plan passes.
+        examine: looks at the steps of the answer once it is proven; None: nothing does.
         checked_as: digest of what verdicts hold for: workload, device and versions.
     """
 
@@ -217,6 +222,7 @@ class Tuning:
     proof_start_s: float = 0.0
     noise_ratio: float = DISTURBED_NOISE_RATIO
     check: Check | None = None
+    examine: Examine | None = None
     checked_as: str = ""
 
 
@@ -231,6 +237,7 @@ class Findings:
         refused: values that were found to change the gradient.
         allowed: values that change the gradient, and are allowed.
         answers: each answer of the search, with the seconds at which it came.
+        examined: what was found in the steps of the answer, as a caveat; "" for nothing.
     """
 
     plan: Plan
@@ -250,3 +257,4 @@ class Findings:
     refused: tuple[Refusal, ...] = ()
     allowed: tuple[str, ...] = ()
     answers: tuple[Answered, ...] = ()
+    examined: str = ""

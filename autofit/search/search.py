@@ -48,7 +48,7 @@ from autofit.search.evidence import (
 from autofit.search.explanations import loading_caveats
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
-from autofit.search.request import DEFAULT_STUDY, Bench, Event, Findings, Listen, Request, Tuning, searcher_of
+from autofit.search.request import DEFAULT_STUDY, Bench, Event, Examine, Findings, Listen, Request, Tuning, searcher_of
 from autofit.study import Study
 from autofit.study.location import writing
 
@@ -179,10 +179,17 @@ def asked(briefing: Briefing, budget: Budget, request: Request, notes: Sequence[
     )
 
 
-def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Answer:
+def search(
+    bench: Bench,
+    request: Request,
+    listen: Sequence[Listen] = (),
+    clock: Clock | None = None,
+    examine: Examine | None = None,
+) -> Answer:
     """Searches the space of a bench and returns the proven answer.
 
-    The `clock` runs since the call began, so that the time for opening the bench counts.
+    The `clock` runs since the call began, so that the time for opening the bench counts. `examine` looks at the steps
+    of the answer of a training.
 
     Raises:
         AutofitError: see `run` and `autofit.study.Study`.
@@ -214,7 +221,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
             memory_bytes=briefing.budget.memory_bytes,
         )
         opened.callback(study.close)
-        return _search(bench, request, study, clock, tell_all)
+        return _search(bench, request, study, clock, tell_all, examine)
 
 
 def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Findings:
@@ -241,6 +248,7 @@ def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Fi
         loop.search()
         final = Final(loop)
         final.settle()
+        final.examine()
     except (KeyboardInterrupt, AutofitError) as error:
         loop.answers.fall_back()
         # On a poisoned device of this process nothing can be put back, so that the user has no model to train any more.
@@ -251,7 +259,9 @@ def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Fi
     return (final or Final(loop)).findings()
 
 
-def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Answer:
+def _search(
+    bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen, examine: Examine | None
+) -> Answer:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     context = Context(
@@ -263,6 +273,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
     recorder = EvidenceRecorder(asked(briefing, budget, request, study.notes), study.note, made, listen)
     tuning = _tuning(bench, budget, request, study, clock, made, recorder)
+    tuning.examine = None if briefing.environment.is_inference else examine
     try:
         findings = run(tuning, recorder.follow)
     except AutofitError as error:
@@ -320,6 +331,7 @@ def _answer(findings: Findings, briefing: Briefing, tuning: Tuning, request: Req
     """Returns the answer, with what is known of it beside the search."""
     estimating = [estimator.caveat for estimator in tuning.estimators if estimator.caveat]
     caveats = [*_caveats(findings, briefing, tuning.clock), *study.notes, *briefing.caveats, *estimating]
+    caveats += [findings.examined] if findings.examined else []
     environment, outcome = briefing.environment, findings.baseline.outcome
     if findings.weighing:
         settings = {**environment.settings, WEIGHING: findings.weighing}

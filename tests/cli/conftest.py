@@ -9,7 +9,7 @@ import pytest
 
 from autofit import cli
 from autofit.cli import tune as tune_command
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, Examiner
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, RunTerms
@@ -28,6 +28,8 @@ class FakeRemote:
     fails: BaseException | None
     interrupt_after: int | None
     closed: bool
+    says: str
+    examined: list[tuple[Examiner, Plan, float]]
 
     proof_start_s = 0.0
 
@@ -47,6 +49,10 @@ class FakeRemote:
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         return Checked()
 
+    def examine(self, examiner: Examiner, plan: Plan, limit_s: float) -> str:
+        type(self).examined.append((examiner, plan, limit_s))
+        return type(self).says
+
     def trace(self, plan: Plan) -> Trace:
         raise AssertionError("this device's memory is not estimated")
 
@@ -65,6 +71,7 @@ class FakeRemote:
 def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeRemote]:
     """Stands in for the child process; the working directory is empty."""
     fresh: Mapping[str, Any] = {"bench": small_bench(), "fails": None, "interrupt_after": None, "closed": False}
+    fresh = {**fresh, "says": "", "examined": []}
     kind = type("Remote", (FakeRemote,), dict(fresh))
     monkeypatch.setattr(tune_command, "RemoteBench", kind)
     monkeypatch.chdir(tmp_path)

@@ -46,6 +46,25 @@ def make_slow(seconds: float = 0.05, marker: str = "") -> autofit.Workload:
     return autofit.Workload(_mlp(), _loader(), step_fn=step_fn, global_batch_size=16)
 
 
+def keeps(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Computes the loss, and keeps the outputs until the next step."""
+    model.outputs = outputs = model(batch[0])
+    return F.cross_entropy(outputs, batch[1])
+
+
+def does_not_keep(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Computes the same loss."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def make_keeping(mended: bool = False) -> dict[str, Any]:
+    """A training whose outputs are a seventh of its peak, where nothing reads them any more."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4096))
+    batches = [(torch.randn(128, 8), torch.randint(4096, (128,))) for _ in range(4)]  # ready, so of one size
+    return {"model": model, "loader": batches, "step_fn": does_not_keep if mended else keeps}
+
+
 def make_failing() -> tuple[nn.Module, DataLoader[Any]]:
     """A model that fails at every size, with a message that takes the terminal over."""
 

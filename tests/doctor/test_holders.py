@@ -258,6 +258,18 @@ def test_what_is_too_deep_is_not_found() -> None:
     assert only(wanted) is None
 
 
+def test_an_object_that_was_met_far_away_is_entered_again_from_nearer() -> None:
+    far: Any = [[new()]]
+    wanted = handle_of(far[0][0])
+    for _ in range(holders.DEPTH - 1):
+        far = [far]
+    assert only(wanted) is None  # the only variable so far
+    near = far[0][0][0][0]
+    found = only(wanted)
+    assert found is not None
+    assert (found.path, found.others, len(near)) == ("near[0][0]", (), 1)
+
+
 def test_a_search_does_not_keep_what_a_running_function_deletes() -> None:
     """Until Python 3.12, reading the variables of a frame makes it keep them."""
 

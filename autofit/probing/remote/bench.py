@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from autofit.core import errors
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, Examiner
 from autofit.core.budget import TRACE_RATIO, Clock
 from autofit.core.outcome import SURVEY, Outcome, Status
 from autofit.core.plan import KnobValue, Plan
@@ -208,6 +208,21 @@ class RemoteBench:
         except (ChildEnded, errors.BudgetSpent, errors.DevicePoisoned) as error:  # of that process, which has ended
             return Checked(passed=False, checked=False, reason=f"could not be checked: {error}")
 
+    def examine(self, examiner: Examiner, plan: Plan, limit_s: float) -> str:
+        """Has some steps of a proven plan examined as in `LocalBench.examine`, by the child that ran it.
+
+        No child is started for this, and one that fails or hangs is replaced for the next call.
+        """
+        child = self._child
+        if child is None or child.ended or self._of_process(plan) != self._kept:
+            return ""
+        request = {"do": "examine", "plan": plan.model_dump(mode="json"), "limit_s": limit_s}
+        request["examiner"] = examiner.model_dump(mode="json")
+        try:  # the child ends it first, and lives
+            return str(asked(child, request, "examined", limit_s + SOFT_S, self._beat).get("examined", ""))
+        except (ChildEnded, errors.AutofitError):  # of that process, which has ended
+            return ""
+
     def trace(self, plan: Plan, length: int | None = None) -> Trace:
         """Returns the allocations of the plan's training steps, traced in the warm child.
 
@@ -277,11 +292,14 @@ class RemoteBench:
 
     def _warm_for(self, plan: Plan) -> Child:
         """Returns a warm child that has run no plan with other values of the knobs of which it keeps the first."""
-        knobs = [knob for knob in self.briefing.space.knobs if knob.of_process]
-        before, self._kept = self._kept, [plan.values.get(knob.name, knob.default) for knob in knobs]
+        before, self._kept = self._kept, self._of_process(plan)
         if before not in ([], self._kept):
             self._retire()
         return self._warm()
+
+    def _of_process(self, plan: Plan) -> list[KnobValue]:
+        """Returns the plan's values of the knobs of which a process keeps the first."""
+        return [plan.values.get(each.name, each.default) for each in self.briefing.space.knobs if each.of_process]
 
     def _warm(self) -> Child:
         """Returns the warm child, or a new one if the last was retired."""

@@ -5,10 +5,10 @@ descriptors, so that output of the user's code cannot disturb them. Nothing is u
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ..., "terms": ...}`,
 `{"do": "trace", "plan": ..., "length": ...}`, `{"do": "check", "plan": ..., "known": ...}`, `{"do": "fixed_parts"}`,
-`{"do": "close"}`.
+`{"do": "examine", "plan": ..., "examiner": ..., "limit_s": ...}`, `{"do": "close"}`.
 
-Replies, in the same order: `briefing`, `outcome`, `trace`, `checked`, `fixed_parts`, `closed`; or `error`. At every
-phase the worker sends `beat`, as a sign of life.
+Replies, in the same order: `briefing`, `outcome`, `trace`, `checked`, `fixed_parts`, `examined`, `closed`; or `error`.
+At every phase the worker sends `beat`, as a sign of life.
 
 * If `open` has `"claims": true`, the worker first replies `device`. It sends `briefing` after the next request,
   `{"do": "go"}`, which the parent sends once no other process uses that device.
@@ -35,7 +35,7 @@ from pydantic import ValidationError
 
 from autofit import devices
 from autofit.chips import StandIn
-from autofit.core.briefing import Briefing, Options
+from autofit.core.briefing import Briefing, Examiner, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UsageError, UserCodeError, WorkloadError
 from autofit.core.outcome import Outcome, Status
@@ -102,6 +102,9 @@ class Worker:
             assert isinstance(bench, LocalBench), "open comes first, and not with a stand-in"
             if do == "evaluate":
                 self._say("outcome", outcome=_evaluated(bench, request).model_dump(mode="json"))
+            elif do == "examine":
+                plan, examiner = Plan.model_validate(request["plan"]), Examiner.model_validate(request["examiner"])
+                self._say("examined", examined=bench.examine(examiner, plan, request["limit_s"]))
             else:
                 self._say("checked", checked=_checked(bench, request).model_dump(mode="json"))
         return False

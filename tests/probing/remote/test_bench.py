@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from autofit.chips import StandIn
-from autofit.core.briefing import Briefing, Options
+from autofit.core.briefing import Briefing, Examiner, Options
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import (
@@ -457,6 +457,35 @@ def test_a_check_that_a_child_does_not_finish_leaves_the_plan_unchecked(opened: 
     found = bench.check(PLAN, {})
     assert (found.passed, found.checked) == (False, False)
     assert found.reason.startswith("could not be checked: ")
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
+    assert len(log.pids) == 2
+
+
+def test_an_examination_is_asked_of_the_child_that_is_there(opened: Open, log: Log) -> None:
+    says = "say('examined', examined=request['examiner']['function']) if request['do'] == 'examine' else "
+    bench = opened(says + FAILS)
+    examiner = Examiner(function="package.module:function", more="more")
+    assert bench.examine(examiner, PLAN, 5.0) == examiner.function
+    assert log.requests[1]["plan"] == PLAN.model_dump(mode="json")
+    assert (log.requests[1]["limit_s"], log.requests[1]["examiner"]["more"]) == (5.0, "more")
+    os.killpg(log.pids[0], signal.SIGKILL)
+    assert bench.examine(examiner, PLAN, 5.0) == ""  # no child is started for it
+    assert len(log.pids) == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "os._exit(3)",
+        "say('error', type='DevicePoisoned', message='no answer')",
+        "say('error', type='RestoreError', message='changed')",
+        "say('outcome')",
+        "time.sleep(60)",
+    ],
+)
+def test_an_examination_that_a_child_does_not_finish_says_nothing(opened: Open, log: Log, reply: str) -> None:
+    bench = opened(f"if request['do'] == 'examine':\n    {reply}\nelse:\n    {FAILS}")
+    assert bench.examine(Examiner(function="package.module:function", more="more"), PLAN, 0.1) == ""
     assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
     assert len(log.pids) == 2
 

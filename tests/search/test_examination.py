@@ -1,0 +1,78 @@
+"""The answer is examined once, after everything else, and only where that surely ends in time."""
+
+import pytest
+
+from autofit.core.budget import Budget, Clock
+from autofit.core.outcome import Outcome
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, RunTerms
+from autofit.search.ledger import EXAMINED_S, Ledger
+from autofit.search.request import Request
+from autofit.search.search import SearchInterrupted, run, search
+from tests.fakes import briefing_of, opened, small_bench, tuning_of
+from tests.search.listed import calm
+
+
+def test_the_answer_is_examined_once_after_its_proof() -> None:
+    bench, asked = calm(), list[tuple[Plan, float, int]]()
+
+    def examine(plan: Plan, limit_s: float) -> str:
+        asked.append((plan, limit_s, len(bench.runs)))
+        return "doctor: found"
+
+    tuning = tuning_of(bench, examine=examine)
+    findings = run(tuning)
+    assert asked == [(findings.plan, Ledger(tuning).examination_s(findings.proof), len(bench.runs))]
+    assert findings.examined == "doctor: found"
+    assert "doctor: found" not in findings.caveats
+    assert bench.runs[-1] == (findings.plan, Purpose.PROOF)
+
+
+def test_what_was_found_is_the_last_caveat_of_a_training() -> None:
+    bench = small_bench()
+    for environment, expected in (({}, True), ({"mode": "inference"}, False)):
+        briefing = briefing_of(bench)
+        briefing = briefing.model_copy(
+            update={"environment": briefing.environment.model_copy(update={"settings": environment})}
+        )
+        request, clock = Request(study=":memory:"), Clock(bench.time)
+        answer = search(opened(briefing, bench.evaluate), request, (), clock, lambda plan, limit_s: "doctor: found")
+        assert ("doctor: found" in answer.caveats[-1:]) is expected
+
+
+def test_nothing_is_examined_without_time_for_it() -> None:
+    whole = calm()
+    run(tuning_of(whole))
+    took_s, asked = whole.time(), list[Plan]()
+
+    def examine(plan: Plan, limit_s: float) -> str:
+        asked.append(plan)
+        return ""
+
+    for more_s in (EXAMINED_S / 2, 1000.0):
+        bench = calm()
+        clock = Clock(bench.time, limit_s=took_s + more_s)
+        budget = Budget(memory_bytes=bench.budget_bytes, time_s=took_s + more_s)
+        run(tuning_of(bench, clock=clock, budget=budget, examine=examine))
+        assert len(asked) == (more_s > EXAMINED_S)
+
+
+def test_a_plan_that_is_compiled_is_not_examined() -> None:
+    bench = calm()
+
+    def compiled(plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
+        return bench.evaluate(plan, purpose, terms).with_measured(compile_s=1.0)
+
+    findings = run(tuning_of(bench, evaluate=compiled, examine=lambda *_: pytest.fail("it was examined")))
+    assert findings.examined == ""
+
+
+def test_an_interrupt_while_the_answer_is_examined_keeps_it() -> None:
+    bench = small_bench()
+
+    def examine(plan: Plan, limit_s: float) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SearchInterrupted) as caught:
+        search(opened(briefing_of(bench), bench.evaluate), Request(study=":memory:"), (), Clock(bench.time), examine)
+    assert (caught.value.answer.plan, Purpose.PROOF) == bench.runs[-1]
