@@ -65,7 +65,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class HostPace:
     """How the host and an accelerator share the time of a step.
 
     Attributes:
@@ -105,7 +105,7 @@ class WhatIf:
     until_s: float = math.inf
     changes: dict[str, Change] = field(default_factory=dict)
     _present: list[int | None] = field(default_factory=list)  # the peak without a change, once it is known
-    _pace: list["Pace | None"] = field(default_factory=list)  # once it is known
+    _pace: list["HostPace | None"] = field(default_factory=list)  # once it is known
 
     @property
     def over(self) -> bool:
@@ -135,13 +135,13 @@ class WhatIf:
         self.changes[change.about] = change
         return None if before is None or after is None else before - after
 
-    def pace(self) -> "Pace | None":
+    def pace(self) -> "HostPace | None":
         """Returns how the host and the device share the time of a step, measured once; None if a step fails."""
         if not self._pace:
             self._pace.append(self._measured_pace())
         return self._pace[0]
 
-    def _measured_pace(self) -> "Pace | None":
+    def _measured_pace(self) -> "HostPace | None":
         with suppress(Exception):
             timer, times = WaitTimer(self.device.type), list[tuple[float, float]]()
             with timer:
@@ -154,7 +154,7 @@ class WhatIf:
                 self.device.synchronize()
                 times.append((issued - began, perf_counter() - began))
             issue_s, step_s = (median(each) for each in zip(*times, strict=True))
-            return Pace(issue_s, step_s, timer.waits_s)
+            return HostPace(issue_s, step_s, timer.waits_s)
         return None
 
     def transient_bytes(self) -> int | None:

@@ -60,8 +60,8 @@ def does_not_keep(model: nn.Module, batch: Any) -> torch.Tensor:
 def make_keeping(mended: bool = False) -> dict[str, Any]:
     """A training whose outputs are a seventh of its peak, where nothing reads them any more."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4096))
-    batches = [(torch.randn(128, 8), torch.randint(4096, (128,))) for _ in range(4)]  # ready, so of one size
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 16384))
+    batches = [(torch.randn(128, 8), torch.randint(16384, (128,))) for _ in range(4)]  # ready, so of one size
     return {"model": model, "loader": batches, "step_fn": does_not_keep if mended else keeps}
 
 

@@ -25,6 +25,7 @@ from autofit.doctor.session import COMPILED, Session
 from autofit.fit import Fit
 from autofit.probing.local_bench import LocalBench
 from autofit.search.evidence import FOUND_BY_DOCTOR
+from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.workload import Workload
 from tests.cli.processes import TARGETS, command, environment
 from tests.cli.targets import make_keeping

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from autofit.core.errors import UsageError
-from autofit.doctor.findings.accelerators import Fp32Products, Fragmentation, LaunchBound, RepeatedCasts, Workspaces
+from autofit.doctor.findings.accelerators import Fp32Products, Fragmentation, LaunchBound, RepeatedCasts
 from autofit.doctor.findings.at_the_peak import DeadAtPeak, RetainGraph, SavedUnused
 from autofit.doctor.findings.base import Detector
 from autofit.doctor.findings.gradients import (
@@ -17,7 +17,7 @@ from autofit.doctor.findings.gradients import (
 from autofit.doctor.findings.grows import GraphGrows, GraphKept, Grows
 from autofit.doctor.findings.heavy_module import HeavyModule
 from autofit.doctor.findings.modes import CheckpointNoEffect, Modes
-from autofit.doctor.findings.plans import AttentionScores, Loader, Logits, OptimizerPeak, Padding
+from autofit.doctor.findings.plans import AttentionScores, Loader, Logits, OptimizerPeak, Padding, Workspaces
 from autofit.doctor.findings.tensors import Duplicates, Float64, ViewHolds, WideMask
 from autofit.doctor.findings.waits import EmptyCache, Sync
 from autofit.plugins import plugins

@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterator
 
 from autofit.core.units import format_bytes, format_duration
-from autofit.doctor.diagnosis import Finding, Size
+from autofit.doctor.diagnosis import Finding
 from autofit.doctor.findings.base import ON_ACCELERATORS, Detector, at_peak, is_nothing, largest_of, made
 from autofit.doctor.observation import Observation
-from autofit.doctor.what_if import Change
 from autofit.memory.peak import memory_use
 from autofit.reports.sentences import counted
 
@@ -22,8 +21,6 @@ ISSUE_RATIO = 0.9
 behind still works when all is issued."""
 LEAST_TRAFFIC = 0.01
 """Smallest share of a step's memory traffic that is shown."""
-LEAST_WORKSPACE, LEAST_WORKSPACE_BYTES = 0.05, 16 * 2**20
-"""Smallest workspaces that are shown: share of the peak, and bytes."""
 
 
 class Fragmentation(Detector):
@@ -162,48 +159,6 @@ class RepeatedCasts(Detector):
                 f"{moved_bytes / traffic_bytes:.0%} of what all its operators do.",
             ),
         )
-
-
-class Workspaces(Detector):
-    """Memory that libraries such as cuDNN allocate inside an operator, beyond all tensors of the step."""
-
-    id = "cudnn-workspace"
-    about = "memory that libraries use inside operators at the peak"
-    runs = True
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, on a host, or if the device's own count is unknown."""
-        if observation.account.allocator == "host":
-            return ON_ACCELERATORS
-        known = observation.what_if is not None and observation.what_if.transient_bytes() is not None
-        return "" if known else "the device's own count of its memory is unknown"
-
-    def find(self, observation: Observation) -> Iterator[Finding]:
-        """Yields one finding if a step needs clearly more memory than its tensors."""
-        measured = None if observation.what_if is None else observation.what_if.transient_bytes()
-        if measured is None:
-            return
-        tensors = observation.peak_bytes - observation.watch.levels[observation.step - 1]
-        beyond = measured - tensors
-        if beyond < max(LEAST_WORKSPACE * observation.peak_bytes, LEAST_WORKSPACE_BYTES):
-            return
-        yield Finding(
-            id=self.id,
-            what=(
-                f"a step needs {format_bytes(measured)} beside what stays, of which its tensors are only "
-                f"{format_bytes(tensors)}: the rest is workspaces of libraries such as cuDNN"
-            ),
-            remedy=(
-                "try memory_format=torch.channels_last, which autofit tune searches, torch.backends.cudnn.benchmark = "
-                "False, or CUBLAS_WORKSPACE_CONFIG"
-            ),
-            size=Size(peak_bytes=beyond, basis="measured", bound="at most"),
-        )
-
-    def change(self, observation: Observation, finding: Finding) -> Change | None:
-        """Returns the step in channels-last format, if the model has convolutions."""
-        assert observation.what_if is not None, "this is checked before"
-        return observation.what_if.plan("memory_format", "channels_last")
 
 
 def _elements(observation: Observation, handle: int) -> int:

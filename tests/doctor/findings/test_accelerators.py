@@ -16,13 +16,13 @@ from autofit.doctor.findings.accelerators import (
     Fragmentation,
     LaunchBound,
     RepeatedCasts,
-    Workspaces,
 )
 from autofit.doctor.findings.base import Detector
+from autofit.doctor.findings.plans import Workspaces
 from autofit.doctor.observation import Observation
 from autofit.doctor.seen import Cast
 from autofit.doctor.sites import NOWHERE
-from autofit.doctor.what_if import Pace, WhatIf
+from autofit.doctor.what_if import HostPace, WhatIf
 from autofit.memory.trace import Kind
 from tests.doctor.cases import MIB, Case, held_outputs, observed
 
@@ -119,7 +119,7 @@ def test_a_device_that_works_on_when_all_is_issued_has_enough_to_do() -> None:
 
 
 def test_a_host_that_waits_within_the_step_says_nothing_about_its_speed() -> None:
-    pace = Pace(issue_s=1.0, step_s=1.0, waits_s={("a value is read", NOWHERE): 0.4})
+    pace = HostPace(issue_s=1.0, step_s=1.0, waits_s={("a value is read", NOWHERE): 0.4})
     seen = with_what_if(WhatIf(lambda: None, Late(), list, _pace=[pace]))
     assert "waits for the device" in LaunchBound().unchecked(seen)
 
