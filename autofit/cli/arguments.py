@@ -19,7 +19,7 @@ FINDINGS = (
     "grows", "graph-kept", "graph-grows", "dead-at-peak", "retain-graph", "saved-unused", "gradient-without-optimizer",
     "gradient-dropped", "no-gradient", "frozen-state", "zeroed-gradients", "float64", "view-holds", "duplicates",
     "modes", "checkpoint-no-effect", "heavy-module", "attention-scores", "logits", "optimizer-peak", "padding",
-    "sync", "empty-cache", "fragmentation", "fp32-products", "loader",
+    "sync", "empty-cache", "fragmentation", "fp32-products", "loader", "worker-growth", "recompiles", "versions",
 )  # fmt: skip
 """Kinds of findings of autofit itself, whose own modules load torch. Completion offers them."""
 

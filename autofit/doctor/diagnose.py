@@ -1,7 +1,9 @@
 """Diagnoses a workload: its steps run on its device under the watch, and everything is put back afterwards."""
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property, partial
+from itertools import islice
 
 import torch
 
@@ -13,12 +15,14 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis
 from autofit.doctor.findings.base import Detector
-from autofit.doctor.session import Session
+from autofit.doctor.session import Session, is_compiled
 from autofit.doctor.what_if import Change, WhatIf
+from autofit.failures.evidence import named_error
 from autofit.guard import Guard
 from autofit.memory.trace import MOST_PARTS
 from autofit.prepare import PlanBatches, prepare
-from autofit.probing.loading import FREE_RATIO, LoaderTrials
+from autofit.probing.compilation import Recompilations, recompilations
+from autofit.probing.loading import FREE_RATIO, LoaderTrials, WorkerGrowth, worker_growth
 from autofit.probing.opening import as_poison, as_users_errors, baseline_batch, budget_of, facts_of, place
 from autofit.probing.probe import Probe
 from autofit.strategies import members
@@ -30,9 +34,13 @@ from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.workload import Workload
 
+COMPILED_FROM = "_torchdynamo_orig_callable"
+"""Attribute of a function that torch.compile returned."""
 HOOKS_REFUSED = "saved tensor hooks"
 """Part of the error with which `torch.func` refuses to run under hooks on saved tensors."""
 MOST_STEPS = 16
+COMPILED_STEPS = 8
+"""Number of steps on other batches of the loader in which compilations are counted."""
 
 
 def diagnose_workload(
@@ -85,8 +93,7 @@ def diagnose_workload(
             step = TrainStep(Plan(), Draft.of(workload, loss, device.torch_device))
             run = partial(_step_on, source, micro, count, step)
             plans = _OtherSteps(workload, device, source, loss, (micro, count), step.optimizer, guard.restore)
-            again = partial(WhatIf, run, device, plan=plans.step, loading=plans.loading, padding=plans.padding)
-            further = again if runs else None
+            further = plans.what_if(run) if runs else None
             try:
                 return _observed(opened(what_if=further, saves=saves), run)
             except RuntimeError as error:
@@ -150,6 +157,19 @@ class _OtherSteps:
         self._workload, self._device, self._source, self._loss = workload, device, source, loss
         self._batch, self._optimizer, self._restore = batch, optimizer, restore
 
+    def what_if(self, run: Callable[[], None]) -> Callable[[Callable[[], Iterable[torch.Tensor]]], WhatIf]:
+        """Returns what makes a bench of these steps and that of the training, given the tensors that are kept."""
+        return partial(
+            WhatIf,
+            run,
+            self._device,
+            plan=self.step,
+            loading=self.loading,
+            padding=self.padding,
+            recompilations=cache(self.recompilations),
+            worker_growth=cache(self.worker_growth),
+        )
+
     def step(self, knob: str, value: KnobValue) -> Change | None:
         """Returns the step with this value; None if the workload does not offer it."""
         offers = [member.offered(self._facts) for member in members() if knob in member.owns]
@@ -180,6 +200,35 @@ class _OtherSteps:
             return self._source.padding(self._batch[0]) if self._source.varies else 0.0
         except WorkloadError:
             return None
+
+    def recompilations(self) -> Recompilations | str:
+        """Returns what is compiled again in steps on batches as they come; why not, if nothing is compiled."""
+        workload = self._workload
+        written = (workload.step_fn, workload.loss_fn, workload.update_fn)
+        compiled = any(map(is_compiled, workload.model.modules()))
+        if not compiled and not any(hasattr(each, COMPILED_FROM) for each in written):
+            return "the model is not compiled"
+        try:
+            with self._build(Plan()) as step:
+                runs = (partial(self._device.timed, partial(step, batch)) for batch in self._as_they_come())
+                return recompilations((lambda run=run: run()[1]) for run in runs)  # type: ignore[misc]  # bound early
+        except Exception as error:  # noqa: BLE001  # the user's code, which compiled code may break
+            return f"steps on other batches of the loader failed: {named_error(error)}"
+
+    def worker_growth(self) -> WorkerGrowth | str:
+        """Returns the memory of the loader's workers over time; why not, if it cannot be watched."""
+        return worker_growth(self._source, math.prod(self._batch))
+
+    def _as_they_come(self) -> Iterator[StepBatch]:
+        """Yields batches of steps as the loader makes them, and near the end the incomplete last one of a pass."""
+        micro, count = self._batch
+        drawn = self._source.fresh(micro, 0)
+        for number in range(COMPILED_STEPS):
+            rest = self._source.remainder(micro) if number == COMPILED_STEPS - 2 and count == 1 else 0
+            if rest and self._source.resizable:
+                yield StepBatch.alike(self._source.typical(rest, 1))
+            else:
+                yield StepBatch.alike(list(islice(drawn, count)))
 
     @cached_property
     def _facts(self) -> Facts:

@@ -15,6 +15,8 @@ from torch import nn
 from autofit.core.loading import Loading
 from autofit.core.plan import KnobValue
 from autofit.devices.base import Device
+from autofit.probing.compilation import Recompilations
+from autofit.probing.loading import WorkerGrowth
 from autofit.workloads.step import storage_bytes
 
 STEPS = 2
@@ -50,6 +52,8 @@ class WhatIf:
         plan: returns the step under a plan with one other value of a knob; None if the training does not offer it.
         loading: returns how fast the loader is with more workers than the user's; None if it needs no more.
         padding: returns the share of padding in a batch, from 0 to 1; None if that is unknown.
+        recompilations: returns what is compiled again in steps on the loader's batches; why that is unknown, if it is.
+        worker_growth: returns the memory of the loader's workers over time; why that is unknown, if it is.
     """
 
     run: Callable[[], None]
@@ -58,6 +62,8 @@ class WhatIf:
     plan: Callable[[str, KnobValue], Change | None] = lambda knob, value: None
     loading: Callable[[], Loading | None] = lambda: None
     padding: Callable[[], float | None] = lambda: None
+    recompilations: Callable[[], Recompilations | str] = lambda: "the model is not compiled"
+    worker_growth: Callable[[], WorkerGrowth | str] = lambda: "the loader has no worker processes"
     _present: list[int | None] = field(default_factory=list)  # the peak without a change, once it is known
 
     def peak_bytes(self, change: Change | None = None) -> int | None:

@@ -83,7 +83,9 @@ def observed(case: Case, account: Account | None = None, device: str = "cpu") ->
 
 ON_ACCELERATORS = frozenset(("sync", "fragmentation", "fp32-products"))
 """Kinds of findings that are not looked for on a host."""
-RUN_AGAIN = frozenset(("heavy-module", "attention-scores", "logits", "optimizer-peak", "padding", "loader"))
+OF_SOME = frozenset(("worker-growth", "recompiles"))
+"""Kinds of findings that are looked for only with a loader that has workers, and a model that is compiled."""
+RUN_AGAIN = OF_SOME | frozenset(("heavy-module", "attention-scores", "logits", "optimizer-peak", "padding", "loader"))
 """Kinds of findings that run further steps, and are not looked for in loops and scripts."""
 
 

@@ -18,15 +18,18 @@ from autofit.doctor.findings.grows import GraphGrows, GraphKept, Grows
 from autofit.doctor.findings.heavy_module import HeavyModule
 from autofit.doctor.findings.modes import CheckpointNoEffect, Modes
 from autofit.doctor.findings.plans import AttentionScores, Loader, Logits, OptimizerPeak, Padding
+from autofit.doctor.findings.recompiles import Recompiles
 from autofit.doctor.findings.tensors import Duplicates, Float64, ViewHolds
+from autofit.doctor.findings.versions import Versions
 from autofit.doctor.findings.waits import EmptyCache, Sync
+from autofit.doctor.findings.worker_growth import GrowingWorkers
 from autofit.plugins import plugins
 
 BUILT_IN: tuple[type[Detector], ...] = (
     Grows, GraphKept, GraphGrows, DeadAtPeak, RetainGraph, SavedUnused, GradientWithoutOptimizer, GradientDropped,
     NoGradient, FrozenState, ZeroedGradients, Float64, ViewHolds, Duplicates, Modes, CheckpointNoEffect,
     HeavyModule, AttentionScores, Logits, OptimizerPeak, Padding, Sync, EmptyCache,
-    Fragmentation, Fp32Products, Loader,
+    Fragmentation, Fp32Products, Loader, GrowingWorkers, Recompiles, Versions,
 )  # fmt: skip
 """The kinds of findings of autofit itself."""
 
