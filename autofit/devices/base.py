@@ -80,12 +80,10 @@ class Misfit:
     Attributes:
         what: what does not fit, as a sentence without a full stop.
         remedy: what to install.
-        usable: whether torch can use the device all the same.
     """
 
     what: str
     remedy: str
-    usable: bool
 
 
 class Device(ABC):

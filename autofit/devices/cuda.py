@@ -279,7 +279,7 @@ class Cuda(Device):
                 return None
             what = f"torch was built for CUDA {built}, which needs NVIDIA's driver {least} or newer, but finds {driver}"
             remedy = "update the driver, or install a build of torch for an older CUDA"
-            return Misfit(f"{what}, so that it uses no GPU", remedy, usable=False)
+            return Misfit(f"{what}, so that it uses no GPU", remedy)
         capability = torch.cuda.get_device_capability(self.torch_device)
         code = code_for(torch.cuda.get_arch_list(), capability)
         if code == "machine code":
@@ -287,7 +287,7 @@ class Cuda(Device):
         card = f"{self.name()} (compute capability {capability[0]}.{capability[1]})"
         effect = ": the driver compiles each kernel at its first use" if code else " and cannot use it"
         remedy = "install a build of torch for a CUDA version that supports this card with its own kernels"
-        return Misfit(f"this build of torch has no kernels for {card}{effect}", remedy, usable=bool(code))
+        return Misfit(f"this build of torch has no kernels for {card}{effect}", remedy)
 
     def account(self) -> Account | None:
         """Returns the allocator's options in force; None for CUDA's memory pools and for ROCm.

@@ -205,7 +205,8 @@ class _OtherSteps:
         """Returns what is compiled again in steps on batches as they come; why not, if nothing is compiled."""
         workload = self._workload
         written = (workload.step_fn, workload.loss_fn, workload.update_fn)
-        compiled = any(map(is_compiled, workload.model.modules()))
+        models = (workload.model, *(each for each in written if isinstance(each, torch.nn.Module)))
+        compiled = any(is_compiled(part) for model in models for part in model.modules())
         if not compiled and not any(hasattr(each, COMPILED_FROM) for each in written):
             return "the model is not compiled"
         try:

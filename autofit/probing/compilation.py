@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ def _graphs() -> int:
 def broken_guards() -> list[str]:
     """Returns what no longer held, each time that torch.compile looked for code, in torch's words.
 
-    For one new compilation, all code that there is has a line, the newest first.
+    For one new compilation, each code that the function has already has a line.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     reasons = [] if utils is None else [each for found in utils.guard_failures.values() for each in found]
@@ -104,7 +105,7 @@ def recompilations(steps: Iterable[Callable[[], float]]) -> Recompilations | str
     began, first = perf_counter(), _graphs()
     compiled, count, longer, causes = 0, 0, list[float](), list[str]()
     for number, step in enumerate(steps):
-        graphs, broken = _graphs(), len(broken_guards())
+        graphs, broken = _graphs(), Counter(broken_guards())
         took_s = step()
         if number == FIRST_STEPS - 1 and _graphs() == first:
             return "torch.compile compiles nothing in a step"
@@ -113,7 +114,7 @@ def recompilations(steps: Iterable[Callable[[], float]]) -> Recompilations | str
         count += 1
         if _graphs() > graphs:
             compiled, graphs = compiled + 1, _graphs()
-            causes += broken_guards()[broken : broken + 1]
+            causes += list(Counter(broken_guards()) - broken)[:1]
             without_s = step()
             longer += [took_s - without_s] if _graphs() == graphs else []
         if compiled == MOST_AGAIN or perf_counter() - began >= MOST_S:

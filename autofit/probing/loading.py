@@ -55,7 +55,7 @@ EVEN = 0.3
 """Smallest growth in an interval, as a share of the mean. The memory of a healthy worker that cuts and resizes images
 rises and falls by up to 11 MiB between two readings, but not evenly."""
 LEAST_GROWTH_BYTES = 512 * 1024
-"""Smallest growth by 1,000 samples that counts: a million samples then add 0.5 GiB. With a list of 200,000 annotations
+"""Smallest growth per 1,000 samples that counts: a million samples then add 0.5 GiB. With a list of 200,000 annotations
 beside small images, one worker grew by 1.6 MiB, and two by 2.8 MiB."""
 
 

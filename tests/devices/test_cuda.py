@@ -510,16 +510,16 @@ def test_code_runs_on_later_cards_as_nvidia_says(
 
 
 @pytest.mark.parametrize(
-    ("architectures", "usable", "effect"),
-    [(["sm_80", "sm_90"], None, ""), (["compute_80"], True, "compiles each kernel"), (["sm_100"], False, "cannot use")],
+    ("architectures", "effect"),
+    [(["sm_80", "sm_90"], ""), (["compute_80"], "compiles each kernel"), (["sm_100"], "cannot use")],
 )
 def test_a_build_without_kernels_for_the_card_is_said(
-    cards: Cards, monkeypatch: pytest.MonkeyPatch, architectures: list[str], usable: bool | None, effect: str
+    cards: Cards, monkeypatch: pytest.MonkeyPatch, architectures: list[str], effect: str
 ) -> None:
     cards(Card(capability=(9, 0)))
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: architectures)
     found = Cuda().misfit()
-    assert (None if found is None else found.usable) is usable
+    assert (found is None) is (not effect)
     assert found is None or (effect in found.what and "compute capability 9.0" in found.what)
 
 
@@ -544,7 +544,6 @@ def test_a_driver_that_is_too_old_is_said_where_no_card_can_be_used(
     found = Cuda().misfit()
     assert (found is not None) is told
     if found is not None:
-        assert not found.usable
         assert "driver 580 or newer, but finds 570.124.06" in found.what
 
 

@@ -91,10 +91,9 @@ class Versions(Detector):
 
 
 def _misfits(device: Device) -> Iterator[devices.Misfit]:
-    """Yields what does not fit on a device; on a host, why torch cannot use an accelerator that the machine has."""
-    if not device.is_host:
-        found = device.misfit()
-        yield from [] if found is None else [found]
-        return
-    others = (kind() for kind in devices.members() if not kind.is_host)
-    yield from (found for each in others if (found := each.misfit()) is not None and not found.usable)
+    """Yields what does not fit on a device; on a host, why torch cannot use an accelerator that the machine has.
+
+    One that could be used is not asked, since that would begin to use it.
+    """
+    others = (kind() for kind in devices.members() if not kind.is_host and not kind.is_available())
+    yield from (found for each in (others if device.is_host else [device]) if (found := each.misfit()) is not None)

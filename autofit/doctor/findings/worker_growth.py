@@ -38,7 +38,7 @@ class GrowingWorkers(Detector):
             id=self.id,
             what=(
                 f"{counted(found.workers, 'worker')} of the loader grew by "
-                f"{format_bytes(int(1000 * found.bytes_per_sample))} of main memory by 1,000 samples"
+                f"{format_bytes(int(1000 * found.bytes_per_sample))} of main memory per 1,000 samples"
             ),
             remedy=(
                 "keep the data set in one NumPy array or tensor instead of lists and dicts of Python objects, which "
@@ -48,7 +48,7 @@ class GrowingWorkers(Detector):
             evidence=(
                 f"Their own memory went from {format_bytes(before)} after {first:,} samples to {format_bytes(after)} "
                 f"after {last:,}, and rose in each of {len(found.levels) - 1} intervals.",
-                "What is copied or kept once per sample stops to grow when each worker has used all samples.",
+                "What is copied or kept once per sample stops growing when each worker has used all samples.",
             ),
             minor=slow,
         )

@@ -80,17 +80,18 @@ def test_a_training_that_does_not_meet_the_defect_is_left_alone(case: Case, cudn
 
 
 def test_what_does_not_fit_on_the_device_is_found() -> None:
-    found = Misfit("this build of torch has no kernels for it", "install another", usable=True)
+    found = Misfit("this build of torch has no kernels for it", "install another")
     (finding,) = Versions().find(seen(held_outputs(True), Accelerator(found=found)))
     assert (finding.what, finding.remedy, finding.size) == (found.what, found.remedy, None)
 
 
-@pytest.mark.parametrize(("usable", "count"), [(False, 1), (True, 0)])
+@pytest.mark.parametrize(("available", "count"), [(False, 1), (True, 0)])
 def test_on_a_host_the_accelerator_that_cannot_be_used_is_found(
-    monkeypatch: pytest.MonkeyPatch, usable: bool, count: int
+    monkeypatch: pytest.MonkeyPatch, available: bool, count: int
 ) -> None:
-    found = Misfit("the driver is too old", "update it", usable=usable)
+    found = Misfit("the driver is too old", "update it")
     monkeypatch.setattr(Cuda, "misfit", lambda self: found)
+    monkeypatch.setattr(Cuda, "is_available", classmethod(lambda cls: available))
     assert len(list(Versions().find(seen(held_outputs(True), Cpu())))) == count
 
 

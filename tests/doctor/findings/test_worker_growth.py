@@ -69,7 +69,7 @@ def seen() -> Observation:
 def test_growth_is_a_finding_with_bytes_per_step(seen: Observation) -> None:
     found = grown(1000, [1000] * 6)
     (finding,) = GrowingWorkers().find(with_what_if(seen, worker_growth=lambda: found))
-    assert "2 workers of the loader grew by 1000 KiB" in finding.what
+    assert "2 workers of the loader grew by 1000 KiB of main memory per 1,000 samples" in finding.what
     assert finding.size is not None
     assert finding.size.host_bytes_per_step == 32 * 1024
     assert not finding.minor
