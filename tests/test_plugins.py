@@ -98,7 +98,7 @@ def test_a_finding_from_outside_is_looked_for(outside: Path) -> None:
     out, _ = python(outside, "-m", "autofit", *words.split(), code=4)
     assert "6 steps were watched" in out.lower()
     _, err = python(outside, "-m", "autofit", *words.split(), "--skip", "?", code=2)
-    assert "zeroed-gradients, watched" in err.replace("\n", " "), "an unknown name lists all"
+    assert "versions, watched" in err.replace("\n", " "), "an unknown name lists all"
 
 
 def test_a_strategy_from_outside_is_a_choice_of_an_estimate(outside: Path) -> None:

@@ -20,7 +20,7 @@ FINDINGS = (
     "gradient-without-optimizer", "gradient-dropped", "no-gradient", "frozen-state", "zeroed-gradients", "float64",
     "wide-mask", "view-holds", "duplicates", "modes", "checkpoint-no-effect", "heavy-module", "attention-scores",
     "logits", "optimizer-peak", "padding", "sync", "empty-cache", "fragmentation", "fp32-products", "launch-bound",
-    "autocast-cache", "cudnn-workspace", "loader",
+    "autocast-cache", "cudnn-workspace", "loader", "worker-growth", "recompiles", "versions",
 )  # fmt: skip
 """Kinds of findings of autofit itself, whose own modules load torch. Completion offers them."""
 

@@ -4,7 +4,7 @@ import re
 from functools import cache
 
 from autofit.core.errors import DeviceMissing
-from autofit.devices.base import Device
+from autofit.devices.base import Device, Misfit
 from autofit.devices.cpu import Cpu
 from autofit.devices.cuda import Cuda, cuda_capabilities, gpu_count, gpu_in_use, known_gpu_count
 from autofit.devices.host_memory import available as available_host_bytes
@@ -54,6 +54,7 @@ def choose(name: str | None = None) -> Device:
 __all__ = [
     "BUILT_IN",
     "Device",
+    "Misfit",
     "available_host_bytes",
     "choose",
     "cuda_capabilities",

@@ -73,6 +73,19 @@ class Reading:
     live_bytes: Callable[[], int | None] = nothing
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A driver or card that does not go with the build of torch.
+
+    Attributes:
+        what: what does not fit, as a sentence without a full stop.
+        remedy: what to install.
+    """
+
+    what: str
+    remedy: str
+
+
 class Device(ABC):
     """A back end.
 
@@ -147,6 +160,13 @@ class Device(ABC):
     def versions(self) -> dict[str, str]:
         """Returns versions, other than torch's, that affect measurements: driver and libraries."""
         return {}
+
+    def misfit(self) -> Misfit | None:
+        """Returns what of the driver and the card does not go with the build of torch; None if all does, or is unknown.
+
+        It may be called where no device of this type is available.
+        """
+        return None
 
     def caveats(self) -> tuple[str, ...]:
         """Returns notes about readings on this device, for the caveats of a search."""

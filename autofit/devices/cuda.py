@@ -9,10 +9,11 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,7 +25,7 @@ from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices import host_memory
-from autofit.devices.base import Capability, Counters, Device, Reading, T
+from autofit.devices.base import Capability, Counters, Device, Misfit, Reading, T
 from autofit.devices.nvml import Nvml
 
 CONTEXT_BYTES = 1536 * 2**20
@@ -39,6 +40,10 @@ AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
 VOLTA = (7, 0)
 """The first compute capability that torch.compile generates code for."""
+LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""The oldest branch of NVIDIA's driver for each major version of CUDA
+(https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1, read in November 2026)."""
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[str]:
@@ -56,6 +61,25 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
     if compute_capability is None or compute_capability >= VOLTA:
         found |= {Capability.COMPILE, Capability.TUNED_KERNELS, Capability.CUDA_GRAPHS}
     return frozenset(found)
+
+
+def code_for(architectures: Iterable[str], capability: tuple[int, int]) -> Literal["machine code", "ptx", ""]:
+    """Returns what a build for these architectures has for a card: machine code, PTX that the driver compiles, or "".
+
+    Machine code `sm_86` also runs on later cards of the same major version, PTX `compute_86` on all later ones. With
+    the suffix "a", both run on that card alone, and with "f" on cards of the same major version, from that minor one on
+    (CUDA C++ Programming Guide, sections "Binary compatibility", "PTX compatibility" and "Feature set").
+    """
+    found = ""
+    for kind, major, minor, suffix in (each.groups() for each in map(_ARCHITECTURE.fullmatch, architectures) if each):
+        built = (int(major), int(minor))
+        if built > capability or (suffix == "a" and built != capability):
+            continue
+        same = built[0] == capability[0]
+        if kind == "sm" and same:
+            return "machine code"
+        found = "ptx" if kind == "compute" and (same or not suffix) else found
+    return "ptx" if found else ""
 
 
 def gpu_count() -> int:
@@ -237,6 +261,33 @@ class Cuda(Device):
         if settings := _options(_settings()) if backend == NATIVE else backend:
             found["allocator"] = settings
         return found
+
+    def misfit(self) -> Misfit | None:
+        """Returns that NVIDIA's driver is too old for the build of torch, or that this build has no code for the card.
+
+        A driver that is too old only counts if torch can use no card: NVIDIA's compatibility packages make some fit.
+        """
+        built = torch.version.cuda
+        if built is None:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of the driver
+            available = self.is_available()
+        if not available:
+            driver, least = Nvml.driver_version(), LEAST_DRIVER.get(int(built.partition(".")[0]), 0)
+            if not driver or int(driver.partition(".")[0]) >= least:
+                return None
+            what = f"torch was built for CUDA {built}, which needs NVIDIA's driver {least} or newer, but finds {driver}"
+            remedy = "update the driver, or install a build of torch for an older CUDA"
+            return Misfit(f"{what}, so that it uses no GPU", remedy)
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        code = code_for(torch.cuda.get_arch_list(), capability)
+        if code == "machine code":
+            return None
+        card = f"{self.name()} (compute capability {capability[0]}.{capability[1]})"
+        effect = ": the driver compiles each kernel at its first use" if code else " and cannot use it"
+        remedy = "install a build of torch for a CUDA version that supports this card with its own kernels"
+        return Misfit(f"this build of torch has no kernels for {card}{effect}", remedy)
 
     def account(self) -> Account | None:
         """Returns the allocator's options in force; None for CUDA's memory pools and for ROCm.

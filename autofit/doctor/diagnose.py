@@ -1,11 +1,12 @@
 """Diagnoses a workload: its steps run on its device under the watch, and everything is put back afterwards."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import count as counting
+from itertools import islice
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -16,12 +17,14 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis
-from autofit.doctor.session import EVERYTHING, Scope, Session
+from autofit.doctor.session import EVERYTHING, Scope, Session, is_compiled
 from autofit.doctor.what_if import Change, WhatIf
+from autofit.failures.evidence import named_error
 from autofit.guard import Guard
 from autofit.memory.trace import MOST_PARTS
 from autofit.prepare import PlanBatches, prepare
-from autofit.probing.loading import FREE_RATIO, LoaderTrials
+from autofit.probing.compilation import Recompilations, recompilations
+from autofit.probing.loading import FREE_RATIO, LoaderTrials, WorkerGrowth, worker_growth
 from autofit.probing.opening import as_poison, as_users_errors, baseline_batch, budget_of, facts_of, place
 from autofit.probing.probe import Probe
 from autofit.strategies import members
@@ -34,8 +37,12 @@ from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.tree import Batch
 from autofit.workloads.workload import Workload
 
+COMPILED_FROM = "_torchdynamo_orig_callable"
+"""Attribute of a function that torch.compile returned."""
 HOOKS_REFUSED = "saved tensor hooks"
 """Part of the error with which `torch.func` refuses to run under hooks on saved tensors."""
+COMPILED_STEPS = 8
+"""Number of steps on other batches of the loader in which compilations are counted."""
 
 
 def diagnose_workload(
@@ -85,7 +92,7 @@ def diagnose_workload(
             step = TrainStep(Plan(), Draft.of(workload, loss, device.torch_device))
             run = partial(_run, step, batch)
             plans = _OtherSteps(workload, device, source, loss, (micro, count), step.optimizer, guard.restore)
-            further = partial(_further, partial(WhatIf, run, device), plans, scope.time_s) if scope.runs else None
+            further = plans.what_if(run, scope.time_s) if scope.runs else None
             try:
                 return observed(Session(target, *parts, scope=scope, what_if=further, saves=saves), step, batch)
             except RuntimeError as error:
@@ -118,17 +125,6 @@ def _batch_of(source: BatchSource, micro: int, count: int) -> StepBatch:
 
 def _run(step: TrainStep, batch: Callable[[], StepBatch]) -> None:
     step(batch())
-
-
-def _further(
-    opened: Callable[..., WhatIf],
-    plans: "_OtherSteps",
-    time_s: float,
-    held: Callable[[], Iterable[torch.Tensor]],
-) -> WhatIf:
-    """Returns what runs further steps from now on."""
-    answers: dict[str, Any] = {"plan": plans.step, "loading": plans.loading, "padding": plans.padding}
-    return opened(held, **answers, batch=plans.batch, until_s=monotonic() + time_s)
 
 
 def observed(session: Session, step: TrainStep, batch: Callable[[], StepBatch]) -> Diagnosis:
@@ -173,6 +169,27 @@ class _OtherSteps:
         self._workload, self._device, self._source, self._loss = workload, device, source, loss
         self._batch, self._optimizer, self._restore = batch, optimizer, restore
 
+    def what_if(
+        self, run: Callable[[], None], time_s: float
+    ) -> Callable[[Callable[[], Iterable[torch.Tensor]]], WhatIf]:
+        """Returns what makes a bench of these steps and that of the training, given the tensors that are kept."""
+
+        def made(held: Callable[[], Iterable[torch.Tensor]]) -> WhatIf:
+            return WhatIf(
+                run,
+                self._device,
+                held,
+                plan=self.step,
+                loading=self.loading,
+                padding=self.padding,
+                batch=self.batch,
+                recompilations=cache(self.recompilations),
+                worker_growth=cache(self.worker_growth),
+                until_s=monotonic() + time_s,
+            )
+
+        return made
+
     def step(self, knob: str, value: KnobValue) -> Change | None:
         """Returns the step with this value; None if the workload does not offer it."""
         offers = [member.offered(self._facts) for member in members() if knob in member.owns]
@@ -208,6 +225,36 @@ class _OtherSteps:
             return self._source.padding(self._batch[0]) if self._source.varies else 0.0
         except WorkloadError:
             return None
+
+    def recompilations(self) -> Recompilations | str:
+        """Returns what is compiled again in steps on batches as they come; why not, if nothing is compiled."""
+        workload = self._workload
+        written = (workload.step_fn, workload.loss_fn, workload.update_fn)
+        models = (workload.model, *(each for each in written if isinstance(each, torch.nn.Module)))
+        compiled = any(is_compiled(part) for model in models for part in model.modules())
+        if not compiled and not any(hasattr(each, COMPILED_FROM) for each in written):
+            return "the model is not compiled"
+        try:
+            with self._build(Plan()) as step:
+                runs = (partial(self._device.timed, partial(step, batch)) for batch in self._as_they_come())
+                return recompilations((lambda run=run: run()[1]) for run in runs)  # type: ignore[misc]  # bound early
+        except Exception as error:  # noqa: BLE001  # the user's code, which compiled code may break
+            return f"steps on other batches of the loader failed: {named_error(error)}"
+
+    def worker_growth(self) -> WorkerGrowth | str:
+        """Returns the memory of the loader's workers over time; why not, if it cannot be watched."""
+        return worker_growth(self._source, math.prod(self._batch))
+
+    def _as_they_come(self) -> Iterator[StepBatch]:
+        """Yields batches of steps as the loader makes them, and near the end the incomplete last one of a pass."""
+        micro, count = self._batch
+        drawn = self._source.fresh(micro, 0)
+        for number in range(COMPILED_STEPS):
+            rest = self._source.remainder(micro) if number == COMPILED_STEPS - 2 and count == 1 else 0
+            if rest and self._source.resizable:
+                yield StepBatch.alike(self._source.typical(rest, 1))
+            else:
+                yield StepBatch.alike(list(islice(drawn, count)))
 
     @cached_property
     def _facts(self) -> Facts:

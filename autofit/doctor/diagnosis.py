@@ -47,7 +47,7 @@ class Size(Strict):
     Attributes:
         peak_bytes: bytes by which the peak would be lower.
         bytes_per_step: bytes by which the memory of the device grows in each step.
-        host_bytes_per_step: bytes by which the main memory of the process grows in each step.
+        host_bytes_per_step: bytes by which main memory grows in each step, in this process or the loader's workers.
         basis: "measured" if steps ran with the change, "replayed" if the record of a step was replayed with it,
             "counted" if bytes were added up.
         bound: "at most" or "at least" if the figure is a bound.

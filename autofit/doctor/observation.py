@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from autofit import devices
 from autofit.core.account import Account
 from autofit.core.units import format_bytes
+from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Place
 from autofit.doctor.holders import Holder, find_holders, held_tensors
 from autofit.doctor.seen import Saved
@@ -74,6 +76,7 @@ class Observation:
         what_if: runs further steps with changes; None if the steps cannot be run again.
         hidden: the allocations of which views outlive their step and use a part only.
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
+        device: the device of the training.
     """
 
     watch: Watch
@@ -89,6 +92,7 @@ class Observation:
     what_if: WhatIf | None = None
     hidden: Mapping[int, View] = field(default_factory=dict)
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    device: Device = field(default_factory=devices.host)
     _views: "_Views | None" = None
 
     @property

@@ -178,6 +178,7 @@ class Session:
     def _diagnosed(self, observation: Observation, note: str = "", *, failed: bool = False) -> Diagnosis:
         assert self._device is not None, "the observation has begun"
         self.close()
+        observation.device = self._device
         if self._what_if is not None:
             observation.what_if = self._what_if(partial(_held, observation))
         found, unchecked = list[tuple[Finding, Change | None]](), list[Unchecked]()
@@ -210,7 +211,7 @@ class Session:
 
     def _notes(self, observation: Observation) -> Iterator[str]:
         """Yields what else a reader must know."""
-        if any(_is_compiled(part) for model in self._alive() for part in model.modules()):
+        if any(is_compiled(part) for model in self._alive() for part in model.modules()):
             yield COMPILED
         if (higher := observation.higher) is not None:
             yield (
@@ -288,5 +289,6 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """Returns whether the module itself was compiled, as a wrapper or in place."""
     return type(module).__name__ == "OptimizedModule" or vars(module).get("_compiled_call_impl") is not None

@@ -23,6 +23,8 @@ from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Bound
 from autofit.doctor.sites import Site
 from autofit.doctor.waits import WaitTimer
+from autofit.probing.compilation import Recompilations
+from autofit.probing.loading import WorkerGrowth
 from autofit.search.race import Race, run_race
 from autofit.workloads.step import storage_bytes
 
@@ -90,6 +92,8 @@ class WhatIf:
         plan: returns the step under a plan with one other value of a knob; None if the training does not offer it.
         loading: returns how fast the loader is with more workers than the user's; None if it needs no more.
         padding: returns the share of padding in a batch, from 0 to 1; None if that is unknown.
+        recompilations: returns what is compiled again in steps on the loader's batches; why that is unknown, if it is.
+        worker_growth: returns the memory of the loader's workers over time; why that is unknown, if it is.
         batch: returns a batch as the loader makes it; None if the training has no such batches.
         until_s: value of `time.monotonic` from which on nothing further is begun.
         changes: the changes whose peaks were measured, by `Change.about`.
@@ -101,6 +105,8 @@ class WhatIf:
     plan: Callable[[str, KnobValue], Change | None] = lambda knob, value: None
     loading: Callable[[], Loading | None] = lambda: None
     padding: Callable[[], float | None] = lambda: None
+    recompilations: Callable[[], Recompilations | str] = lambda: "the model is not compiled"
+    worker_growth: Callable[[], WorkerGrowth | str] = lambda: "the loader has no worker processes"
     batch: Callable[[], Any] = lambda: None
     until_s: float = math.inf
     changes: dict[str, Change] = field(default_factory=dict)

@@ -2,9 +2,11 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +22,10 @@ COMPILE_S = 300.0
 end of the time budget are the limits on one that takes longer than expected."""
 MOST_COMPILED = 256
 """Maximum number of recompilations that torch.compile keeps: one per plan, and no search tries more plans than this."""
+FIRST_STEPS = 2
+"""Number of steps that may compile: gradients and the states of the optimizer are there from the second one on."""
+MOST_AGAIN, MOST_S = 3, 60.0
+"""Number of steps that compiled again, and number of seconds, after which no further steps are run."""
 _CAUSES = 2
 """Maximum number of causes of graph breaks, and of recompilations, that are named."""
 _WORDS = 160
@@ -55,6 +61,66 @@ def _graphs() -> int:
     """Returns how many graphs torch.compile has made in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else int(utils.counters["stats"].get("unique_graphs", 0))
+
+
+def broken_guards() -> list[str]:
+    """Returns what no longer held, each time that torch.compile looked for code, in torch's words.
+
+    For one new compilation, each code that the function has already has a line.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    reasons = [] if utils is None else [each for found in utils.guard_failures.values() for each in found]
+    lines = [_line(reason).partition(" (HINT")[0] for reason in reasons]
+    return [line.partition(": ")[2] or line for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Recompilations:
+    """The compilations in steps of a training after those that warm it up.
+
+    Attributes:
+        steps: number of steps, without those of the warm-up.
+        compiled: number of these in which something was compiled.
+        seconds: how much longer such a step takes than a second one on the same batch; None if that compiles too.
+        causes: what no longer held, in torch's words.
+        limit: number of compilations of a function after which torch runs it uncompiled.
+    """
+
+    steps: int
+    compiled: int
+    seconds: float | None
+    causes: str
+    limit: int
+
+
+def recompilations(steps: Iterable[Callable[[], float]]) -> Recompilations | str:
+    """Runs steps, which compile anew, and returns what was compiled after the first `FIRST_STEPS`; why nothing was.
+
+    It ends when `MOST_AGAIN` steps have compiled again, or after `MOST_S` seconds.
+
+    Args:
+        steps: run a step each and return its seconds. One that compiles is run twice.
+    """
+    start_cold()
+    began, first = perf_counter(), _graphs()
+    compiled, count, longer, causes = 0, 0, list[float](), list[str]()
+    for number, step in enumerate(steps):
+        graphs, broken = _graphs(), Counter(broken_guards())
+        took_s = step()
+        if number == FIRST_STEPS - 1 and _graphs() == first:
+            return "torch.compile compiles nothing in a step"
+        if number < FIRST_STEPS:
+            continue
+        count += 1
+        if _graphs() > graphs:
+            compiled, graphs = compiled + 1, _graphs()
+            causes += list(Counter(broken_guards()) - broken)[:1]
+            without_s = step()
+            longer += [took_s - without_s] if _graphs() == graphs else []
+        if compiled == MOST_AGAIN or perf_counter() - began >= MOST_S:
+            break
+    limit: int = getattr(sys.modules.get("torch._dynamo.config"), "recompile_limit", 0)
+    return Recompilations(count, compiled, fmean(longer) if longer else None, _named(causes), limit)
 
 
 @dataclass(slots=True)
@@ -100,8 +166,7 @@ class Compiler:
         if broken := list(dict.fromkeys(breaks)):
             places = "1 place" if len(broken) == 1 else f"{len(broken)} places"
             yield f"torch.compile broke the graph at {places} and made {graphs} graphs: {_named(broken)}"
-        lines = [_line(reason) for reasons in utils.guard_failures.values() for reason in reasons]
-        if again := [line.partition(": ")[2] or line for line in lines]:
+        if again := broken_guards():
             times = "once" if len(again) == 1 else f"{len(again)} times"
             yield f"torch.compile compiled {times} again, because this no longer held: {_named(again)}"
 
@@ -124,7 +189,7 @@ def _break(reason: Any) -> str:
 
 
 def _line(text: object) -> str:
-    return next(iter(str(text).strip().splitlines()), "")[:_WORDS]
+    return " ".join(next(iter(str(text).strip().splitlines()), "").split())[:_WORDS]
 
 
 def _named(causes: list[str]) -> str:

@@ -3,17 +3,20 @@
 It follows the proof of a plan, whose step time it needs. Nothing runs if making batches in the training's process costs
 next to nothing, or if worker processes cannot pay. Otherwise the loader is rebuilt with 1, 2, 4, ... workers and read
 alone, without training steps, until it keeps up or more workers no longer help. The user's loader is never touched.
+
+`worker_growth` reads a loader like the user's for a few seconds, and watches the memory of its workers.
 """
 
 import math
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from autofit.core.loading import PREFETCH_FACTOR, Loading, LoadingTrial
@@ -43,6 +46,17 @@ REAPED_S = 1.0
 """Maximum wait for a worker that was shut down or terminated."""
 WAVES, WINDOW_S = 3, 0.3
 """Length of a measurement: batches per worker, and seconds. Batches that were prepared ahead are not counted."""
+GROWTH_S, STARTED_S, INTERVAL_S = 4.0, 0.7, 0.3
+"""For the memory of workers: maximum number of seconds in all, seconds of warm-up after the first batch, and seconds
+between two readings. A worker's memory settles within its first second."""
+LEAST_INTERVALS, MOST_INTERVALS = 5, 8
+"""Fewest and most intervals of which each must have added memory before that is called growth."""
+EVEN = 0.3
+"""Smallest growth in an interval, as a share of the mean. The memory of a healthy worker that cuts and resizes images
+rises and falls by up to 11 MiB between two readings, but not evenly."""
+LEAST_GROWTH_BYTES = 512 * 1024
+"""Smallest growth per 1,000 samples that counts: a million samples then add 0.5 GiB. With a list of 200,000 annotations
+beside small images, one worker grew by 1.6 MiB, and two by 2.8 MiB."""
 
 
 def cores() -> int:
@@ -208,11 +222,99 @@ class LoaderTrials:
         return trial.startup_s > FREE_RATIO * epoch_s and not hasattr(self._users("dataset", None), "set_epoch")
 
 
-def _private_bytes(batches: object) -> int | None:
-    """Returns the main memory that the workers of a running loader share with no other process; None if unknown."""
+@dataclass(frozen=True, slots=True)
+class WorkerGrowth:
+    """The memory that the workers of a loader share with no other process, while they make batches.
+
+    Attributes:
+        workers: number of workers.
+        samples_per_step: number of samples of a step of the training.
+        levels: number of samples made so far, and bytes of all workers, at moments when no batch was half made.
+    """
+
+    workers: int
+    samples_per_step: int
+    levels: tuple[tuple[int, int], ...]
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """Bytes by which the workers grow per sample; 0 if they do not grow in each interval, or by next to nothing."""
+        steps = [(samples - before, now - level) for (before, level), (samples, now) in pairwise(self.levels)]
+        samples, grown = sum(count for count, _ in steps), sum(added for _, added in steps)
+        if len(steps) < LEAST_INTERVALS or not samples:
+            return 0.0
+        evenly = all(added / max(count, 1) >= EVEN * grown / samples for count, added in steps)
+        return grown / samples if evenly and 1000 * grown >= LEAST_GROWTH_BYTES * samples else 0.0
+
+
+def worker_growth(source: BatchSource, samples_per_step: int) -> WorkerGrowth | str:
+    """Returns the memory of the workers of a loader like the user's while it is read; why not, if it cannot be seen.
+
+    The samplers and generators of the user's loader are used, so that the caller must put them back.
+    """
+    workers = getattr(source.loader, "num_workers", 0)
+    if not workers:
+        return "the loader has no worker processes"
+    if source.fixed_loading:
+        return f"no loader like the user's can be made to read from: {source.fixed_loading}"
+    if kib_line(Path("/proc/self/smaps_rollup"), "Private_Dirty") is None:
+        return "the memory of other processes cannot be read on this machine"
+    size, began = source.user_batch_size, perf_counter()
+    try:
+        with _as_before():
+            loader = source.rebuild(size, changes={"timeout": GROWTH_S, "pin_memory": False})
+            levels, ended = _levels(loader, size, began + GROWTH_S)
+    except Exception as error:  # noqa: BLE001  # the user's data set, in a worker or while it is sent to one
+        return f"reading from a loader like the user's failed: {named_error(error)}"
+    if len(levels) <= LEAST_INTERVALS:
+        few = f"the workers make too few batches in {format_duration(GROWTH_S)} to see whether they grow"
+        return (
+            "a pass over the data, with which the workers end, is too short to see whether they grow" if ended else few
+        )
+    return WorkerGrowth(workers, samples_per_step, tuple(levels))
+
+
+def _levels(loader: Iterable[object], size: int, until_s: float) -> tuple[list[tuple[int, int]], bool]:
+    """Reads a loader and returns the number of samples, and the bytes of its workers, from time to time.
+
+    Workers that live on after a pass are watched in the next one too. Others end with it, and what they hold with them:
+    then the second result is true.
+    """
+    levels, ended = list[tuple[int, int]](), False
+    made, next_s, batches = 0, 0.0, iter(loader)
+    try:
+        while len(levels) <= MOST_INTERVALS and perf_counter() < until_s and not ended:
+            if next(batches, None) is None:
+                ended = not getattr(loader, "persistent_workers", False)
+                batches = batches if ended else iter(loader)
+                continue
+            made += size
+            next_s = next_s or perf_counter() + STARTED_S
+            if perf_counter() >= next_s:
+                _finish(batches, until_s)
+                levels.append((made, _private_bytes(batches, "Private_Dirty") or 0))
+                next_s = perf_counter() + INTERVAL_S
+    finally:
+        _end(batches)
+    return levels, ended
+
+
+def _finish(batches: object, until_s: float) -> None:
+    """Waits until the workers have made all batches that were requested of them."""
+    ready: Any = getattr(batches, "_data_queue", None)
+    while ready is not None and ready.qsize() < getattr(batches, "_tasks_outstanding", 0) and perf_counter() < until_s:
+        sleep(0.002)
+
+
+def _private_bytes(batches: object, *keys: str) -> int | None:
+    """Returns the main memory that the workers of a running loader share with no other process; None if unknown.
+
+    `keys` are the kinds of it that count: all by default. The pages of a file that is mapped into memory are clean, and
+    the system takes them back when it needs them.
+    """
     workers = getattr(batches, "_workers", ())
     files = [Path(f"/proc/{worker.pid}/smaps_rollup") for worker in workers]
-    found = [kib_line(file, key) for file in files for key in ("Private_Clean", "Private_Dirty")]
+    found = [kib_line(file, key) for file in files for key in keys or ("Private_Clean", "Private_Dirty")]
     known = [size for size in found if size is not None]
     return sum(known) if known else None
 

@@ -53,6 +53,9 @@ ELSEWHERE = {
     "test_plans.py": ("attention-scores", "logits", "optimizer-peak", "padding", "loader"),
     "test_accelerators.py": ("fragmentation", "fp32-products", "launch-bound", "autocast-cache", "cudnn-workspace"),
     "test_waits.py": ("sync", "empty-cache"),
+    "test_worker_growth.py": ("worker-growth",),
+    "test_recompiles.py": ("recompiles",),
+    "test_versions.py": ("versions",),
 }
 """Kinds with trainings of their own, by the file in tests/doctor/findings that has them."""
 

@@ -13,7 +13,7 @@ from autofit.core.measurement import Memory
 from autofit.core.plan import Plan
 from autofit.devices import host_memory
 from autofit.devices.base import Counters, Device
-from autofit.devices.cuda import CONTEXT_BYTES, Cuda, gpu_count, gpu_in_use, known_gpu_count
+from autofit.devices.cuda import CONTEXT_BYTES, Cuda, code_for, gpu_count, gpu_in_use, known_gpu_count
 from autofit.probing.timing import run_window
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
@@ -486,6 +486,71 @@ def test_cudnn_is_named_where_there_is_one(cards: Cards, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     assert Cuda().versions()["cudnn"] == "91002"
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "expected"),
+    [
+        (["sm_80", "sm_90"], (8, 6), "machine code"),
+        (["sm_86"], (8, 0), ""),
+        (["sm_80", "compute_80"], (9, 0), "ptx"),
+        (["sm_80", "sm_90a"], (9, 0), "machine code"),
+        (["sm_90a", "compute_90a"], (10, 0), ""),
+        (["sm_100f", "compute_100f"], (10, 3), "machine code"),
+        (["sm_100f", "compute_100f"], (12, 0), ""),
+        (["sm_120", "compute_120"], (12, 1), "machine code"),
+        (["gfx942"], (9, 4), ""),
+        ([], (9, 0), ""),
+    ],
+)
+def test_code_runs_on_later_cards_as_nvidia_says(
+    architectures: list[str], capability: tuple[int, int], expected: str
+) -> None:
+    assert code_for(architectures, capability) == expected
+
+
+@pytest.mark.parametrize(
+    ("architectures", "effect"),
+    [(["sm_80", "sm_90"], ""), (["compute_80"], "compiles each kernel"), (["sm_100"], "cannot use")],
+)
+def test_a_build_without_kernels_for_the_card_is_said(
+    cards: Cards, monkeypatch: pytest.MonkeyPatch, architectures: list[str], effect: str
+) -> None:
+    cards(Card(capability=(9, 0)))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: architectures)
+    found = Cuda().misfit()
+    assert (found is None) is (not effect)
+    assert found is None or (effect in found.what and "compute capability 9.0" in found.what)
+
+
+@pytest.mark.parametrize(
+    ("built", "available", "told"),
+    [
+        ("13.0", False, True),
+        ("12.8", False, False),
+        ("13.0", True, False),
+        (None, False, False),
+        ("14.0", False, False),
+    ],
+)
+def test_a_driver_that_is_too_old_is_said_where_no_card_can_be_used(
+    cards: Cards, monkeypatch: pytest.MonkeyPatch, built: str | None, available: bool, told: bool
+) -> None:
+    cards(Card(capability=(9, 0)))
+    fake_nvml.install(monkeypatch, fake_nvml.Driver([]))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
+    monkeypatch.setattr(torch.version, "cuda", built)
+    found = Cuda().misfit()
+    assert (found is not None) is told
+    if found is not None:
+        assert "driver 580 or newer, but finds 570.124.06" in found.what
+
+
+def test_nothing_is_said_of_a_machine_without_a_driver(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Cuda().misfit() is None
 
 
 @pytest.mark.parametrize(

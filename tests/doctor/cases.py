@@ -89,10 +89,12 @@ ON_ACCELERATORS = frozenset(
     ("sync", "fragmentation", "fp32-products", "autocast-cache", "launch-bound", "cudnn-workspace")
 )
 """Kinds of findings that are not looked for on a host."""
+OF_SOME = frozenset(("worker-growth", "recompiles"))
+"""Kinds of findings that are looked for only with a loader that has workers, and a model that is compiled."""
 RUN_AGAIN = frozenset(
     (
         *("heavy-module", "attention-scores", "logits", "optimizer-peak", "padding", "loader", "launch-bound"),
-        *("cudnn-workspace", "wide-mask"),
+        *("cudnn-workspace", "wide-mask", *OF_SOME),
     )
 )
 """Kinds of findings that run further steps, and are not looked for in loops and scripts."""

@@ -60,13 +60,18 @@ DOCTOR = text_of("doctor.md")
 KINDS = re.findall(r"^### ([\w-]+)\n\n(.*?)(?=^##|\Z)", DOCTOR, re.MULTILINE | re.DOTALL)
 """The kinds of findings on the doctor's page, each with its section."""
 DIFFS = {name: diff for name, text in KINDS for diff in code_blocks(text, "diff")}
-"""Lines that cause a finding or do not. Only fragmentation has none: its remedy is a variable of the process."""
+"""Lines that cause a finding or do not. Two kinds have none: their remedy is a variable, or a package."""
 ON_ACCELERATORS = ("sync", "fp32-products")
 """Kinds of findings whose lines run on a CPU, but are not judged there."""
 WITH_TRANSFORMERS = ("attention-scores", "checkpoint-no-effect")
 """Kinds of findings whose lines need transformers."""
 FIRST, DIAGNOSE, OBJECTS = code_blocks(DOCTOR, "python")
 SLOW = pytest.mark.slow
+MARKS = {
+    "loader": (SLOW,),
+    "worker-growth": (SLOW,),
+    "recompiles": (SLOW, pytest.mark.filterwarnings("default")),
+}
 HEADS = r"^ ?\d+  (\S+)  (.+)$"
 """The first lines of findings, in what the doctor prints."""
 
@@ -81,7 +86,7 @@ def in_a_script(*codes: str) -> dict[str, Any]:
 
 def test_every_kind_of_finding_has_a_section() -> None:
     assert [name for name, _ in KINDS] == [member.id for member in findings.BUILT_IN]
-    assert [name for name, _ in KINDS if name not in DIFFS] == ["fragmentation"]
+    assert [name for name, _ in KINDS if name not in DIFFS] == ["fragmentation", "versions"]
     for name, text in KINDS:
         assert re.findall(r"^\* \*\*(\w+):\*\*", text, re.MULTILINE) == ["Symptom", "Cause", "Measured"], name
         assert f"[`{name}`](#{name})" in DOCTOR.partition("\n## ")[0], "the table of symptoms has each kind"
@@ -97,10 +102,12 @@ def test_the_code_of_the_doctors_page_prints_what_it_shows(capsys: pytest.Captur
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW) if kind == "loader" else kind for kind in DIFFS])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=MARKS.get(kind, ())) for kind in DIFFS])
 def test_the_doctor_finds_what_its_page_says_and_not_in_the_corrected_lines(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if kind == "recompiles":
+        request.getfixturevalue("compiler")
     if kind in WITH_TRANSFORMERS:
         pytest.importorskip("transformers")
     if kind == "logits" and not hasattr(torch.nn.functional, "linear_cross_entropy"):

@@ -18,8 +18,11 @@ from autofit.doctor.findings.grows import GraphGrows, GraphKept, Grows
 from autofit.doctor.findings.heavy_module import HeavyModule
 from autofit.doctor.findings.modes import CheckpointNoEffect, Modes
 from autofit.doctor.findings.plans import AttentionScores, Loader, Logits, OptimizerPeak, Padding, Workspaces
+from autofit.doctor.findings.recompiles import Recompiles
 from autofit.doctor.findings.tensors import Duplicates, Float64, ViewHolds, WideMask
+from autofit.doctor.findings.versions import Versions
 from autofit.doctor.findings.waits import EmptyCache, Sync
+from autofit.doctor.findings.worker_growth import GrowingWorkers
 from autofit.plugins import plugins
 
 BUILT_IN: tuple[type[Detector], ...] = (
@@ -27,6 +30,7 @@ BUILT_IN: tuple[type[Detector], ...] = (
     NoGradient, FrozenState, ZeroedGradients, Float64, WideMask, ViewHolds, Duplicates, Modes, CheckpointNoEffect,
     HeavyModule, AttentionScores, Logits, OptimizerPeak, Padding, Sync, EmptyCache,
     Fragmentation, Fp32Products, LaunchBound, RepeatedCasts, Workspaces, Loader,
+    GrowingWorkers, Recompiles, Versions,
 )  # fmt: skip
 """The kinds of findings of autofit itself."""
 

@@ -31,6 +31,7 @@ TRUE: MappingProxyType[tuple[str, str], str] = MappingProxyType(
         ("example gan", "gradient-dropped"): "the generator's loss gives the discriminator gradients that are zeroed",
         ("example gpt", "padding"): "its texts vary in length, for autofit tune to pack them",
         ("example huggingface", "padding"): "its texts vary in length, for autofit tune to pack them",
+        ("plain compiled for lengths", "padding"): "its texts vary in length, for the compiler to meet several sizes",
         ("transformers bert", "no-gradient"): "nothing trains the pooler, whose output no loss uses",
         ("transformers gpt-2", "heavy-module"): "its activation is written out, and saves more than the built-in one",
     }

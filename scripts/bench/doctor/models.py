@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from scripts.bench import workloads
 from scripts.bench.doctor.data import (
@@ -108,6 +108,37 @@ def amp() -> Given:
 
 def compiled() -> Given:
     return classified(torch.compile(mlp(), backend="eager"))  # type: ignore[arg-type]  # a module, as it was given
+
+
+def compiled_for_lengths() -> Given:
+    """A compiled model whose batches have varying lengths, which the second compilation allows for."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return F.cross_entropy(model(batch).flatten(0, 1), batch.flatten() % CLASSES)
+
+    def padded(texts: list[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(texts, batch_first=True)
+
+    texts: Any = [torch.randint(WORDS, (length % 40 + 20,)) for length in range(SAMPLES)]
+    model = nn.Sequential(nn.Embedding(WORDS, 64), nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, CLASSES))
+    loader: DataLoader[Any] = DataLoader(texts, batch_size=32, collate_fn=padded, drop_last=True)
+    return {"model": torch.compile(model, backend="eager"), "loader": loader, "step_fn": loss}
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Pictures of varying sizes that are made smaller, so that the memory of a worker rises and falls."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        picture = torch.rand(3, 40 + place % 40, 64)
+        return F.interpolate(picture[None], size=(SIDE, SIDE))[0], place % CLASSES
+
+
+def read_by_workers() -> Given:
+    loader = DataLoader(Pictures(), batch_size=32, shuffle=True, num_workers=2)
+    return {"model": cnn(False), "loader": loader, "loss_fn": F.cross_entropy}
 
 
 def sparse() -> Given:
@@ -331,6 +362,8 @@ MODELS: MappingProxyType[str, Callable[[], Given]] = MappingProxyType(
         "checkpointed, reentrant": lambda: checkpointed(True),
         "amp": amp,
         "compiled": compiled,
+        "compiled for lengths": compiled_for_lengths,
+        "read by workers": read_by_workers,
         "sparse": sparse,
         "routed": routed,
         "graphs": graphs,
