@@ -61,7 +61,7 @@ KINDS = re.findall(r"^### ([\w-]+)\n\n(.*?)(?=^##|\Z)", DOCTOR, re.MULTILINE | r
 """The kinds of findings on the doctor's page, each with its section."""
 DIFFS = {name: diff for name, text in KINDS for diff in code_blocks(text, "diff")}
 """Lines that cause a finding or do not. Two kinds have none: their remedy is a variable, or a package."""
-ON_ACCELERATORS = ("sync", "fp32-products")
+ON_ACCELERATORS = ("sync", "fp32-products", "launch-bound", "autocast-cache", "cudnn-workspace")
 """Kinds of findings whose lines run on a CPU, but are not judged there."""
 WITH_TRANSFORMERS = ("attention-scores", "checkpoint-no-effect")
 """Kinds of findings whose lines need transformers."""
