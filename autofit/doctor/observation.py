@@ -166,6 +166,13 @@ class Observation:
         now = changed(views.trace, ends=early, gaps=away, without=gone, sizes=other)
         return views.peak_bytes - peak_bytes(now, self.account)
 
+    def alike(self, handles: Iterable[int]) -> list[int]:
+        """Returns the allocations of all steps that some lines have made in the same way as these, with these."""
+        watch = self.watch
+        ways = {(watch.operators[each], watch.sites[each], watch.origins[each]) for each in handles}
+        made = zip(watch.operators, watch.sites, watch.origins, strict=True)
+        return [handle for handle, way in enumerate(made) if way in ways]
+
     def size_of(self, handles: Iterable[int]) -> int:
         """Returns the bytes of some allocations, as the device's allocator counts them."""
         sizes = [self.watch.sizes[handle] for handle in set(handles)]

@@ -32,6 +32,10 @@ TRUE: MappingProxyType[tuple[str, str], str] = MappingProxyType(
         ("example gpt", "padding"): "its texts vary in length, for autofit tune to pack them",
         ("example huggingface", "padding"): "its texts vary in length, for autofit tune to pack them",
         ("plain compiled for lengths", "padding"): "its texts vary in length, for the compiler to meet several sizes",
+        (
+            "script two optimizers",
+            "dead-at-peak",
+        ): "its variable keeps the samples of the critic, 8 KiB, in the last pass",
         ("transformers bert", "no-gradient"): "nothing trains the pooler, whose output no loss uses",
         ("transformers gpt-2", "heavy-module"): "its activation is written out, and saves more than the built-in one",
     }

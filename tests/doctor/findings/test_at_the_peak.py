@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.doctor.cases import (
@@ -167,3 +168,34 @@ def test_without_saved_tensors_passes_without_use_are_not_checked() -> None:
     found = diagnosed(held_outputs(False), saves=False)
     assert unchecked(found) == ["saved-unused"]
     assert [finding.id for finding in found.findings if not finding.minor] == ["dead-at-peak"]
+
+
+def accumulating(good: bool) -> Case:
+    """Two micro batches in a step. The bad one keeps the outputs of the last one, also while the next one runs."""
+    torch.manual_seed(0)
+    model, kept = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8192)), dict[str, torch.Tensor]()
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(256, 64)
+    targets = torch.randint(8192, (256,))
+
+    def step() -> None:
+        for _ in range(2):
+            outputs = model(data)
+            if not good:
+                kept["last"] = outputs
+            loss = F.cross_entropy(outputs, targets)
+            del outputs
+            torch.autograd.backward(loss)
+            del loss
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(model, step)
+
+
+def test_what_is_kept_from_one_micro_batch_to_the_next_counts_in_both() -> None:
+    bad, good = diagnosed(accumulating(False)), diagnosed(accumulating(True))
+    (finding,) = of(bad, "dead-at-peak")
+    assert finding.size is not None
+    assert finding.size.peak_bytes == bad.peak_bytes - good.peak_bytes
+    assert finding.size.peak_bytes >= 256 * 8192 * 4, "the outputs of a micro batch"
+    assert of(good, "dead-at-peak") == []
