@@ -39,7 +39,7 @@ class DeadAtPeak(Detector):
             if not (handle in others or observation.grows(handle) or released or str(holder) in viewed):
                 variables[holder.variable].append(handle)
         for handles in variables.values():
-            # A variable that keeps the results of one micro batch keeps those of the one before until they are replaced.
+            # What is kept from one micro batch is kept while the next one runs, until it is replaced.
             saved_bytes = observation.saved_bytes(ends=observation.alike(handles))
             if is_nothing(observation, saved_bytes):
                 continue
