@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autofit import planfile
-from autofit.core.briefing import DOCTOR, Examiner, Options
+from autofit.core.briefing import DOCTOR, Examiner, Layout, Options
 from autofit.core.budget import TIME_BUDGET, Clock
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.objective import Objective
@@ -230,6 +230,8 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     max_grad_norm: float | None = None,
     arguments: Mapping[str, Any] | None = None,
     seed: int = 0,
+    ranks: int = 1,
+    layout: Layout | None = None,
 ) -> Estimation:
     """Estimates the memory that training needs on a device, from traces alone. The device need not be present.
 
@@ -254,6 +256,11 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         max_grad_norm: see `tune`.
         arguments: keyword arguments for the factory.
         seed: selects the samples that are inspected.
+        ranks: number of processes that train together, each on a device of its own. Memory is that of one of them, and
+            the loader's batches are those of one; the global batch is ranks x micro batch x accumulation steps.
+        layout: what of the model each rank has: "replicated" (`DistributedDataParallel`), "optimizer" (also, but the
+            optimizer's state is divided: `ZeroRedundancyOptimizer`) or "full" (everything is divided: `fully_shard`).
+            None compares all.
 
     Returns:
         For each precision, and each value of any other knob that changes memory, the largest micro batch size that fits
@@ -265,7 +272,10 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         UsageError, WorkloadError, SpaceError: an argument cannot be used; the message says why.
         UserCodeError: the factory, model, loss or data raised an exception.
     """
-    options = options_of(memory_budget=memory_budget, numerics=numerics, strategies=strategies, seed=seed)
+    estimating.check_ranks(ranks, layout)
+    options = options_of(
+        memory_budget=memory_budget, numerics=numerics, strategies=strategies, seed=seed, ranks=ranks, layout=layout
+    )
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
     user: dict[str, Any] = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "update_fn": update_fn}
     user |= {"optimizer": optimizer, "worst_case": worst_case}
@@ -294,7 +304,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     guard = Guard.of(made)
     with guard.backstop, guard:
         bench = opened(made, options=options)
-        return estimating.estimate(bench.briefing, bench.trace, fixed_parts=bench.fixed_parts)
+        return estimating.estimate(bench.briefing, bench.trace, fixed_parts=bench.fixed_parts, ranks=ranks)
 
 
 def diagnose(  # noqa: PLR0913  # the public call: each argument is a choice of the user's

@@ -37,10 +37,27 @@ def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainSt
             f"the plan has the knobs {', '.join(found)}, but {WHOLE}; expected techniques that leave its inside as it "
             "is. Tune again with update_fn."
         )
+    acting = _acting(plan, strategies)
+    if draft.ranks is not None:
+        _check_on_ranks(plan, acting)
     with ExitStack() as undo:
-        for strategy in _acting(plan, strategies):
+        for strategy in acting:
             undo.enter_context(strategy.apply(plan, draft))
         return TrainStep(plan=plan, draft=draft, _undo=undo.pop_all())
+
+
+def _check_on_ranks(plan: Plan, acting: Sequence[Strategy]) -> None:
+    """Checks that a plan can be applied on several ranks.
+
+    Raises:
+        SpaceError: a technique cannot.
+    """
+    for strategy in acting:
+        if reason := strategy.not_on_ranks or strategy.conflict(plan):
+            raise SpaceError(
+                f"the plan has {strategy.name}, which cannot be applied on these ranks: {reason}; expected techniques "
+                "that can. Leave it out, or choose another layout."
+            )
 
 
 def batches_of(plan: Plan, source: BatchSource, strategies: Sequence[Strategy]) -> BatchSource:

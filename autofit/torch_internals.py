@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import _C
+from torch import _C, nn
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.distributed import _composable_state
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormBase
 from torch.nn.modules.conv import _ConvNd as ConvNd
@@ -27,7 +28,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils.data import _utils as loader_utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
@@ -189,3 +190,34 @@ def stop_memory_record() -> list[list[Any]]:
         return _C._autograd._disable_profiler_legacy()
     finally:
         _C._autograd._enable_record_function(True)
+
+
+def fake_store() -> Any:
+    """Returns the store of a process group whose other ranks do not exist, and makes the back end "fake" known."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  # loads sharded tensors
+
+    return FakeStore()
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Returns a context in which no dispatch mode is active, such as that of fake tensors."""
+    found: AbstractContextManager[Any] = _disable_current_modes()
+    return found
+
+
+def result_propagator() -> Any:
+    """Returns the class that runs each new operator of sharded tensors once on their global shapes: its method's owner.
+
+    The method is `RESULT_PROPAGATION`.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator  # noqa: PLC0415  # loads sharded tensors
+
+    return ShardingPropagator
+
+
+RESULT_PROPAGATION = "_propagate_tensor_meta_non_cached"
+
+
+def forget_composition(module: nn.Module) -> None:
+    """Removes what `fully_shard` keeps of a module outside it."""
+    _composable_state._module_state_mapping.pop(module, None)

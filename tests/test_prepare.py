@@ -50,7 +50,7 @@ def draft() -> Draft:
 
 def test_strategies_are_applied_by_phase_and_undone_in_reverse() -> None:
     record: list[str] = []
-    phases = {"last": Phase.BATCHING, "first": Phase.LAYOUT, "middle": Phase.ARITHMETIC}
+    phases = {"last": Phase.BATCHING, "first": Phase.MEMORY_FORMAT, "middle": Phase.ARITHMETIC}
     strategies = [Recording(name, phase, record) for name, phase in phases.items()]
     plan = Plan(values=dict.fromkeys(phases, 1))
     step = prepare(plan, draft(), strategies)
@@ -63,7 +63,7 @@ def test_strategies_are_applied_by_phase_and_undone_in_reverse() -> None:
 def test_an_unknown_knob_is_refused_before_anything_is_applied() -> None:
     record: list[str] = []
     with pytest.raises(SpaceError, match=r"the knobs magic, .*expected first\. Install") as error:
-        prepare(Plan(values={"magic": 3, "first": 1}), draft(), [Recording("first", Phase.LAYOUT, record)])
+        prepare(Plan(values={"magic": 3, "first": 1}), draft(), [Recording("first", Phase.MEMORY_FORMAT, record)])
     assert record == []
     assert "first, which" not in str(error.value)
 
@@ -71,7 +71,7 @@ def test_an_unknown_knob_is_refused_before_anything_is_applied() -> None:
 def test_a_failure_of_the_second_strategy_undoes_the_first() -> None:
     record: list[str] = []
     strategies = [
-        Recording("first", Phase.LAYOUT, record),
+        Recording("first", Phase.MEMORY_FORMAT, record),
         Recording("second", Phase.OPTIMIZER, record, fails=True),
         Recording("third", Phase.BATCHING, record),
     ]
@@ -111,7 +111,7 @@ def test_the_batches_of_a_plan_pass_through_each_strategy_by_phase() -> None:
             order.append(self.name)
             return source.by_length if self.name == "middle" else source
 
-    phases = {"last": Phase.BATCHING, "first": Phase.LAYOUT, "middle": Phase.ARITHMETIC}
+    phases = {"last": Phase.BATCHING, "first": Phase.MEMORY_FORMAT, "middle": Phase.ARITHMETIC}
     source = source_of(targets.sentences())
     found = batches_of(
         Plan(values=dict.fromkeys(phases, 1)), source, [Passing(name, phase, []) for name, phase in phases.items()]

@@ -36,8 +36,9 @@ FLAGS = {
         "--strategies", "--study", "--time", "--track", "--without", "-h", "-o", "-q", "SCRIPT",
     ],
     "estimate": [
-        "--arg", "--device", "--force", "--global-batch", "--help", "--html", "--json", "--max-grad-norm", "--memory",
-        "--mode", "--numerics", "--only", "--quiet", "--seed", "--strategies", "--without", "-h", "-q", "TARGET",
+        "--arg", "--device", "--force", "--global-batch", "--help", "--html", "--json", "--layout", "--max-grad-norm",
+        "--memory", "--mode", "--numerics", "--only", "--quiet", "--ranks", "--seed", "--strategies", "--without", "-h",
+        "-q", "TARGET",
     ],
     "doctor": [
         "--all", "--arg", "--device", "--fail-on", "--force", "--global-batch", "--help", "--html", "--json",

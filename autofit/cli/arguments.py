@@ -4,11 +4,12 @@ import argparse
 from typing import Any
 
 TECHNIQUES = (
-    "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "optimizer_in_backward",
-    "activation_offload", "linear_cross_entropy", "attention",
+    "layout", "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation",
+    "optimizer_in_backward", "activation_offload", "linear_cross_entropy", "attention",
     "compilation", "packing", "length_grouping", "cudnn_benchmark",
 )  # fmt: skip
 KNOBS = (
+    "layout", "gradient_as_bucket_view", "reshard_after_forward",
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks",
     "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward",
     "activation_offload", "linear_cross_entropy", "attention", "compile",
@@ -24,6 +25,8 @@ FINDINGS = (
 )  # fmt: skip
 """Kinds of findings of autofit itself, whose own modules load torch. Completion offers them."""
 
+LAYOUTS = ("replicated", "optimizer", "full")
+"""The layouts of several ranks."""
 JOBS_FILE = "jobs.yaml"
 _TARGET = "train.py:make_workload"
 EXAMPLES = {
@@ -38,6 +41,7 @@ EXAMPLES = {
     "estimate": (
         f"autofit estimate {_TARGET} --device H200",
         f"autofit estimate {_TARGET} --memory 24GiB --html estimate.html",
+        f"autofit estimate {_TARGET} --device H200 --ranks 8",
     ),
     "doctor": (
         f"autofit doctor {_TARGET}",
@@ -222,6 +226,16 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     wanted = parser.add_argument_group("device and plans")
     _add(wanted, "--device", help='device such as "H200", which need not be present; or cpu')
     _add(wanted, "--memory")
+    ranks = (
+        "number of ranks that train together, one on each device: memory is that of one rank, and the global batch is "
+    )
+    ranks += "ranks x micro batch x accumulation steps (default: 1)"
+    wanted.add_argument("--ranks", type=count, metavar="N", help=ranks)
+    layouts = (
+        "what of the model each rank has: everything, and gradients are averaged (replicated, DDP); also, but a part "
+    )
+    layouts += "of the optimizer state (optimizer, ZeRO-1); or a part of everything (full, FSDP2). Default: compare all"
+    wanted.add_argument("--layout", choices=LAYOUTS, help=layouts)
     numerics = "exact: only the baseline's precision; mixed (default) and any: other precisions too"
     _search(wanted, "consider", numerics)
     _add(wanted, "--seed", help="selects the samples that are inspected (default: 0)")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from autofit.cli import values
 from autofit.core.errors import NothingFits
 from autofit.core.printable import ascii_json
-from autofit.estimation.estimate import described, estimate_target
+from autofit.estimation.estimate import check_ranks, described, estimate_target
 from autofit.estimation.estimation import draw
 from autofit.estimation.page import render
 from autofit.probing.remote.bench import Target
@@ -22,7 +22,8 @@ def execute(given: argparse.Namespace) -> int:
     """Estimates the target and prints the result. Returns 3 if nothing fits."""
     if given.html is not None:
         writing.check_replaceable(given.html, force=given.force)
-    options = values.options(given)
+    check_ranks(given.ranks or 1, given.layout)
+    options = values.options(given, ranks=given.ranks, layout=given.layout)
     target = Target(
         name=given.target,
         arguments=values.keywords(given.arg),

@@ -30,13 +30,13 @@ def memory(text: str | None) -> float | str | None:
     return text
 
 
-def options(given: argparse.Namespace) -> Options:
-    """Returns the options of the search or the estimate. Those that were not given keep their defaults.
+def options(given: argparse.Namespace, **others: Any) -> Options:
+    """Returns the options of the search or the estimate, and others. Those that were not given keep their defaults.
 
     Raises:
         UsageError: a value cannot be read.
     """
-    return Options.model_validate(asked(given))
+    return Options.model_validate(asked(given, **others))
 
 
 def asked(given: argparse.Namespace, **others: Any) -> dict[str, Any]:

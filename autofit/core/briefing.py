@@ -12,6 +12,8 @@ from autofit.core.space import SpaceFacts
 from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
+Layout = Literal["replicated", "optimizer", "full"]
+"""What each of several ranks has: everything; also, but a part of the optimizer state; a part of everything."""
 DOCTOR = "autofit.doctor.in_tune:finding"
 """Name of the function with which the doctor examines the answer. A search imports it no sooner."""
 
@@ -85,6 +87,8 @@ class Options(Strict):
         own_process: whether the process was started for the search: nobody else holds the model, which may be moved.
         resident_bytes: bytes that a training keeps on the device between two steps, if the workload is its evaluation.
             Those that the workload does not hold itself, such as the optimizer's state, are taken off the budget.
+        ranks: number of ranks that train together, for an estimate.
+        layout: the layout of these ranks; None for a comparison of all.
     """
 
     memory_budget: int | float | str | None = None
@@ -97,3 +101,5 @@ class Options(Strict):
     cold: bool = False
     own_process: bool = False
     resident_bytes: int = Field(default=0, ge=0)
+    ranks: int = Field(default=1, ge=1)
+    layout: Layout | None = None

@@ -6,9 +6,10 @@ Never loads torch: the command line runs it in a process that does not load the 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from typing import get_args
 
 from autofit.chips import StandIn, stand_in_for
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, Layout
 from autofit.core.budget import Clock
 from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeError
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan, same_value
@@ -56,6 +57,21 @@ def described(device: str | None, memory: object) -> StandIn:
     return StandIn()
 
 
+def check_ranks(ranks: object, layout: object) -> None:
+    """Checks the ranks of an estimate and their layout, before anything is opened.
+
+    Raises:
+        UsageError: one of them cannot be used.
+    """
+    if type(ranks) is not int or ranks < 1:
+        raise UsageError(f"found ranks={ranks!r}; expected a whole number of at least 1. Give 8 for eight devices.")
+    if layout is not None and layout not in get_args(Layout):
+        known = ", ".join(get_args(Layout))
+        raise UsageError(f"found the layout {layout!r}; expected one of {known}. Give one, or none to compare all.")
+    if layout is not None and ranks == 1:
+        raise UsageError(f"found the layout {layout!r} for one rank; expected several. Give their number, such as 8.")
+
+
 def estimate_target(
     target: Target, beat: Callable[[str], None] = lambda phase: None, *, with_laws: bool = False
 ) -> Estimation:
@@ -81,6 +97,7 @@ def estimate_target(
                 bench.fixed_parts,
                 with_laws=with_laws,
                 at_length=lambda length: partial(bench.trace, length=length),
+                ranks=target.options.ranks,
             )
     except UserCodeError as error:
         if not any(sign in f"{error}{error.traceback_text}" for sign in WANTS_ACCELERATOR):
@@ -101,6 +118,7 @@ def estimate(
     *,
     with_laws: bool = False,
     at_length: AtLength | None = None,
+    ranks: int = 1,
 ) -> Estimation:
     """Returns the estimate for the workload of `briefing`.
 
@@ -112,17 +130,18 @@ def estimate(
         fixed_parts: returns the memory that a step keeps at any batch size, for a workload that cannot be traced.
         with_laws: see `estimate_target`.
         at_length: see `peak_laws`.
+        ranks: number of ranks that train together. The plans and peaks are those of one.
 
     Raises:
         Untraceable: the baseline cannot be traced. The message says what is known nevertheless.
     """
     clock, account = clock or Clock(), briefing.account
     assert account is not None, "a bench that traces has an account"
-    largest = LargestBatches(briefing, tracer)
+    largest = LargestBatches(briefing, tracer, ranks)
     try:
         baseline, parts, notes = largest.estimate_baseline()
     except Untraceable as error:
-        raise Untraceable(error.reason, error.where, _advice(fixed_parts(), target)) from error
+        raise Untraceable(error.reason, error.where, _advice(fixed_parts(), target, ranks)) from error
     rows = largest.rows()
     missing = ""
     if not any(row.largest is not None or any(need.blocks is not None for need in row.needs) for row in rows):
@@ -140,6 +159,7 @@ def estimate(
         target=target,
         environment=briefing.environment,
         budget=briefing.budget,
+        ranks=ranks,
         account=account,
         own=baseline,
         breakdown=parts,
@@ -150,15 +170,17 @@ def estimate(
         shortfall=missing,
         sequence_length=briefing.sequence_length,
         laws=peak_laws(briefing, tracer, largest.worthwhile(rows), at_length) if with_laws else (),
-        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *_unchecked(rows, briefing.space)])),
+        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *_unchecked(rows, briefing.space, ranks)])),
         refused=tuple(r for r in briefing.space.refused if r.name != MICRO_BATCH_SIZE),
         duration_s=round(clock.elapsed_s, 2),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _advice(parts: Sequence[Part], target: str) -> str:
+def _advice(parts: Sequence[Part], target: str, ranks: int) -> str:
     """Returns what is known about a workload that cannot be traced, and what to do."""
+    if ranks > 1:
+        return "autofit cannot measure several ranks yet. Estimate one rank, or change what stopped the trace."
     todo = f"Run autofit tune {target} on the device".replace("  ", " ") + " to measure it."
     if not parts:
         return todo
@@ -189,16 +211,15 @@ def _shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit
     )
 
 
-def _unchecked(rows: Sequence[Row], space: SpaceFacts) -> list[str]:
+def _unchecked(rows: Sequence[Row], space: SpaceFacts, ranks: int) -> list[str]:
     """Returns the caveat that the choices of these rows were not checked; [] if they keep the arithmetic."""
     inexact = {knob for each in space.strategies if each.effect != "exact" for knob in each.knobs}
     baseline = space.baseline.values
     names = [row.name for row in rows if row.knob in inexact and not same_value(row.value, baseline.get(row.knob))]
     if not names:
         return []
-    return [
-        f"whether {', '.join(names)} keeps this model's gradient was not checked; autofit tune checks it on the device"
-    ]
+    checks = "; autofit tune checks it on the device" if ranks == 1 else ""
+    return [f"whether {', '.join(names)} keeps this model's gradient was not checked{checks}"]
 
 
 def peak_laws(

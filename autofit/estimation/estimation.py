@@ -133,6 +133,7 @@ class Estimation(_EstimateRecord):
         target: the factory that was estimated, or "" for objects that were passed in.
         environment: the device, the versions that the traces depend on, the workload's signature.
         budget: the limit on memory, with its arithmetic.
+        ranks: number of ranks that train together. All figures are of the one that needs the most memory.
         account: how the device accounts for memory. A caveat names the origin of its figure for memory outside the
             allocator.
         own: the baseline.
@@ -152,6 +153,7 @@ class Estimation(_EstimateRecord):
     target: str = ""
     environment: Environment
     budget: Budget
+    ranks: int = 1
     account: Account
     own: EstimatedPlan
     breakdown: Breakdown
@@ -203,7 +205,11 @@ def draw(estimation: Estimation, canvas: Canvas | None = None) -> str:
 
 def _head(e: Estimation, canvas: Canvas) -> list[str]:
     target = f"{printable(e.target)} on " if e.target else "On "
-    lines = _wrapped(f"{target}{printable(e.environment.device_name)}: estimated, nothing was run", canvas)
+    devices = (
+        f"{e.ranks} x {printable(e.environment.device_name)}" if e.ranks > 1 else printable(e.environment.device_name)
+    )
+    how = "estimated per rank" if e.ranks > 1 else "estimated"
+    lines = _wrapped(f"{target}{devices}: {how}, nothing was run", canvas)
     budget = f"budget  {e.budget.memory_note or format_bytes(e.budget.memory_bytes)}"
     if e.account.outside_bytes:
         inside = format_bytes(e.budget.memory_bytes - e.account.outside_bytes)
@@ -218,6 +224,9 @@ def _baseline(e: Estimation, canvas: Canvas) -> list[str]:
     bound = "" if peak.upper_bytes is None else f" (at most {format_bytes(peak.upper_bytes)})"
     choice = next((f", {row.name}" for row in e.rows if row.name and _is_baseline(row, e)), "")
     plan, size = describe_plan(e.own.plan, e.own.plan), format_bytes(peak.value_bytes)
+    if e.ranks > 1:
+        micro, steps = e.own.plan.micro_batch_size, e.own.plan.accumulation_steps
+        plan += f" on each of {e.ranks} ranks (global batch {e.ranks * micro * steps})"
     text = f"The baseline, {plan}{choice}, peaks at {size}{bound}: "
     lines = ["", *_wrapped(text + verdict.replace(" ", _GLUE) + ".", canvas)]
     lines[-1] = lines[-1].replace(verdict.replace(" ", _GLUE), canvas.paint(verdict, "good" if e.own.fits else "bad"))
@@ -272,7 +281,7 @@ def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
     heads = [title, "largest", "sure", "peak", "at best", *(f"for {size}" for size in wanted)]
     cells = [heads, *(_cells(row, len(wanted), _is_baseline(row, e), e.traded) for row in e.rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    text = "The largest micro batch that fits"
+    text = "The largest micro batch that fits" + (" on each rank" if e.ranks > 1 else "")
     if wanted:
         technique, counted = printable(e.traded.technique), printable(e.traded.counted)
         text += f" without {technique}, and the fewest {counted} for micro batches of {' and '.join(map(str, wanted))}"
@@ -286,6 +295,8 @@ def _table(e: Estimation, canvas: Canvas) -> Iterator[str]:
         ceilings = (
             "at best: samples/s at the device's peak rates; real steps are slower by a factor, so only compare lines"
         )
+        if e.ranks > 1:
+            ceilings += ". Those of one rank, without communication, which differs between layouts"
         yield from _wrapped(f"{'':{_INDENT}}{ceilings}", canvas, " " * _INDENT)
     for row in e.rows:
         if row.reason:

@@ -44,7 +44,7 @@ def choices(knobs: Sequence[Knob]) -> tuple[Choice, ...]:
     gradual, found = traded(knobs), list[Choice]()
     for knob in knobs:
         same = [any(same_value(value, each) for each in (knob.default, *knob.same_memory)) for value in knob.values]
-        if knob is gradual or all(same):
+        if knob is gradual or (all(same) and len(knob.values) > 1):  # a single value is the user's choice
             continue
         new = [Choice(knob.name, v, same_value(v, knob.default), it) for v, it in zip(knob.values, same, strict=True)]
         found += [choice for choice in new if not (found and choice.is_baseline)]
@@ -134,13 +134,15 @@ SURE_TOLERANCE = 0.03
 class LargestBatches:
     """Estimates one plan after another. Each plan is traced once.
 
+    With several ranks, all plans are those of one of them.
+
     Attributes:
         baseline: the baseline.
         limit_bytes: the memory budget.
         sizes: micro batch sizes to try: divisors of the global batch, or any size if the batch is free.
     """
 
-    def __init__(self, briefing: Briefing, tracer: Tracer) -> None:
+    def __init__(self, briefing: Briefing, tracer: Tracer, ranks: int = 1) -> None:
         assert briefing.account is not None, "a bench that traces has an account"
         self._space, self._account, self._ceilings = SearchSpace(briefing.space), briefing.account, briefing.ceilings
         self._tracer, self._knobs = tracer, briefing.space.knobs
@@ -151,7 +153,13 @@ class LargestBatches:
         self._floor_bytes = 0  # approximate memory of a step without samples
         total = briefing.space.global_batch_size
         self.sizes: Sequence[int] = range(1, MOST + 1) if total is None else divisors(total)
-        self._cap = "no larger size was tried" if total is None else "the whole global batch"
+        self._cap = (
+            "no larger size was tried"
+            if total is None
+            else "the whole global batch"
+            if ranks == 1
+            else "its share of the global batch"
+        )
         if any(refused.name == MICRO_BATCH_SIZE for refused in briefing.space.refused):
             self.sizes = briefing.space.sizes
             self._cap = "the loader's own batch, which can be neither cut nor joined"

@@ -77,10 +77,10 @@ def facts_of(
     """Returns the facts that strategies need. `restore` puts back what the user's code changes in a rehearsal.
 
     Raises:
-        SpaceError: see `baseline_batch`.
+        SpaceError: see `share_of` and `baseline_batch`.
     """
     # A pass without updates has no global batch to keep.
-    total = workload.global_batch_size if workload.training else None
+    total = share_of(workload.global_batch_size, options.ranks) if workload.training else None
     joinable = source.resizable and source.max_size is None
     lengths = [size for size in (source.length, source.max_size) if size is not None]
     whole = loss.update is not None
@@ -116,7 +116,25 @@ def facts_of(
         update_fn=whole,
         own_process=options.own_process,
         on_host=device.is_host,
+        ranks=options.ranks,
+        layout=options.layout,
     )
+
+
+def share_of(global_batch_size: int | None, ranks: int) -> int | None:
+    """Returns the samples per optimizer step of one rank; None if the batch is free.
+
+    Raises:
+        SpaceError: the ranks cannot have equal shares.
+    """
+    if global_batch_size is None:
+        return None
+    if global_batch_size % ranks:
+        raise SpaceError(
+            f"found a global batch of {global_batch_size} for {ranks} ranks; expected a multiple of {ranks}, so that "
+            "each rank has as many samples. Change one of the two."
+        )
+    return global_batch_size // ranks
 
 
 def baseline_batch(
@@ -158,7 +176,8 @@ def baseline_notes(facts: Facts, user_batch_size: int) -> Iterator[str]:
     total, steps = facts.global_batch_size, facts.accumulation_steps
     if total is None or facts.micro_batch_size == user_batch_size:
         return
-    why = f"the global batch of {total} is not a multiple of the loader's batch of {user_batch_size}"
+    whose = "global batch" if facts.ranks == 1 else "share of each rank"
+    why = f"the {whose} of {total} is not a multiple of the loader's batch of {user_batch_size}"
     if facts.update_fn:
         why = f"{WHOLE} of {total} samples, and the loader has batches of {user_batch_size}"
     yield f"{why}: the baseline is measured as {steps} micro batch{'es' * (steps > 1)} of {facts.micro_batch_size}"

@@ -17,8 +17,9 @@ from autofit import devices
 from autofit.chips import StandIn, ceilings_of
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.errors import AutofitError, UsageError, WorkloadError
+from autofit.core.errors import AutofitError, SpaceError, UsageError, WorkloadError
 from autofit.core.plan import Plan
+from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Device, Reading
@@ -30,6 +31,7 @@ from autofit.prepare import PlanBatches
 from autofit.probing.block_profile import profiled_on_copy
 from autofit.probing.opening import as_users_errors, batch_to_trace, chosen, facts_of, place, training_notes
 from autofit.probing.survey import Survey
+from autofit.strategies import members
 from autofit.strategies.base import Span
 from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin
@@ -50,6 +52,13 @@ kernels loaded: 667 MB; with NCCL on an RTX 3090: 484 MiB (reference/memory_pred
 OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables from which torch reads the allocator's options. The first one that is set counts, also if it is
 empty (tried with torch 2.11)."""
+
+RANKS_CAVEATS = (
+    "memory is that of the rank that needs the most. Buffers of communication libraries such as NCCL are not in it: "
+    "they show only on the devices",
+    "the weights of a layout that divides them are taken as divided before they are on the devices, block by block",
+)
+"""What an estimate for several ranks assumes and leaves out."""
 
 
 class StandInBench:
@@ -79,7 +88,7 @@ class StandInBench:
         beat: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.workload, self._device = workload, device
-        self._chip, self._alone, self._beat = chip, alone, beat
+        self._chip, self._alone, self._beat, self._ranks = chip, alone, beat, options.ranks
         account = device.account()
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
@@ -96,6 +105,8 @@ class StandInBench:
             strategies = chosen(options.strategies, options.without)
             survey = Survey(facts, strategies, Steps(_nothing_runs), self._source)
             space = survey.run()
+            if options.ranks > 1:
+                check_divided(space, options.layout, options.ranks)
             # Without the refusals of strategies that leave the memory per sample as it is.
             aside = {name for each in strategies if each.same_memory for name in (each.name, *each.owns)}
             refused = tuple(each for each in space.refused if each.name.partition("=")[0] not in aside)
@@ -109,6 +120,7 @@ class StandInBench:
                 caveats=(
                     *training_notes(workload, self._loss, eval_modules, "estimated"),
                     *device.caveats(),
+                    *(RANKS_CAVEATS if options.ranks > 1 else ()),
                     *self._source.notes,
                     *survey.caveats,
                 ),
@@ -158,8 +170,9 @@ class StandInBench:
         threads = torch.get_num_threads()
 
         def work() -> Trace:
-            target = self._device.torch_device if self._chip is None else standin.install()
-            return tracing.trace(self.workload, self._loss, plan, batch, target, self._chip, isolation.LIMIT_S, threads)
+            target, ranks = self._device.torch_device if self._chip is None else standin.install(), self._ranks
+            where, limit_s = (plan, batch, target, self._chip), isolation.LIMIT_S
+            return tracing.trace(self.workload, self._loss, *where, limit_s, threads, ranks=ranks)
 
         if self._alone:
             return work()
@@ -168,7 +181,7 @@ class StandInBench:
 
     def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, as far as it is found without running one."""
-        return find_fixed_parts(self.workload)
+        return () if self._ranks > 1 else find_fixed_parts(self.workload)
 
     def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
         with suppress(Exception):  # the user's code may need real data; the trace will say so
@@ -257,6 +270,25 @@ class _Absent(Device):
         """Returns the caching allocator with the options of this process, and a typical context."""
         options = next((os.environ[name] for name in OPTIONS if name in os.environ), "")
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
+
+
+def check_divided(space: SpaceFacts, layout: str | None, ranks: int) -> None:
+    """Checks that a training can be divided among ranks.
+
+    Raises:
+        SpaceError: no layout is offered; the message says why.
+    """
+    techniques = [member for member in members() if member.for_ranks]
+    owned = {knob for member in techniques for knob in member.owns}
+    if any(knob.name in owned for knob in space.knobs):
+        return
+    names = {member.name for member in techniques}
+    reasons = [each.reason for each in space.refused if each.name.partition("=")[0] in names]
+    found = "no layout" if layout is None else f"not the layout {layout}"
+    raise SpaceError(
+        f"found {ranks} ranks for which {found} can be applied: {'; '.join(reasons) or 'its technique is excluded'}. "
+        "Change that, or estimate one rank."
+    )
 
 
 def _nothing_runs(plan: Plan) -> TrainStep:

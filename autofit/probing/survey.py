@@ -82,7 +82,11 @@ class Survey:
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
         knobs.pop(ACCUMULATION_STEPS, None)
-        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
+        # A layout that the user has chosen is in play too, since it is applied although it leaves no choice.
+        applied = {
+            name for each in self.strategies if each.for_ranks for name, idle in each.owns.items() if idle is None
+        }
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in applied)
         baseline: dict[str, KnobValue] = {MICRO_BATCH_SIZE: facts.micro_batch_size}
         baseline |= {ACCUMULATION_STEPS: facts.accumulation_steps, **{knob.name: knob.default for knob in playing}}
         space = SpaceFacts(
@@ -104,7 +108,8 @@ class Survey:
     def _knobs(self) -> dict[str, Knob]:
         # Not kept: a survey that holds its own method is freed late, and with it the user's objects.
         facts = replace(self.facts, profile=self._profile) if self.facts.profile is None else self.facts
-        self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in self.strategies]
+        concerned = (strategy for strategy in self.strategies if facts.ranks > 1 or not strategy.for_ranks)
+        self._offered = offered = [(strategy, strategy.offered(facts)) for strategy in concerned]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
         return self._with_pins({knob.name: knob for _, offer in offered for knob in offer.knobs})
 

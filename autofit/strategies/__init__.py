@@ -10,6 +10,7 @@ from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
 from autofit.strategies.cudnn_benchmark import CudnnBenchmark
+from autofit.strategies.layout import RankLayout
 from autofit.strategies.length_grouping import LengthGrouping
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
@@ -19,6 +20,7 @@ from autofit.strategies.packing import Packing
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
+    RankLayout,
     MemoryFormat,
     CudnnBenchmark,
     Precision,

@@ -15,6 +15,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.layout import divides_parameters
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass, storage_id
 from autofit.workloads.step import Draft
@@ -72,6 +73,13 @@ class ActivationOffload(Strategy):
             growth=(1.0, 0.25),
         )
         return Offer((knob,))
+
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns why it cannot be applied where parameters are divided among ranks, or None."""
+        if not self.acts(plan) or (layout := divides_parameters(plan)) is None:
+            return None
+        reason = "weights that were gathered for one block would be moved to the host with its activations"
+        return f"not with {layout}: {reason}"
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:

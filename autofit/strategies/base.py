@@ -31,12 +31,13 @@ Watch = Callable[[nn.Module], AbstractContextManager[None]]
 class Phase(IntEnum):
     """Order in which strategies are applied, first to last. Within a phase the order does not matter."""
 
-    LAYOUT = 1  # layout of parameters in memory
+    MEMORY_FORMAT = 1  # strides of parameters
     MODULES = 2  # what a module's forward computes
     ARITHMETIC = 3  # the context that forward and backward run in
     OPTIMIZER = 4
-    BATCHING = 5
-    COMPILATION = 6  # of whatever the other strategies made of the modules
+    RANKS = 5  # what of the model, its gradients and its optimizer each rank has
+    BATCHING = 6
+    COMPILATION = 7  # of whatever the other strategies made of the modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class Facts:
         source: makes the user's batches. None if there are no more than `batch`.
         own_process: whether plans run in a process that the search can replace with a fresh one.
         on_host: whether the device is the host itself, and no accelerator.
+        ranks: number of processes that train together, each on a device of its own.
+        layout: the only layout to consider, by name; None for all.
         update_fn: whether the user's `update_fn` does the whole step, so that its inside cannot be changed.
         rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
             without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
@@ -129,6 +132,8 @@ class Facts:
     update_fn: bool = False
     own_process: bool = False
     on_host: bool = True
+    ranks: int = 1
+    layout: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,8 @@ class Strategy(ABC):
             modules, on each optimizer or on the whole call, and not on the loss, the backward pass or the gradients.
         same_memory: whether all values of its knobs have the memory per sample of the default, so that an estimate of
             memory leaves the strategy out. Its knobs say so too (`Knob.same_memory`).
+        for_ranks: whether it divides a training among ranks. A search on one rank does not mention it.
+        not_on_ranks: why it cannot be applied on several ranks; "" if it can.
     """
 
     name: ClassVar[str]
@@ -183,10 +190,14 @@ class Strategy(ABC):
     gated: ClassVar[bool] = False
     gated_in_proof: ClassVar[bool] = False
     same_memory: ClassVar[bool] = False
+    for_ranks: ClassVar[bool] = False
+    not_on_ranks: ClassVar[str] = ""
     fits_update_fn: ClassVar[bool] = False
 
     def offered(self, facts: Facts) -> Offer:
-        """Returns the offer for a workload, or the refusal of a technique that would change the user's step inside."""
+        """Returns the offer for a workload, or the refusal of a technique that does not fit the step or its ranks."""
+        if facts.ranks > 1 and self.not_on_ranks:
+            return self.refuse(self.not_on_ranks)
         if facts.update_fn and not self.fits_update_fn:
             return self.refuse(f"{WHOLE}, and this would change its inside")
         return self.offer(facts)
@@ -253,6 +264,13 @@ class Strategy(ABC):
         whose values were read (`plan.values.get(name)`), so do not read more of them than matter.
         """
         return None
+
+    def heaviest_rank(self, plan: Plan, optimizer: torch.optim.Optimizer, count: int) -> int:
+        """Returns which of `count` ranks needs the most memory under `plan`. A trace of one rank is one of this rank.
+
+        Called only for a plan on which the strategy acts.
+        """
+        return 0
 
     def to_record(self, offer: Offer) -> StrategyRecord:
         """Returns what this strategy does, costs and changes, for the workload of an offer."""

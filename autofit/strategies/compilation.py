@@ -79,6 +79,7 @@ class Compilation(Strategy):
     effect = "rounding"
     phase = Phase.COMPILATION
     owns = {KNOB: OFF}
+    not_on_ranks = "compiled code has not been tried on several ranks"
     gated_in_proof = True
 
     def offer(self, facts: Facts) -> Offer:

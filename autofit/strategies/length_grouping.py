@@ -36,6 +36,7 @@ class LengthGrouping(Strategy):
     effect = "changes the result"
     phase = Phase.BATCHING
     owns = {KNOB: False}
+    not_on_ranks = "the ranks would have batches of different lengths, and wait for each other"
     same_memory = True  # the worst batch holds the longest samples in any order
 
     def offer(self, facts: Facts) -> Offer:

@@ -12,6 +12,7 @@ from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, Watch, unknown_value
 from autofit.strategies.blocks import find_blocks, has_compiled_part
 from autofit.strategies.deferred_logits import DeferringForward, Usage
+from autofit.strategies.layout import divides_parameters
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import storage_id
 from autofit.workloads.step import Draft
@@ -75,6 +76,12 @@ class LinearCrossEntropy(Strategy):
             growth=(1.0, kept_bytes / (kept_bytes + COPIES * usage.fused_bytes)),
         )
         return Offer(knobs=(knob,))
+
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns why it cannot be applied where parameters are divided among ranks, or None."""
+        if not self.acts(plan) or (layout := divides_parameters(plan)) is None:
+            return None
+        return f"not with {layout}: the loss would use the weights of the head after the model has released them"
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Lets the heads of `draft.model` defer their logits.

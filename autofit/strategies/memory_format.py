@@ -13,6 +13,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.layout import divides_parameters
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass, use_count
 from autofit.workloads.step import Draft
@@ -37,7 +38,7 @@ class MemoryFormat(Strategy):
     about = "stores images and the weights of convolutions channels last"
     cost = "nothing, but random noise for images is drawn in a different order"
     effect = "rounding"
-    phase = Phase.LAYOUT
+    phase = Phase.MEMORY_FORMAT
     owns = {KNOB: "default"}
     fits_update_fn = True
     same_memory = True
@@ -56,6 +57,12 @@ class MemoryFormat(Strategy):
             usual=None if facts.on_host else "channels_last",
         )
         return Offer((knob,))
+
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns why it cannot be applied where parameters are divided among ranks, or None."""
+        if not self.acts(plan) or (layout := divides_parameters(plan)) is None:
+            return None
+        return f"not with {layout}: fully_shard needs contiguous parameters"
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:

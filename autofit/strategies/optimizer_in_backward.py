@@ -41,6 +41,7 @@ class OptimizerInBackward(Strategy):
     effect = "exact"
     phase = Phase.OPTIMIZER
     owns = {KNOB: False}
+    not_on_ranks = "gradients are exchanged between ranks after they are complete, and the update would come first"
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob if the optimizer updates by parameter and the gradients are large beside the budget."""

@@ -43,6 +43,7 @@ class Packing(Strategy):
     effect = "rounding"
     phase = Phase.MODULES
     owns = {KNOB: False}
+    not_on_ranks = "each rank would pack its own samples, and the ranks would be uneven"
     gated = True
     same_memory = True  # in the worst batch no sample shares a row (`batches`)
 

@@ -11,6 +11,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -35,6 +36,7 @@ from autofit.tracing.cuda.allocator_steps import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
+from autofit.workloads.tree import pieces
 
 
 class ModuleStack:
@@ -191,6 +193,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         deadline: value of `perf_counter` after which no operator is run.
         added: allocations of in-place sums and of sums of two gradients, with the handle of the sum's first operand.
         replaced: allocations that plain tensors would not make, with the handle that the result is written into.
+        wrappers: tensor subclasses whose operators run others on the tensors that they wrap. Only those are recorded.
+        paused: whether operators run for the shapes of their results alone, so that nothing is recorded.
     """
 
     def __init__(
@@ -221,11 +225,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.original_storages: set[int] = set()
         self.deadline = math.inf
         self.tally = Tally()
+        self.wrappers: tuple[type, ...] = ()
+        self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and records what it allocates."""
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device  # a shortcut, because this is the most frequent call
+        if self.wrappers and any(issubclass(kind, self.wrappers) for kind in types):
+            return NotImplemented
+        if self.paused:
+            return func(*args, **(kwargs or {}))
         return self.recorded(func, args, kwargs or {})
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -285,9 +295,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def label(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         """Sets the kind of the storages of these tensors."""
-        for tensor in tensors:
+        for tensor in chain.from_iterable(map(pieces, tensors)):
             if tensor.layout is torch.strided and (known := self._live.get(storage_id(tensor.untyped_storage()))):
                 self.kinds[known[0]] = kind
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Records that a known storage was resized in place, as for gathered weights. This is not an operator."""
+        key, size = storage_id(storage), storage.nbytes()
+        known = self._live.get(key)
+        if known is not None and self.sizes[known[0]] != size:
+            handle = self._add(size, Kind.PARAMETER)
+            self.events += [~known[0], handle]
+            self._live[key] = (handle, known[1])
+
+    def begin(self) -> None:
+        """Takes what is allocated now as allocated from the beginning, and forgets what happened before."""
+        alive = set(self.live())
+        self.initial = [handle for handle in (*self.initial, *self.events) if handle in alive]
+        for handle in self.initial:
+            if self.kinds[handle] is Kind.TEMPORARY:
+                self.kinds[handle] = Kind.BUFFER
+        self.events.clear()
+        self.added.clear()
+        self.replaced.clear()
 
     def live(self) -> Iterator[int]:
         """Yields the handles of the live allocations."""

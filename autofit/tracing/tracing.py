@@ -16,7 +16,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,11 +45,12 @@ from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
+from autofit.tracing.ranks import fake_ranks, recording_shards
 from autofit.tracing.recorder import Recorder, Temporaries
 from autofit.tracing.trace_assembly import assembled
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.step import Draft, Ranks, StepBatch, TrainStep
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.workload import Workload, each_of, state_tensors
 
@@ -58,7 +59,7 @@ STEPS = 3
 The third repeats the second but finds other free blocks, so its reserved peak may be higher still."""
 
 
-def trace(
+def trace(  # noqa: PLR0913  # what a step depends on
     workload: Workload,
     loss: LossRule,
     plan: Plan,
@@ -67,6 +68,8 @@ def trace(
     chip: Chip | None = None,
     limit_s: float = math.inf,
     threads: int | None = None,
+    *,
+    ranks: int = 1,
 ) -> Trace:
     """Returns the allocations of `STEPS` optimizer steps of a plan.
 
@@ -79,10 +82,12 @@ def trace(
         chip: the chip of a CUDA device. None reads it from the device that is present.
         limit_s: seconds after which the trace is abandoned.
         threads: number of threads that training uses on the host. None uses the current number of this process.
+        ranks: number of ranks that train together. The trace is that of the rank that needs the most memory.
 
     Raises:
         Untraceable: something in the step cannot run without data, or fails on fake tensors.
         SpaceError: the plan cannot be applied to this workload.
+        UsageError: with several ranks, this process already belongs to a process group.
     """
     check_traceable(workload.model)
     for strategy in members():
@@ -97,8 +102,21 @@ def trace(
             run.recorder.original_storages.add(storage_id(tensor.untyped_storage()))
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
     fake = _on_fake_tensors(run.recorder, batch, limit_s, lambda: run.doing, (SpaceError, Untraceable))
-    with fake, attending(chip or Chip()), disguise:
+    with ExitStack() as held:
+        if ranks > 1:
+            run.ranks = held.enter_context(fake_ranks(ranks, _heaviest(workload, plan, ranks), device.type))
+            held.enter_context(recording_shards(run.recorder))
+        for each in (fake, attending(chip or Chip()), disguise):
+            held.enter_context(each)
         return run.trace(workload, loss, batch)
+
+
+def _heaviest(workload: Workload, plan: Plan, ranks: int) -> int:
+    """Returns the rank that needs the most memory."""
+    optimizer = workload.make_optimizer()
+    if optimizer is None:
+        return 0
+    return max((each.heaviest_rank(plan, optimizer, ranks) for each in members() if each.acts(plan)), default=0)
 
 
 def inside_operators(
@@ -188,6 +206,7 @@ class _Tracing:
     device: torch.device
     chip: Chip | None
     threads: int
+    ranks: Ranks | None = None
     doing: str = "making the batch"
     answers: DataAnswers = field(default_factory=DataAnswers)
     marks: list[Mark] = field(default_factory=list)
@@ -211,15 +230,13 @@ class _Tracing:
             recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, initial=True)
         self.doing = "preparing the plan"
         draft = Draft.of(copied.workload, copied.loss, self.device)
+        draft.ranks = self.ranks
         if draft.optimizer is not None:
             for tensor in state_tensors(draft.optimizer):
                 recorder.record(tensor, Kind.OPTIMIZER_STATE, initial=True)
         shorter = Plan(values={**self.plan.values, ACCUMULATION_STEPS: count}) if count > 1 else self.plan
         with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, members()) as step:
-            step.observe = self._observe(step)
-            if draft.scaler is not None:
-                # Whether gradients overflow depends on data. A step that overflows does not update and needs less.
-                vars(draft.scaler)["_maybe_opt_step"] = _update_always
+            self._ready(step)
             for self._number in range(1, STEPS + 1):
                 if self._number < STEPS or not self._repeat():
                     self._step(step, part, count)
@@ -230,6 +247,16 @@ class _Tracing:
             for optimizer in () if draft.optimizer is None else each_of(draft.optimizer):
                 optimizer.state.clear()
         return found
+
+    def _ready(self, step: TrainStep) -> None:
+        """Makes a prepared step ready to be traced."""
+        if self.ranks is not None:  # weights that are divided are not first whole on the device
+            self.recorder.begin()
+            self.recorder.label(step.model.parameters(), Kind.PARAMETER)
+        step.observe = self._observe(step)
+        if step.draft.scaler is not None:
+            # Whether gradients overflow depends on data. A step that overflows does not update and needs less.
+            vars(step.draft.scaler)["_maybe_opt_step"] = _update_always
 
     def _repeat(self) -> bool:
         """Repeats the events of the last step if that step left nothing allocated. Returns whether it did."""

@@ -8,6 +8,8 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
@@ -26,6 +28,37 @@ class Scheduler(Protocol):
 
     def step(self) -> Any:
         """Advances the schedule by one optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks that train together, as one of them sees them.
+
+    Attributes:
+        group: the process group through which they communicate.
+        mesh: the mesh of their devices, with one dimension.
+        is_fake: whether the other ranks do not exist: collectives return at once, and what they would bring is
+            meaningless.
+    """
+
+    group: ProcessGroup
+    mesh: DeviceMesh
+    is_fake: bool = False
+
+    @classmethod
+    def of(cls, group: ProcessGroup, device_type: str, *, is_fake: bool = False) -> Self:
+        """Returns the ranks of a process group, each with a device of this type."""
+        return cls(group, DeviceMesh.from_group(group, device_type), is_fake)
+
+    @property
+    def count(self) -> int:
+        """The number of ranks."""
+        return self.group.size()
+
+    @property
+    def number(self) -> int:
+        """The number of this rank, from 0."""
+        return self.group.rank()
 
 
 @dataclass(slots=True)
@@ -53,6 +86,7 @@ class Draft:
             unknown.
         varies: whether batches differ in shape within a training.
         compiled: whether parts of the step are compiled when they first run.
+        ranks: the ranks that train together; None if there is one.
     """
 
     model: nn.Module
@@ -70,6 +104,7 @@ class Draft:
     host_memory_bytes: int | None = None
     varies: bool = False
     compiled: bool = False
+    ranks: Ranks | None = None
 
     @classmethod
     def of(

@@ -140,10 +140,14 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns the tensors that a sparse tensor or a tensor subclass is made of. Any other tensor is returned alone."""
+    """Returns the tensors that a sparse tensor or a tensor subclass is made of. Any other tensor is returned alone.
+
+    A sharded tensor is made of the part on this rank, and of a mesh, which is left out.
+    """
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        return tuple(piece for name in names for piece in pieces(getattr(tensor, name)))
+        found = (getattr(tensor, name) for name in names)
+        return tuple(piece for part in found if isinstance(part, torch.Tensor) for piece in pieces(part))
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -333,7 +333,8 @@ def test_member_says_what_it_does_what_it_costs_and_whether_results_change(membe
 def test_member_shows_what_it_can_on_at_least_one_workload(member: Strategy) -> None:
     """Without this the tests below could pass by never being offered anything."""
     cases = [Case(make) for make in WORKLOADS.values()]
-    facts = [case.facts(capabilities=EVERY_CAPABILITY) for case in cases]
+    ranks = 2 if member.for_ranks else 1
+    facts = [replace(case.facts(capabilities=EVERY_CAPABILITY), ranks=ranks) for case in cases]
     missing = {r.reason for one in facts for r in member.offer(one).refused if "is not installed" in r.reason}
     plans = [plan for one in facts for plan in offered(member, one)]
     if missing and not plans:

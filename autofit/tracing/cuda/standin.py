@@ -31,6 +31,58 @@ ROW = 8
 aten = torch.ops.aten
 
 
+class _IdleStream:
+    """A stream on which nothing runs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes the arguments of `torch.cuda.Stream`."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Does nothing."""
+
+    def wait_event(self, event: Any) -> None:
+        """Does nothing."""
+
+    def record_event(self, event: Any = None) -> "_PassedEvent":
+        """Returns an event that has passed."""
+        return event or _PassedEvent()
+
+    def synchronize(self) -> None:
+        """Does nothing."""
+
+
+class _PassedEvent:
+    """An event that has passed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes the arguments of `torch.cuda.Event`."""
+
+    def record(self, stream: Any = None) -> None:
+        """Does nothing."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Does nothing."""
+
+    def synchronize(self) -> None:
+        """Does nothing."""
+
+    def query(self) -> bool:
+        """Returns True."""
+        return True
+
+
+_current = [_IdleStream()]
+
+
+@contextmanager
+def _running_on(stream: _IdleStream | None) -> Iterator[None]:
+    before, _current[0] = _current[0], stream or _current[0]
+    try:
+        yield
+    finally:
+        _current[0] = before
+
+
 class _Backend:
     """The module through which torch queries the device. Its one device is unavailable, so torch puts nothing on it."""
 
@@ -42,6 +94,11 @@ class _Backend:
     _is_in_bad_fork = staticmethod(lambda: False)
     manual_seed_all = staticmethod(lambda seed: None)
     get_amp_supported_dtype = staticmethod(lambda: list(HALF))
+    set_device = staticmethod(lambda device: None)
+    synchronize = staticmethod(lambda device=None: None)
+    Stream, Event = _IdleStream, _PassedEvent
+    stream = staticmethod(_running_on)
+    current_stream = staticmethod(lambda device=None: _current[0])
 
 
 _LIBRARIES: list[Any] = []

@@ -1,0 +1,281 @@
+"""Layout: how parameters, gradients and optimizer state are divided among the ranks that train together."""
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # as torch documents it
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import KnobValue, Plan
+from autofit.core.space import Refusal
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.blocks import has_compiled_part
+from autofit.strategies.shards import begin_anew, is_without_data, sharded
+from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
+from autofit.strategies.undo import Undo
+from autofit.torch_internals import is_traceable_wrapper_subclass, is_view
+from autofit.workloads.step import Draft, Ranks
+from autofit.workloads.workload import OptimizerSet
+
+KNOB, VIEWS, RESHARD = "layout", "gradient_as_bucket_view", "reshard_after_forward"
+REPLICATED, OPTIMIZER, FULL = "replicated", "optimizer", "full"
+LAYOUTS = (REPLICATED, OPTIMIZER, FULL)
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+"""Size at which `DistributedDataParallel` closes its first bucket of gradients, and any other one, by default."""
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
+"""Classes, also as bases, that divide a model among ranks. By name, since not all of them are loaded."""
+
+
+def divides_parameters(plan: Plan) -> str | None:
+    """Returns the layout of a plan that divides parameters among ranks, in words; None if each rank has them all."""
+    return f"{KNOB}={FULL}" if plan.values.get(KNOB) == FULL else None
+
+
+class RankLayout(Strategy):
+    """The division of a training among ranks, each with its own samples.
+
+    Replicated: each rank has everything, and gradients are averaged in buckets (`DistributedDataParallel`). Optimizer:
+    also, but each rank has the optimizer state of a part of the parameters, and updates these
+    (`ZeroRedundancyOptimizer`, ZeRO-1). Full: each rank has a part of every parameter, gradient and optimizer
+    state, and gathers the parameters of one block at a time (`fully_shard`, FSDP2).
+    """
+
+    name = "layout"
+    about = "replicates the model on all ranks, or divides its optimizer state, or all of it, among them"
+    cost = "communication between ranks"
+    effect = "rounding"
+    phase = Phase.RANKS
+    owns = {KNOB: None, VIEWS: False, RESHARD: True}
+    for_ranks = True
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the layouts that this model admits; with a fixed layout also the knobs that belong to it."""
+        if facts.ranks == 1:
+            return self.refuse("there is one rank")
+        if facts.optimizer is None:
+            return self.refuse("inference exchanges nothing between ranks")
+        if reason := _undividable(facts.model):
+            return self.refuse(reason)
+        asked = LAYOUTS if facts.layout is None else (facts.layout,)
+        missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer))}
+        refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
+        values = tuple(value for value in asked if value not in missing)
+        if not values:
+            return Offer(refused=refused)
+        knob = Knob(name=KNOB, values=values, default=values[0], about="what of the model each rank has")
+        return Offer((knob, *_beside(facts.layout)), refused)
+
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns why other values of a plan do not go together with its layout, or None."""
+        layout = plan.values.get(KNOB)
+        if layout is None:
+            return None
+        if plan.values.get(VIEWS, False) is True and layout == FULL:
+            return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={FULL} divides them"
+        if plan.values.get(RESHARD, True) is False and layout != FULL:
+            return f"{RESHARD}=False is for gathered weights, and {KNOB}={layout} gathers none"
+        return None
+
+    def heaviest_rank(self, plan: Plan, optimizer: Optimizer, count: int) -> int:
+        """Returns the rank with the largest part of the optimizer state, or 0, whose shards are the largest."""
+        if plan.values.get(KNOB) != OPTIMIZER:
+            return 0
+        loads = [0] * count
+        for group in optimizer.param_groups:  # as `ZeroRedundancyOptimizer._partition_parameters` does it
+            for size in sorted((parameter.numel() for parameter in group["params"]), reverse=True):
+                loads[loads.index(min(loads))] += size
+        return loads.index(max(loads))
+
+    def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
+        """Divides the model, the gradients and the optimizer of a draft among its ranks until the context is left.
+
+        Raises:
+            SpaceError: a value is unknown, there is one rank, or this model or optimizer does not admit the layout.
+        """
+        layout, views, reshard = (plan.values.get(name, idle) for name, idle in self.owns.items())
+        if layout is not None and layout not in LAYOUTS:
+            raise unknown_value(KNOB, layout, f"one of {', '.join(LAYOUTS)}")
+        for name, value in ((VIEWS, views), (RESHARD, reshard)):
+            if type(value) is not bool:
+                raise unknown_value(name, value, "False or True")
+        return self._divided(plan, draft, layout)
+
+    @contextmanager
+    def _divided(self, plan: Plan, draft: Draft, layout: KnobValue | None) -> Iterator[None]:
+        ranks, model, optimizer = draft.ranks, draft.model, draft.optimizer
+        reason = _refusal_of_draft(draft, layout) or self.conflict(plan)
+        if ranks is None or reason is not None:
+            raise SpaceError(
+                f"{KNOB}={layout} cannot be applied: {reason}; expected several ranks, and a plan and a "
+                "model for which the layout was offered. Choose another layout."
+            )
+        if layout == FULL:
+            with sharded(model, optimizer, ranks, reshard=plan.values.get(RESHARD, True) is True):
+                yield
+            return
+        with Undo() as undo:
+            _replicate(draft, ranks, undo, views=plan.values.get(VIEWS, False) is True)
+            if layout == OPTIMIZER and optimizer is not None:
+                begin_anew(optimizer, undo)
+                undo.set(draft, "optimizer", _partitioned(optimizer, ranks))
+            yield
+
+
+def _beside(layout: str | None) -> tuple[Knob, ...]:
+    """Returns the knobs that belong to one layout; none while layouts are compared."""
+    if layout is None:
+        return ()
+    if layout == FULL:
+        about = "whether weights gathered in the forward pass are released, and gathered again in the backward pass"
+        return (Knob(name=RESHARD, values=(True, False), default=True, about=about),)
+    about = "whether gradients are parts of the buckets in which they are averaged, instead of copies"
+    return (Knob(name=VIEWS, values=(False, True), default=False, about=about),)
+
+
+def _undividable(model: nn.Module) -> str | None:
+    """Returns why a model cannot be divided among ranks at all, or None."""
+    for name, module in model.named_modules():
+        wrapper = next((each.__name__ for each in type(module).__mro__ if each.__name__ in WRAPPERS), None)
+        if wrapper is not None:
+            where = f"the module {name!r}" if name else "the model"
+            return f"{where} is already divided among ranks by {wrapper}; pass the model without it"
+    parameters = list(model.parameters())
+    if any(is_traceable_wrapper_subclass(parameter) for parameter in parameters):
+        return "it holds sharded or quantized parameters; pass the model before it is sharded"
+    if has_compiled_part(model):
+        return "the model is compiled; pass it uncompiled"
+    if not any(parameter.requires_grad for parameter in parameters):
+        return "no parameter of the model is trainable"
+    return None
+
+
+def _lack(layout: str, model: nn.Module, optimizer: Optimizer) -> str | None:
+    """Returns why a model with this optimizer does not admit a layout, or None."""
+    if layout == FULL:
+        return _lack_of_shards(model, optimizer)
+    if layout != OPTIMIZER:
+        return None
+    if isinstance(optimizer, OptimizerSet) or has_own_step(optimizer):
+        return f"{type(optimizer).__name__} is not an optimizer of torch.optim, which could be made for a part"
+    if len({parameter.dtype for _, parameter in grouped_parameters(optimizer)}) > 1:
+        return "ZeroRedundancyOptimizer needs parameters of one dtype"
+    return None
+
+
+def _lack_of_shards(model: nn.Module, optimizer: Optimizer) -> str | None:
+    """Returns why the parameters of a model cannot be sharded, or None."""
+    known = set()
+    for name, parameter in model.named_parameters():
+        known.add(id(parameter))
+        if parameter.dim() == 0:
+            return f"the parameter {name} is a single number without dimensions; make it of shape (1,)"
+        if not parameter.is_contiguous():
+            return f"the parameter {name} is not contiguous in memory"
+        if is_view(parameter) or parameter.untyped_storage().nbytes() != parameter.nbytes:
+            return f"the parameter {name} shares its memory with other tensors"
+    if any(id(parameter) not in known for _, parameter in grouped_parameters(optimizer)):
+        return "the optimizer also updates parameters that are not the model's"
+    return None
+
+
+def _refusal_of_draft(draft: Draft, layout: KnobValue | None) -> str | None:
+    """Returns why a draft cannot be divided, or None."""
+    if layout is None:
+        return "the plan names no layout"
+    if draft.ranks is None:
+        return "there is one rank"
+    if draft.optimizer is None:
+        return "inference exchanges nothing between ranks"
+    return _undividable(draft.model) or _lack(str(layout), draft.model, draft.optimizer)
+
+
+def _replicate(draft: Draft, ranks: Ranks, undo: Undo, *, views: bool) -> None:
+    """Has the gradients of a draft's model averaged over all ranks, in buckets."""
+    if is_without_data(draft.model):
+        _imitate_buckets(draft.model, undo, views=views)
+        return
+    wrapped = DistributedDataParallel(draft.model, process_group=ranks.group, gradient_as_bucket_view=views)
+    if ranks.is_fake:
+        wrapped.register_comm_hook(ranks.count, _averaged_alone)
+    undo.set(draft, "model", wrapped)
+
+
+def _averaged_alone(count: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Stands for the average of a bucket on fake ranks, which the reducer cannot wait for."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer().div_(count))
+    return future
+
+
+def _imitate_buckets(model: nn.Module, undo: Undo, *, views: bool) -> None:
+    """Gives a model without data the buckets of `DistributedDataParallel`, whose reducer reads data.
+
+    It has one flat buffer for each bucket, as long as the model lives. Each gradient is copied into its bucket when it
+    is complete, and back after the average; with `views` it is a part of the bucket from then on.
+    """
+    for bucket in _buckets([parameter for parameter in model.parameters() if parameter.requires_grad]):
+        flat, place = torch.empty(sum(map(torch.numel, bucket)), dtype=bucket[0].dtype, device=bucket[0].device), 0
+        for parameter in bucket:
+            part = flat[place : place + parameter.numel()].view(parameter.shape)
+            place += parameter.numel()
+            hook: Any = _Averaged(part, views)
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            undo.callback(handle.remove)
+
+
+def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yields the parameters of each bucket, as `_compute_bucket_assignment_by_size`, which needs data: in reverse."""
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        bucket, limit = list[nn.Parameter](), FIRST_BUCKET_BYTES
+        for parameter in reversed([each for each in parameters if each.dtype is dtype]):
+            bucket.append(parameter)
+            if sum(each.nbytes for each in bucket) >= limit:
+                yield bucket
+                bucket, limit = [], BUCKET_BYTES
+        if bucket:
+            yield bucket
+
+
+class _Averaged:
+    """A hook that does with the memory of a complete gradient what the reducer does."""
+
+    def __init__(self, part: torch.Tensor, views: bool) -> None:
+        self._part, self._views = part, views
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None, "the hook runs after a gradient is complete"
+        if self._views:
+            parameter.grad = self._part
+        else:
+            self._part.copy_(gradient)
+
+
+def zero_redundancy_optimizer() -> Any:
+    """Returns torch's class. Its import takes long, and warns of a deprecated function of torch that torch uses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415
+    return ZeroRedundancyOptimizer
+
+
+def _partitioned(optimizer: Optimizer, ranks: Ranks) -> Optimizer:
+    """Returns an optimizer that has the state of a part of the parameters, and updates these on this rank."""
+    takes = inspect.signature(type(optimizer).__init__).parameters  # groups also hold what a subclass has fixed
+    made: Any = zero_redundancy_optimizer()(
+        [dict(group) for group in optimizer.param_groups],
+        optimizer_class=type(optimizer),
+        process_group=ranks.group,
+        **{name: value for name, value in optimizer.defaults.items() if name in takes},
+    )
+    made.state = made.optim.state  # which is otherwise empty until it is saved
+    found: Optimizer = made
+    return found

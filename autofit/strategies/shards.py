@@ -1,0 +1,157 @@
+"""Shards: FSDP2 on the blocks of a model, applied and removed in one process.
+
+`fully_shard` replaces the parameter objects of a model, the classes of its modules and some of their attributes, and
+keeps a record of each module outside it. All of this is put back, so that a model can be tried under several layouts.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autofit.strategies.blocks import find_blocks
+from autofit.strategies.undo import Undo
+from autofit.torch_internals import FakeTensor, forget_composition
+from autofit.workloads.step import Ranks
+
+TABLES = tuple(
+    name
+    for name, value in vars(nn.Module()).items()
+    if isinstance(value, dict) and name not in ("_buffers", "_modules")
+)
+"""The attributes of a module that hold its parameters and its hooks, by name."""
+
+Shards = Mapping[int, tuple[torch.Tensor, Any]]
+"""Each whole parameter with its sharded one, by the identity of the whole one."""
+
+
+@contextmanager
+def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, reshard: bool) -> Iterator[None]:
+    """Shards the parameters, gradients and optimizer state of a model over `ranks` until the context is left.
+
+    The memory of the whole parameters is released meanwhile. At the end they get the trained values, which all ranks
+    gather together. On fake ranks nothing can be gathered: the whole parameters stay, and get the part of this rank.
+    The optimizer's state begins anew, and the one from before is put back at the end.
+
+    Args:
+        model: the model, which is changed in place.
+        optimizer: its groups hold the sharded parameters meanwhile.
+        ranks: the ranks, with their mesh.
+        reshard: whether gathered parameters are released after the forward pass, except those outside blocks. The
+            backward pass gathers them again.
+    """
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  # takes half a second
+
+    released = not ranks.is_fake or is_without_data(model)
+    with Undo() as undo:
+        kept = [_Unsharded.of(module) for module in model.modules()]
+        for each in kept:
+            undo.callback(each.restore)
+        for block in blocks_to_shard(model):
+            fully_shard(block, mesh=ranks.mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=ranks.mesh, reshard_after_forward=None if reshard else False)
+        for each in kept:
+            each.note_added()
+        shards = {
+            id(whole): (whole, getattr(each.module, name))
+            for each in kept
+            for name, whole in each.tables["_parameters"].items()
+            if whole is not None
+        }
+        undo.callback(_bring_back, shards, ranks)
+        if released:
+            _release(shards, undo)
+        if optimizer is not None:
+            for group in optimizer.param_groups:
+                undo.replace(group, "params", [shards[id(parameter)][1] for parameter in group["params"]])
+            begin_anew(optimizer, undo)
+        yield
+
+
+def blocks_to_shard(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Returns the blocks that are gathered one at a time. Tied weights belong to the root, and so do their blocks."""
+    uses = _uses(model)
+    found = []
+    for block in find_blocks(model):
+        if all(uses[key] == count for key, count in _uses(block).items()):
+            found.append(block)
+    return tuple(found)
+
+
+def _uses(model: nn.Module) -> Counter[int]:
+    """Returns how many modules have each parameter, by its identity."""
+    return Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
+
+
+def is_without_data(model: nn.Module) -> bool:
+    """Returns whether a model is a copy without data, as in a trace."""
+    return any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
+
+
+def begin_anew(optimizer: Optimizer, undo: Undo) -> None:
+    """Empties an optimizer's state, and registers that it is put back, unless it has no data."""
+    before = dict(optimizer.state)
+    tensors = (value for state in before.values() for value in state.values())
+    if any(isinstance(value, FakeTensor) for value in tensors):
+        before = {}  # what a trace keeps would count
+    undo.callback(optimizer.state.update, before)
+    undo.callback(optimizer.state.clear)
+    optimizer.state.clear()
+
+
+def _release(shards: Shards, undo: Undo) -> None:
+    """Releases the memory of whole parameters, and registers that they get as much again, without its content."""
+    for whole, _ in shards.values():
+        storage = whole.untyped_storage()
+        undo.callback(storage.resize_, storage.nbytes())
+        storage.resize_(0)
+
+
+@torch.no_grad()
+def _bring_back(shards: Shards, ranks: Ranks) -> None:
+    """Copies trained values into the whole parameters."""
+    for whole, shard in shards.values():
+        if isinstance(whole.data, FakeTensor):
+            continue
+        if not ranks.is_fake:
+            whole.copy_(shard.full_tensor())
+            continue
+        parts = whole.chunk(ranks.count)
+        if ranks.number < len(parts):
+            parts[ranks.number].copy_(shard.to_local())
+
+
+@dataclass(slots=True)
+class _Unsharded:
+    """What `fully_shard` changes of a module."""
+
+    module: nn.Module
+    kind: type[nn.Module]
+    names: frozenset[str]
+    tables: dict[str, dict[str, Any]]
+    added: frozenset[str] | None = field(default=None)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_Unsharded":
+        found = vars(module)
+        return cls(module, type(module), frozenset(found), {name: dict(found[name]) for name in TABLES})
+
+    def note_added(self) -> None:
+        """Notes which attributes the module has got since. The user's code may add others later."""
+        self.added = frozenset(vars(self.module).keys() - self.names)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        self.module.__class__ = self.kind
+        found = vars(self.module)
+        for name in (found.keys() - self.names) if self.added is None else self.added:
+            found.pop(name, None)
+        for name, entries in self.tables.items():
+            found[name].clear()
+            found[name].update(entries)
+        forget_composition(self.module)

@@ -1,0 +1,300 @@
+"""Compares the memory of one rank as estimated, rehearsed alone, and measured on real ranks, on a CPU.
+
+Six small architectures train under each layout. The trace runs on fake tensors and a fake process group; the rehearsal
+on real tensors and a fake group; the last on two processes that communicate by gloo, which holds copies of its own.
+Required: trace and rehearsal differ by at most 1 % under every layout of `PROMISED`.
+"""
+
+import gc
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor, distributed, nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from autofit import devices
+from autofit.core.account import Account
+from autofit.core.plan import KnobValue, Plan
+from autofit.core.units import format_bytes
+from autofit.memory.peak import memory_use
+from autofit.memory.trace import Trace
+from autofit.prepare import prepare
+from autofit.strategies import members
+from autofit.tracing import tracing
+from autofit.tracing.ranks import fake_ranks
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.first_loss import loss_of
+from autofit.workloads.sources import source_of
+from autofit.workloads.step import Draft, Ranks, StepBatch
+from autofit.workloads.tree import map_tensors
+from autofit.workloads.workload import Workload
+from scripts.bench import report
+
+WORDS, LENGTH, CLASSES, SIZE = 512, 32, 10, 4
+RANKS, STEPS, LIMIT_S = 2, 3, 60
+CPU = torch.device("cpu")
+REQUIRED_RATIO = 0.01
+
+
+class Block(nn.Module):
+    """Two layers and a residual connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Residual(nn.Module):
+    """Two convolutions and a residual connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.two(torch.relu(self.norm(self.one(x))))
+        return out
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 128), *(Block(128) for _ in range(4)), nn.Linear(128, CLASSES))
+
+
+def convolutions() -> nn.Module:
+    blocks = (Residual(32) for _ in range(4))
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES)
+    )
+
+
+def llama() -> nn.Module:
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model: nn.Module = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, **sizes))
+    return model
+
+
+def gpt2() -> nn.Module:
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id"), 0)
+    sizes = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes, **tokens, **dropouts))
+    return model
+
+
+def bert() -> nn.Module:
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    model: nn.Module = BertForMaskedLM(BertConfig(vocab_size=WORDS, max_position_embeddings=64, **sizes, **dropouts))
+    return model
+
+
+def vit() -> nn.Module:
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model: nn.Module = ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=CLASSES, **sizes))
+    return model
+
+
+def words(size: int) -> dict[str, Tensor]:
+    tokens = torch.randint(1, WORDS, (size, LENGTH))
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def pictures(size: int) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(size, 3, 32, 32), "labels": torch.randint(0, CLASSES, (size,))}
+
+
+def rows(size: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, 32), torch.randint(0, CLASSES, (size,))
+
+
+def images(size: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, 3, 16, 16), torch.randint(0, CLASSES, (size,))
+
+
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+    "llama": (llama, words),
+    "gpt2": (gpt2, words),
+    "bert": (bert, words),
+    "vit": (vit, pictures),
+    "convolutions": (convolutions, images),
+    "mlp": (mlp, rows),
+}
+PROMISED: Mapping[str, Mapping[str, KnobValue]] = {
+    "replicated": {"layout": "replicated"},
+    "replicated, views": {"layout": "replicated", "gradient_as_bucket_view": True},
+    "optimizer": {"layout": "optimizer"},
+    "full": {"layout": "full"},
+    "full, kept": {"layout": "full", "reshard_after_forward": False},
+}
+OTHERS: Mapping[str, Mapping[str, KnobValue]] = {
+    "full, checkpointed": {"layout": "full", "checkpointed_blocks": 4},
+    "full, accumulated": {"layout": "full", "accumulation_steps": 2},
+    "full, bf16": {"layout": "full", "precision": "bf16"},
+}
+"""Plans without a promise, which are shown beside the others."""
+
+
+def plan_of(values: Mapping[str, KnobValue]) -> Plan:
+    return Plan(values={"micro_batch_size": SIZE, "accumulation_steps": 1, **values})
+
+
+def opened(model: str, size: int = SIZE) -> tuple[Workload, BatchSource]:
+    """Returns a workload with the same weights and batches at each call."""
+    make, batch = MODELS[model]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        loss_fn = nn.CrossEntropyLoss() if isinstance(batch(1), tuple) else None
+        data = [batch(size) for _ in range(2)]
+        workload = Workload(
+            make(), data, loss_fn=loss_fn, optimizer=lambda ps: torch.optim.AdamW(ps, 1e-3, foreach=True)
+        )
+    workload.set_mode()
+    return workload, source_of(workload.loader)
+
+
+def traced(model: str, plan: Plan, ranks: int = RANKS) -> Trace:
+    """Returns the trace of a plan, of the rank that needs the most memory."""
+    workload, source = opened(model)
+    loss = loss_of(workload, source, CPU)
+    return tracing.trace(workload, loss, plan, source.worst(plan.micro_batch_size), CPU, ranks=ranks)
+
+
+def estimated_bytes(model: str, plan: Plan, ranks: int = RANKS) -> int:
+    """Returns the peak of live tensors by the trace."""
+    trace = traced(model, plan, ranks)
+    return memory_use(trace, Account(allocator="host"), accumulation_steps=plan.accumulation_steps).allocated_bytes
+
+
+def measured_bytes(model: str, plan: Plan, ranks: Ranks) -> int:
+    """Returns the peak of live tensors in a few steps of this rank, by the allocation record.
+
+    Whole parameters beside sharded ones do not count, as if the model had been sharded before it was on the device.
+    """
+    workload, source = opened(model)
+    draft = Draft.of(workload, loss_of(workload, source, CPU), CPU)
+    draft.ranks, batch = ranks, source.worst(plan.micro_batch_size)
+    workload.model.zero_grad(set_to_none=True)
+    held: list[Tensor] = list(workload.model.buffers())
+    held += [] if plan.values["layout"] == "full" else workload.model.parameters()
+    before = sum(tensor.nbytes for tensor in held)
+    gc.collect()
+    with ExitStack() as closing, devices.choose("cpu").meter(lambda: before) as reading:
+        step = closing.enter_context(prepare(plan, draft, members()))
+        for _ in range(STEPS):
+            step(StepBatch.alike([map_tensors(batch, torch.clone) for _ in range(plan.accumulation_steps)]))
+    assert reading.memory is not None, "it is set when the meter stops"
+    return reading.memory.allocated_bytes
+
+
+def rehearsed_bytes(model: str, plan: Plan, ranks: int = RANKS, number: int = 0) -> int:
+    """Returns the peak of one rank's steps on real tensors, without the other ranks."""
+    with fake_ranks(ranks, number) as alone:
+        return measured_bytes(model, plan, alone)
+
+
+def launched(work: Callable[..., Any], *arguments: Any, ranks: int = RANKS) -> list[Any]:
+    """Returns what `work(ranks, *arguments)` returns on each of several real ranks, which communicate by gloo.
+
+    The result must be representable as JSON.
+
+    Raises:
+        ProcessException: a rank failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        spawn: Any = vars(mp)["spawn"]  # torch has no types here
+        spawn(_rank, (ranks, folder, work, arguments), nprocs=ranks)
+        return [json.loads(Path(folder, str(number)).read_text()) for number in range(ranks)]
+
+
+def _rank(number: int, count: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    limit = timedelta(seconds=LIMIT_S)
+    distributed.init_process_group("gloo", f"file://{folder}/store", rank=number, world_size=count, timeout=limit)
+    group = distributed.group.WORLD
+    assert group is not None, "it was just made"
+    found = work(Ranks.of(group, "cpu"), *arguments)
+    Path(folder, str(number)).write_text(json.dumps(found))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def measured_one_by_one(ranks: Ranks, model: str, plans: list[Plan]) -> list[int]:
+    """Returns the peak of this rank under each plan."""
+    found = []
+    for plan in plans:
+        distributed.barrier()
+        found.append(measured_bytes(model, plan, ranks))
+    return found
+
+
+def compare(model: str, plans: Mapping[str, Mapping[str, KnobValue]]) -> list[dict[str, Any]]:
+    """Returns the three peaks of each plan; the rehearsal and the real ranks give those of their worst rank."""
+    real = launched(measured_one_by_one, model, [plan_of(values) for values in plans.values()])
+    found = []
+    for place, (name, values) in enumerate(plans.items()):
+        plan = plan_of(values)
+        rehearsed = max(rehearsed_bytes(model, plan, number=number) for number in range(RANKS))
+        began = perf_counter()
+        estimated = estimated_bytes(model, plan)
+        found.append({
+            "model": model, "plan": name, "promised": name in PROMISED, "seconds": perf_counter() - began,
+            "estimated_bytes": estimated, "rehearsed_bytes": rehearsed, "error_ratio": estimated / rehearsed - 1,
+            "gloo_bytes": max(peaks[place] for peaks in real),
+        })  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("models", nargs="*", default=list(MODELS), help="the models to train; all by default")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    cases = []
+    print(f"{'model':14s}{'plan':20s}{'trace':>12s}{'rehearsal':>12s}{'':>9s}{'gloo':>12s}{'':>9s}")
+    for model in given.models:
+        for case in compare(model, {**PROMISED, **OTHERS}):
+            cases.append(case)
+            sizes = [format_bytes(case[f"{how}_bytes"]) for how in ("estimated", "rehearsed", "gloo")]
+            beside = case["gloo_bytes"] / case["rehearsed_bytes"] - 1
+            print(
+                f"{model:14s}{case['plan']:20s}{sizes[0]:>12s}{sizes[1]:>12s}{case['error_ratio']:>+9.2%}{sizes[2]:>12s}"
+                f"{beside:>+9.2%}",
+                flush=True,
+            )
+    promised = [abs(case["error_ratio"]) for case in cases if case["promised"]]
+    others = [abs(case["error_ratio"]) for case in cases if not case["promised"]]
+    passed = max(promised) <= REQUIRED_RATIO
+    summary = (
+        f"ranks: {len(promised)} promised cases, worst {max(promised):.2%} (required {REQUIRED_RATIO:.0%}); "
+        f"{len(others)} others, worst {max(others):.2%}: {'ok' if passed else 'MISSED'}"
+    )
+    report.finish(summary, {"cases": cases}, given.json, passed, device="cpu")
+
+
+if __name__ == "__main__":
+    main()

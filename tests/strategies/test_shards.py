@@ -1,0 +1,141 @@
+"""Layouts are applied and undone without a trace, on ranks without peers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autofit.core.plan import Plan
+from autofit.prepare import prepare
+from autofit.strategies import members
+from autofit.strategies.shards import blocks_to_shard
+from autofit.tracing.ranks import fake_ranks
+from tests.conformance.test_strategies import WORKLOADS, Case, everything_but_values, same_bits, values_of
+
+PLANS = [
+    Plan(values={"layout": "replicated"}),
+    Plan(values={"layout": "replicated", "gradient_as_bucket_view": True}),
+    Plan(values={"layout": "optimizer"}),
+    Plan(values={"layout": "full"}),
+    Plan(values={"layout": "full", "reshard_after_forward": False}),
+]
+each_plan = pytest.mark.parametrize("plan", PLANS, ids=str)
+each_workload = pytest.mark.parametrize("workload", WORKLOADS)
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+
+
+@each_plan
+@each_workload
+def test_what_is_applied_and_undone_leaves_the_model_bit_identical(plan: Plan, workload: str) -> None:
+    case = Case(WORKLOADS[workload])
+    before, values = everything_but_values(case), values_of(case)
+    with fake_ranks(2) as case.draft.ranks:
+        applied = everything_but_values(case)
+        for error in (None, KeyError, KeyboardInterrupt):
+            try:
+                with prepare(plan, case.draft, members()):
+                    assert everything_but_values(case) != applied
+                    if error is not None:
+                        raise error
+            except (KeyError, KeyboardInterrupt):
+                assert error is not None
+            assert everything_but_values(case) == applied
+            assert same_bits(values_of(case), values)
+    case.draft.ranks = None
+    assert everything_but_values(case) == before
+
+
+@each_plan
+@each_workload
+def test_a_step_leaves_trained_values_alone(plan: Plan, workload: str) -> None:
+    case = Case(WORKLOADS[workload])
+    values = values_of(case)
+    with fake_ranks(2) as case.draft.ranks:
+        before = everything_but_values(case)
+        with prepare(plan, case.draft, members()) as step:
+            assert step(case.batch).isfinite()
+        assert everything_but_values(case) == before
+    assert not same_bits(values_of(case), values)
+    assert all(type(parameter) is nn.Parameter for parameter in case.model.parameters())
+    case.draft.ranks = None
+    assert prepare(Plan(), case.draft, [])(case.batch).isfinite()
+
+
+@each_workload
+def test_all_layouts_follow_each_other_on_one_model(workload: str) -> None:
+    case = Case(WORKLOADS[workload])
+    expected = prepare(Plan(), Case(WORKLOADS[workload]).draft, [])(case.batch)
+    values = values_of(case)
+    for plan in PLANS:
+        with fake_ranks(2) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
+            step(case.batch)
+        with torch.no_grad():
+            for name, tensor in values_of(case).items():
+                tensor.copy_(values[name])
+            for name, tensor in {**dict(case.model.named_parameters()), **dict(case.model.named_buffers())}.items():
+                tensor.copy_(values[name])
+    case.draft.ranks = None
+    torch.testing.assert_close(prepare(Plan(), case.draft, [])(case.batch), expected)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_alone_trains_its_own_part(number: int) -> None:
+    case = Case(WORKLOADS["mlp"])
+    before = {name: parameter.detach().clone() for name, parameter in case.model.named_parameters()}
+    with fake_ranks(2, number) as case.draft.ranks, prepare(PLANS[3], case.draft, members()) as step:
+        parts = {name: parameter for name, parameter in step.model.named_parameters()}
+        assert all(isinstance(parameter, DTensor) for parameter in parts.values())
+        step(case.batch)
+    for name, parameter in case.model.named_parameters():
+        mine, others = (parameter.chunk(2)[place] != before[name].chunk(2)[place] for place in (number, 1 - number))
+        assert mine.any(), name
+        assert not others.any(), name
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(11, 11), nn.Linear(11, 11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.two(self.one(x).relu())
+        return out
+
+
+class Tied(nn.Module):
+    def __init__(self, tie: Callable[["Tied"], Any]) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(3)), nn.Linear(11, 11)
+        tie(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def to_head(model: Tied) -> None:
+    first: Any = model.blocks[0]
+    first.one.weight = model.head.weight
+
+
+def inside(model: Tied) -> None:
+    first: Any = model.blocks[0]
+    first.one.weight = first.two.weight
+
+
+@pytest.mark.parametrize(("tie", "expected"), [(lambda model: None, 3), (to_head, 2), (inside, 3)])
+def test_a_block_whose_weights_are_tied_to_others_belongs_to_the_root(
+    tie: Callable[[Tied], Any], expected: int
+) -> None:
+    model = Tied(tie)
+    assert len(blocks_to_shard(model)) == expected
+    case = Case(lambda: (model, torch.optim.AdamW(model.parameters()), torch.randn(4, 11)))
+    same = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    with fake_ranks(2) as case.draft.ranks, prepare(PLANS[3], case.draft, members()) as step:
+        assert step(case.batch).isfinite()
+    assert {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)} == same
