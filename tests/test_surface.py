@@ -42,7 +42,8 @@ FLAGS = {
     ],
     "doctor": [
         "--all", "--arg", "--device", "--fail-on", "--force", "--global-batch", "--help", "--html", "--json",
-        "--max-grad-norm", "--no-runs", "--only", "--quiet", "--script", "--seed", "--skip", "-h", "-q", "TARGET",
+        "--max-grad-norm", "--no-runs", "--only", "--quiet", "--script", "--seed", "--skip", "--steps", "--time", "-h",
+        "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
     "diff": ["--help", "--json", "--quiet", "-h", "-q", "A", "B"],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from autofit.cli import values
+from autofit.cli.saving import check_output
 from autofit.core.errors import NothingFits
 from autofit.core.printable import ascii_json
 from autofit.estimation.estimate import check_ranks, described, estimate_target
@@ -21,7 +22,7 @@ _CLEAR = "\r\x1b[K"
 def execute(given: argparse.Namespace) -> int:
     """Estimates the target and prints the result. Returns 3 if nothing fits."""
     if given.html is not None:
-        writing.check_replaceable(given.html, force=given.force)
+        check_output(given.html, writing.check_replaceable, force=given.force)
     check_ranks(given.ranks or 1, given.layout)
     options = values.options(given, ranks=given.ranks, layout=given.layout)
     target = Target(

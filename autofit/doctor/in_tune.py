@@ -4,6 +4,7 @@ The search does not know the doctor, and the bench may run in a child process: b
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from autofit.devices.base import Device
@@ -37,11 +38,11 @@ def finding(workload: Workload, device: Device, step: TrainStep, batch: Callable
     """
     if not ALONE.acquire(blocking=False):
         return ""
-    try:
+    with ExitStack() as undo:
+        undo.callback(ALONE.release)
         session = Session("", partial(roots_of, workload), [step.model], device, scope=BRIEF)
+        undo.callback(session.close)
         return sentence(observed(session, step, batch), more)
-    finally:
-        ALONE.release()
 
 
 def sentence(found: Diagnosis, more: str) -> str:

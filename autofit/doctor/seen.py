@@ -17,7 +17,6 @@ from autofit.torch_internals import (
     OpOverload,
     is_traceable_wrapper_subclass,
     is_wrapped_by_functorch,
-    pytree,
     schema_of,
 )
 from autofit.tracing.operation_count import Tally
@@ -211,12 +210,6 @@ def _tensors_in(objects: Iterable[object]) -> Iterator[torch.Tensor]:
 
 def _collections() -> int:
     return sum(int(each["collections"]) for each in gc.get_stats())
-
-
-def state_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    """Yields the tensors of an optimizer's state, also those in lists, such as the directions of LBFGS."""
-    found = pytree.tree_leaves(list(optimizer.state.values()))
-    return (each for each in found if isinstance(each, torch.Tensor))
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -215,8 +215,8 @@ class Session:
             yield COMPILED
         if (higher := observation.higher) is not None:
             yield (
-                f"step {higher.step + 1} reaches {format_bytes(higher.peak_bytes)}, more than the step that is judged; "
-                "if it evaluates too, put autofit.watch around the loop of the evaluation"
+                f"watched step {higher.step} reaches {format_bytes(higher.peak_bytes)}, more than the judged step; if "
+                "it evaluates too, put autofit.watch around the loop of the evaluation"
             )
 
 

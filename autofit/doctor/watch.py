@@ -33,7 +33,6 @@ from autofit.doctor.seen import (
     has_storage,
     only_views,
     operands,
-    state_of,
 )
 from autofit.doctor.sites import NOWHERE, Site, here
 from autofit.doctor.waits import CAST, wait_of
@@ -51,6 +50,7 @@ from autofit.tracing.operation_count import Tally
 from autofit.tracing.recorder import Recorder, in_backward
 from autofit.tracing.tracing import inside_operators
 from autofit.workloads.tree import tensors
+from autofit.workloads.workload import state_tensors
 
 aten = torch.ops.aten
 ZEROING = "zero_"
@@ -202,7 +202,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         """Ends a step; the next one begins."""
         with self.aside():
             for optimizer in self.optimizers.values():
-                self.label(state_of(optimizer), Kind.OPTIMIZER_STATE)
+                self.label(state_tensors(optimizer), Kind.OPTIMIZER_STATE)
             gradients = (parameter.grad for _, parameter in self.parameters())
             self.label((gradient for gradient in gradients if gradient is not None), Kind.GRADIENT)
             self.work.append(self.tally.work())
@@ -508,7 +508,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                     self.with_gradient.add(id(parameter))
         if self._elsewhere():
             return
-        for tensor in state_of(optimizer) if is_new else ():  # that of frozen parameters is never read
+        for tensor in state_tensors(optimizer) if is_new else ():  # that of frozen parameters is never read
             self.record(tensor, Kind.OPTIMIZER_STATE, initial=True)
         self._updating = True
         self._mark("optimizer")
@@ -518,7 +518,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         if self._elsewhere():
             return
         self._updating = False
-        self.label(state_of(optimizer), Kind.OPTIMIZER_STATE)
+        self.label(state_tensors(optimizer), Kind.OPTIMIZER_STATE)
         self._since = len(self.sizes)
         self._mark("forward")
 

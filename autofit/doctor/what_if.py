@@ -35,15 +35,14 @@ BLOCK_S = 0.05
 PACE_STEPS = 5
 """Number of steps of which the median time counts."""
 RACE_S = 4.0
-"""Seconds after which a race ends undecided. A change that is worth while is decided earlier."""
+"""Seconds after which a race ends undecided if it has the rounds that a decision needs. A change that is worth while is
+decided earlier."""
 CHANGED, PRESENT = "changed", "present"
 _INPUTS = 6
 """Number of positional arguments of `torch.autograd.backward` with which `inputs` is one of them."""
 
 Call = tuple[nn.Module, int]
 """A call of a module: the module, and how often it was called before in the same step."""
-
-
 Run = Callable[[], None]
 """Runs one step."""
 
@@ -111,7 +110,7 @@ class WhatIf:
     until_s: float = math.inf
     changes: dict[str, Change] = field(default_factory=dict)
     _present: list[int | None] = field(default_factory=list)  # the peak without a change, once it is known
-    _pace: list["HostPace | None"] = field(default_factory=list)  # once it is known
+    _pace: list[HostPace | None] = field(default_factory=list)  # once it is known
 
     @property
     def over(self) -> bool:
@@ -141,13 +140,13 @@ class WhatIf:
         self.changes[change.about] = change
         return None if before is None or after is None else before - after
 
-    def pace(self) -> "HostPace | None":
+    def pace(self) -> HostPace | None:
         """Returns how the host and the device share the time of a step, measured once; None if a step fails."""
         if not self._pace:
             self._pace.append(self._measured_pace())
         return self._pace[0]
 
-    def _measured_pace(self) -> "HostPace | None":
+    def _measured_pace(self) -> HostPace | None:
         with suppress(Exception):
             timer, times = WaitTimer(self.device.type), list[tuple[float, float]]()
             with timer:
@@ -179,7 +178,7 @@ class WhatIf:
 
         Returns None if the difference is within the noise, if a step fails, or if the time is over before a decision.
         """
-        until_s = min(self.until_s, monotonic() + RACE_S)
+        long_s = monotonic() + RACE_S
         race, counts = Race((CHANGED, PRESENT), pinned=PRESENT), dict[str, int]()
 
         def block(name: str) -> float | str:
@@ -197,7 +196,8 @@ class WhatIf:
                 return type(error).__name__
 
         def is_late() -> bool:
-            return monotonic() >= until_s
+            now_s = monotonic()
+            return now_s >= self.until_s or (race.ripe and now_s >= long_s)
 
         run_race(race, block, is_late, late=is_late)
         pairing = race.pairing(CHANGED, PRESENT)

@@ -8,7 +8,6 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter
-from itertools import chain
 from typing import Any, Literal, NoReturn, Self
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from autofit.core.errors import WorkloadError
 from autofit.core.wording import WITH_CLOSURE, a_type
+from autofit.torch_internals import pytree
 
 OptimizerRecipe = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Optimizer] | None
 
@@ -319,9 +319,9 @@ def names_of(optimizer: Optimizer | None) -> str:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yields the tensors of an optimizer's state."""
-    values = chain.from_iterable(state.values() for state in optimizer.state.values())
-    return (value for value in values if isinstance(value, torch.Tensor))
+    """Yields the tensors of an optimizer's state, also those in lists, such as the directions of LBFGS."""
+    found = pytree.tree_leaves(list(optimizer.state.values()))
+    return (each for each in found if isinstance(each, torch.Tensor))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ def test_the_page_is_written_beside_the_drawing_and_replaces_only_an_earlier_one
     code, _, err = run("train.py:make", "--device", "H200", "--html", str(other))
     assert (code, other.read_text()) == (2, "mine")
     assert "not an autofit report" in " ".join(err.split())
+    code, _, err = run("train.py:make", "--device", "H200", "--html", str(tmp_path / "missing" / "estimate.html"))
+    assert code == 2
+    assert "not a writable directory" in " ".join(err.split())
 
 
 def test_what_is_asked_reaches_the_child(estimating: Estimating, run: Run) -> None:

@@ -81,7 +81,7 @@ def test_a_step_that_is_higher_than_the_judged_one_is_named() -> None:
     """The evaluation is in the last watched step."""
     notes = watched(lambda: trained_with_evaluation(6, good=False)).notes
     assert len(notes) == 1
-    assert notes[0].startswith("step 7 reaches ")
+    assert notes[0].startswith("watched step 6 reaches ")
     assert watched(trained).notes == ()
 
 

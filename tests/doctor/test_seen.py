@@ -5,13 +5,14 @@ import gc
 import torch
 from torch import nn
 
-from autofit.doctor.seen import LiveTensors, has_storage, only_views, operands, state_of
+from autofit.doctor.seen import LiveTensors, has_storage, only_views, operands
 from autofit.torch_internals import FakeTensorMode
+from autofit.workloads.workload import state_tensors
 
 aten = torch.ops.aten
 
 
-def test_the_state_of_an_optimizer_includes_tensors_in_lists() -> None:
+def test_the_state_tensors_an_optimizer_includes_tensors_in_lists() -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.LBFGS([weight], max_iter=3)
 
@@ -26,7 +27,7 @@ def test_the_state_of_an_optimizer_includes_tensors_in_lists() -> None:
     lists = [value for value in kept.values() if isinstance(value, list)]
     inside = [each for values in lists for each in values if isinstance(each, torch.Tensor)]
     assert inside
-    assert {id(each) for each in inside} <= {id(each) for each in state_of(optimizer)}
+    assert {id(each) for each in inside} <= {id(each) for each in state_tensors(optimizer)}
 
 
 def test_sparse_and_fake_tensors_have_no_storage_here() -> None:

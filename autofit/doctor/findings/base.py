@@ -96,5 +96,8 @@ def made(observation: Observation, handle: int) -> str:
     """Returns what an allocation holds and where it was made, in words."""
     place = place_of(observation, handle)
     where = f"{place.line} ({place.library})" if place.line and place.library else place.line or place.library
-    module = f" in {place.module}" if place.module else ""
+    part = observation.modules.get(observation.watch.origins[handle])
+    numbered = place.module.rpartition(".")[2].isdecimal() and part is not None  # as in nn.Sequential
+    kind = f" ({type(part).__name__})" if numbered else ""
+    module = f" in {place.module}{kind}" if place.module else ""
     return f"{observation.form_of(handle)}, made{f' at {where}' if where else ''}{module}"
