@@ -411,6 +411,14 @@ def test_estimate_of_a_model_for_a_card_that_is_not_here_leaves_no_stand_in_in_t
         (("train.py:make",), {"device": "H9000"}, "unknown device"),
         ((3,), {}, "found an int"),
         ((targets.mlp(), targets.vectors()), {"numerics": "odd"}, "numerics is 'odd'"),
+        ((targets.mlp(), targets.vectors()), {"ranks": 0}, "found ranks=0; expected a whole number"),
+        ((targets.mlp(), targets.vectors()), {"ranks": True}, "found ranks=True; expected a whole number"),
+        ((targets.mlp(), targets.vectors()), {"layout": "full"}, "found the layout 'full' for one rank"),
+        (
+            (targets.mlp(), targets.vectors()),
+            {"ranks": 2, "layout": "half"},
+            "one of replicated, optimizer, full",
+        ),
     ],
 )
 def test_estimate_says_what_it_cannot_use(arguments: tuple[Any, ...], changes: dict[str, Any], says: str) -> None:

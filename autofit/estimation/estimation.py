@@ -186,6 +186,12 @@ _PLURALS: dict[str, str] = {
 }
 
 
+def devices_of(estimation: Estimation) -> str:
+    """Returns the device in words; with several ranks how many there are, since all figures are of one."""
+    name = estimation.environment.device_name
+    return name if estimation.ranks == 1 else f"{estimation.ranks} x {name}, per rank"
+
+
 def draw(estimation: Estimation, canvas: Canvas | None = None) -> str:
     """Returns the estimation for a person to read, ending without a newline."""
     canvas = canvas or Canvas()
@@ -205,11 +211,7 @@ def draw(estimation: Estimation, canvas: Canvas | None = None) -> str:
 
 def _head(e: Estimation, canvas: Canvas) -> list[str]:
     target = f"{printable(e.target)} on " if e.target else "On "
-    devices = (
-        f"{e.ranks} x {printable(e.environment.device_name)}" if e.ranks > 1 else printable(e.environment.device_name)
-    )
-    how = "estimated per rank" if e.ranks > 1 else "estimated"
-    lines = _wrapped(f"{target}{devices}: {how}, nothing was run", canvas)
+    lines = _wrapped(f"{target}{printable(devices_of(e))}: estimated, nothing was run", canvas)
     budget = f"budget  {e.budget.memory_note or format_bytes(e.budget.memory_bytes)}"
     if e.account.outside_bytes:
         inside = format_bytes(e.budget.memory_bytes - e.account.outside_bytes)

@@ -4,7 +4,7 @@ from typing import Any
 
 from autofit.chips import cards
 from autofit.core.units import format_bytes
-from autofit.estimation.estimation import Estimation, PeakLaw, Row
+from autofit.estimation.estimation import Estimation, PeakLaw, Row, devices_of
 from autofit.memory.headroom import default_budget
 from autofit.reports.frame import filled, page
 from autofit.reports.markup import DataTable, Markup, shortened
@@ -27,7 +27,7 @@ def render(estimation: Estimation) -> str:
         window=f"{name} – autofit estimate",
         kind="autofit estimate",
         title=name,
-        about=[shortened(estimation.environment.device_name, 80), shortened(moment(estimation.created), 40)],
+        about=[shortened(devices_of(estimation), 80), shortened(moment(estimation.created), 40)],
         footer="Made by autofit. Nothing was run: all peaks are estimated. This file needs no network.",
         styles=("what_if.css",),
         scripts=("what_if.js",),

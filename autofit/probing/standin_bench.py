@@ -37,6 +37,7 @@ from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.allocator_steps import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
+from autofit.tracing.ranks import check_without_group
 from autofit.tracing.static_memory import check_self_contained, find_fixed_parts
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.first_loss import loss_of
@@ -75,6 +76,8 @@ class StandInBench:
 
     Raises:
         WorkloadError: the device's memory cannot be accounted for.
+        SpaceError: no layout can be applied to several ranks.
+        UsageError: with several ranks, this process already belongs to a process group.
         AutofitError: as of `autofit.probing.local_bench.LocalBench`.
     """
 
@@ -89,6 +92,8 @@ class StandInBench:
     ) -> None:
         self.workload, self._device = workload, device
         self._chip, self._alone, self._beat, self._ranks = chip, alone, beat, options.ranks
+        if options.ranks > 1:
+            check_without_group()
         account = device.account()
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")

@@ -18,7 +18,7 @@ from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
-from autofit.strategies.shards import begin_anew, is_without_data, sharded
+from autofit.strategies.shards import begin_anew, is_without_data, sharded, sharding
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass, is_view
@@ -64,6 +64,8 @@ class RankLayout(Strategy):
             return self.refuse("inference exchanges nothing between ranks")
         if reason := _undividable(facts.model):
             return self.refuse(reason)
+        for load in (sharding, zero_redundancy_optimizer):  # once, and not by each process that a trace forks
+            load()
         asked = LAYOUTS if facts.layout is None else (facts.layout,)
         missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer))}
         refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())

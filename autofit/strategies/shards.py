@@ -30,6 +30,13 @@ Shards = Mapping[int, tuple[torch.Tensor, Any]]
 """Each whole parameter with its sharded one, by the identity of the whole one."""
 
 
+def sharding() -> Any:
+    """Returns torch's function `fully_shard`. Its import takes half a second."""
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    return fully_shard
+
+
 @contextmanager
 def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, reshard: bool) -> Iterator[None]:
     """Shards the parameters, gradients and optimizer state of a model over `ranks` until the context is left.
@@ -45,9 +52,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, resh
         reshard: whether gathered parameters are released after the forward pass, except those outside blocks. The
             backward pass gathers them again.
     """
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  # takes half a second
-
-    released = not ranks.is_fake or is_without_data(model)
+    fully_shard, released = sharding(), not ranks.is_fake or is_without_data(model)
     with Undo() as undo:
         kept = [_Unsharded.of(module) for module in model.modules()]
         for each in kept:

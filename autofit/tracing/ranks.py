@@ -34,14 +34,7 @@ def fake_ranks(count: int, number: int = 0, device_type: str = "cpu") -> Iterato
     Raises:
         UsageError: this torch has no process groups, or this process already belongs to one.
     """
-    if not distributed.is_available():
-        raise UsageError("found a torch without torch.distributed; expected one with it, for several ranks.")
-    if distributed.is_initialized():
-        raise UsageError(
-            "found a process group in this process; expected none, because several ranks are estimated from a fake "
-            "group. Estimate before torch.distributed.init_process_group, or pass a factory, which runs in a process "
-            "of its own and must not start a group either."
-        )
+    check_without_group()
     store, known = fake_store(), distributed.Backend.backend_capability
     with Undo() as undo:
         undo.replace(known, FAKE, [*dict.fromkeys((*known[FAKE], device_type))])
@@ -52,6 +45,22 @@ def fake_ranks(count: int, number: int = 0, device_type: str = "cpu") -> Iterato
             assert group is not None, "it was just made"
             ranks = Ranks.of(group, device_type, is_fake=True)
         yield ranks
+
+
+def check_without_group() -> None:
+    """Checks that this process can be one of several ranks that do not exist.
+
+    Raises:
+        UsageError: this torch has no process groups, or this process already belongs to one.
+    """
+    if not distributed.is_available():
+        raise UsageError("found a torch without torch.distributed; expected one with it, for several ranks.")
+    if distributed.is_initialized():
+        raise UsageError(
+            "found a process group in this process; expected none, because several ranks are estimated without the "
+            "others. Estimate before torch.distributed.init_process_group, or pass a factory, which runs in a process "
+            "of its own and starts no group either."
+        )
 
 
 @contextmanager

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from autofit import cli
 from autofit.cli import estimate as command
+from autofit.cli.arguments import LAYOUTS
+from autofit.core.briefing import Layout
 from autofit.core.errors import Untraceable, UserCodeError
 from autofit.estimation.estimate import estimate
 from autofit.estimation.estimation import Estimation
@@ -109,6 +112,14 @@ def test_what_is_asked_reaches_the_child(estimating: Estimating, run: Run) -> No
     assert options.strategies == ("precision", "batching")
 
 
+def test_ranks_and_their_layout_reach_the_child(estimating: Estimating, run: Run) -> None:
+    assert run("train.py:make", "--device", "H200")[0] == 0
+    assert (estimating.target.options.ranks, estimating.target.options.layout) == (1, None)
+    assert run("train.py:make", "--device", "H200", "--ranks", "8", "--layout", "full")[0] == 0
+    assert (estimating.target.options.ranks, estimating.target.options.layout) == (8, "full")
+    assert get_args(Layout) == LAYOUTS
+
+
 def test_memory_may_be_a_fraction_of_a_named_device(estimating: Estimating, run: Run) -> None:
     assert run("train.py", "--device", "cpu", "--memory", "0.5")[0] == 0
     assert estimating.target.options.memory_budget == 0.5
@@ -127,6 +138,10 @@ def test_memory_may_be_a_fraction_of_a_named_device(estimating: Estimating, run:
         (("--device", "H200", "--memory", "7XB"), "cannot read '7XB'"),
         (("--device", "H200", "--arg", "depth"), "not of the form NAME=VALUE"),
         (("--device", "H200", "--numerics", "odd"), "invalid choice"),
+        (("--device", "H200", "--ranks", "0"), "expected a whole number of at least 1"),
+        (("--device", "H200", "--layout", "full"), "found the layout 'full' for one rank"),
+        (("--device", "H200", "--ranks", "1", "--layout", "full"), "found the layout 'full' for one rank"),
+        (("--device", "H200", "--ranks", "2", "--layout", "half"), "invalid choice"),
     ],
 )
 def test_bad_words_are_usage_errors_before_anything_starts(

@@ -103,6 +103,16 @@ def test_it_says_what_was_asked() -> None:
     assert "precision=fp8 is left out: not here" in flat
 
 
+def test_it_says_that_it_is_of_one_rank_of_several() -> None:
+    text = " ".join(draw(estimation(ranks=8)).split())
+    assert "train.py:make on 8 x Test Card, per rank: estimated, nothing was run" in text
+    assert "micro batch 8 on each of 8 ranks (global batch 64)" in text
+    assert "The largest micro batch that fits on each rank" in text
+    alone = " ".join(draw(estimation()).split())
+    assert "train.py:make on Test Card: estimated, nothing was run" in alone
+    assert "rank" not in alone
+
+
 def test_rates_are_in_common_notation() -> None:
     largest = estimated(40, 15 * GIB).model_copy(update={"samples_per_s": 10812.3})
     text = draw(estimation(rows=(Row(knob="precision", value="fp32", largest=largest, surely=36),)))
