@@ -42,6 +42,7 @@ class Alignment:
     sizes: list[list[int]]
     kinds: list[Kind] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
     momentary: list[bool] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -236,6 +237,7 @@ def _add_column(result: Alignment, handles: Sequence[tuple[Trace, int | None]], 
     kind, origin = _class(trace, present)
     result.kinds.append(kind)
     result.origins.append(origin)
+    result.streams.append(trace.tensors.stream(present))
     result.momentary.append(momentary)
     for sizes, (trace, handle) in zip(result.sizes, handles, strict=True):
         sizes.append(0 if handle is None else trace.tensors.sizes[handle])

@@ -116,8 +116,13 @@ class _Rewriting:
         columns = self._trace.tensors
         now = tuple(sizes.get(handle, size) for handle, size in enumerate(columns.sizes))
         more = {
-            name: (*column, *(column[handle] for handle in self._repeated))
-            for name, column in (("sizes", now), ("kinds", columns.kinds), ("origins", columns.origins))
+            name: (*column, *(column[handle] for handle in self._repeated if column))
+            for name, column in (
+                ("sizes", now),
+                ("kinds", columns.kinds),
+                ("origins", columns.origins),
+                ("streams", columns.streams),
+            )
         }
         return columns.model_copy(update=more)
 

@@ -60,7 +60,7 @@ class Replay:
 
 
 def replay(trace: Trace, allocator: CachingAllocator | None = None) -> Replay:
-    """Serves the requests of `trace` one by one, on one stream, from an empty allocator.
+    """Serves the requests of `trace` one by one, each on its stream, from an empty allocator.
 
     None is one with unlimited memory and torch's default options.
     """
@@ -111,12 +111,12 @@ def _run(
     allocator: CachingAllocator, trace: Trace, blocks: list[MemoryBlock | None], begin: int, end: int
 ) -> tuple[int | None, int]:
     """Serves a range of events. Returns where memory ran out, or None, and where allocated memory peaked."""
-    malloc, free, sizes = allocator.malloc, allocator.free, trace.tensors.sizes
+    malloc, free, sizes, stream = allocator.malloc, allocator.free, trace.tensors.sizes, trace.tensors.stream
     peak, peak_event = allocator.allocated_bytes, begin
     for number, event in enumerate(trace.events[begin:end], begin):
         if event >= 0:
             if size := sizes[event]:
-                if (block := malloc(size)) is None:
+                if (block := malloc(size, stream(event))) is None:
                     return number, peak_event
                 blocks[event] = block
                 if allocator.allocated_bytes > peak:

@@ -92,7 +92,10 @@ def scaling(traces: Sequence[Trace]) -> Scaling | Mismatch:
     pattern = traces[0].model_copy(
         update={
             "tensors": Tensors(
-                sizes=tuple(alignment.sizes[0]), kinds=tuple(alignment.kinds), origins=tuple(alignment.origins)
+                sizes=tuple(alignment.sizes[0]),
+                kinds=tuple(alignment.kinds),
+                origins=tuple(alignment.origins),
+                streams=tuple(alignment.streams) if any(alignment.streams) else (),
             ),
             "events": tuple(alignment.events),
             "marks": tuple(alignment.marks),

@@ -31,17 +31,24 @@ class Tensors(Strict):
         sizes: requested bytes. Requests of 0 bytes do not reach the allocator.
         kinds: content of each allocation.
         origins: index in `Trace.modules` of the module in whose forward or backward pass it was made. -1 if none.
+        streams: number of the device's stream for which it was made, 0 for the one that computes. () if all are on it.
     """
 
     sizes: tuple[int, ...]
     kinds: tuple[Kind, ...]
     origins: tuple[int, ...]
+    streams: tuple[int, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> "Tensors":
-        if not len(self.sizes) == len(self.kinds) == len(self.origins):
+        lengths = {len(self.kinds), len(self.origins), len(self.streams) or len(self.sizes)}
+        if lengths != {len(self.sizes)}:
             raise ValueError("the columns of a trace's tensors differ in length")
         return self
+
+    def stream(self, handle: int) -> int:
+        """Returns the number of the stream for which an allocation was made."""
+        return self.streams[handle] if self.streams else 0
 
 
 class Mark(Strict):

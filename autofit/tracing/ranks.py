@@ -64,11 +64,11 @@ def check_without_group() -> None:
 
 
 @contextmanager
-def recording_shards(recorder: Recorder) -> Iterator[None]:
+def recording_shards(recorder: Recorder, device_type: str) -> Iterator[None]:
     """Makes `recorder` record the operators of sharded tensors by what they run on this rank.
 
     The operators that only find the shapes of global results do not count. Gathered weights are released and allocated
-    by resizing their storages, which is not an operator.
+    by resizing their storages, which is not an operator. On an accelerator, some are gathered on streams of their own.
     """
     from torch.distributed.tensor import DTensor  # noqa: PLC0415  # takes half a second
 
@@ -91,6 +91,8 @@ def recording_shards(recorder: Recorder) -> Iterator[None]:
         undo.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", module="torch.distributed")  # a training gives them too
         undo.set(recorder, "wrappers", (DTensor,))
+        if device_type != "cpu":
+            undo.set(recorder, "stream", lambda: torch.get_device_module(device_type).current_stream().stream_id)
         undo.set(torch.UntypedStorage, "resize_", resized)
         undo.set(owner, RESULT_PROPAGATION, propagated)
         yield

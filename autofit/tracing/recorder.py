@@ -194,6 +194,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         added: allocations of in-place sums and of sums of two gradients, with the handle of the sum's first operand.
         replaced: allocations that plain tensors would not make, with the handle that the result is written into.
         wrappers: tensor subclasses whose operators run others on the tensors that they wrap. Only those are recorded.
+        stream: returns the number of the device's stream that is in use.
+        streams: number of the stream for which each allocation was made.
         paused: whether operators run for the shapes of their results alone, so that nothing is recorded.
     """
 
@@ -227,6 +229,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.tally = Tally()
         self.wrappers: tuple[type, ...] = ()
         self.paused = False
+        self.stream: Callable[[], int] = int  # 0
+        self.streams: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and records what it allocates."""
@@ -333,6 +337,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.sizes += [self.sizes[handle] for handle in taken]
         self.kinds += [self.kinds[handle] for handle in taken]
         self.origins += [self.origins[handle] for handle in taken]
+        self.streams += [self.streams[handle] for handle in taken]
         self.operators += [self.operators[handle] for handle in taken]
         for known in (self.added, self.replaced):
             known |= {numbers[each]: numbers.get(first, first) for each, first in known.items() if each in numbers}
@@ -347,6 +352,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.sizes.append(size)
         self.kinds.append(kind)
         self.origins.append(self.modules.current())
+        self.streams.append(self.stream())
         self.operators.append(self._operator)
         return len(self.sizes) - 1
 

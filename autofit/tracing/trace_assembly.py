@@ -59,9 +59,18 @@ def assembled(recorder: Recorder) -> Assembly:
         sizes=tuple(recorder.sizes[handle] for handle in numbers),
         kinds=tuple(kinds),
         origins=tuple(recorder.origins[handle] for handle in numbers),
+        streams=_streams([recorder.streams[handle] for handle in numbers]),
     )
     numbers |= {later: numbers[first] for later, first in same.items() if first in numbers}
     return Assembly(columns, tuple(events), numbers, sorted(dropped), len(recorder.initial))
+
+
+def _streams(found: Sequence[int]) -> tuple[int, ...]:
+    """Returns streams numbered in the order of their first allocations, as in any other trace; () if there is one."""
+    numbers = {0: 0}
+    for stream in found:
+        numbers.setdefault(stream, len(numbers))
+    return tuple(numbers[stream] for stream in found) if len(numbers) > 1 else ()
 
 
 def _sums_in_place(recorder: Recorder) -> tuple[set[int], dict[int, int]]:

@@ -105,7 +105,7 @@ def trace(  # noqa: PLR0913  # what a step depends on
     with ExitStack() as held:
         if ranks > 1:
             run.ranks = held.enter_context(fake_ranks(ranks, _heaviest(workload, plan, ranks), device.type))
-            held.enter_context(recording_shards(run.recorder))
+            held.enter_context(recording_shards(run.recorder, device.type))
         for each in (fake, attending(chip or Chip()), disguise):
             held.enter_context(each)
         return run.trace(workload, loss, batch)

@@ -101,3 +101,19 @@ def test_settings_reach_the_allocator() -> None:
 def test_an_empty_trace_takes_nothing() -> None:
     result = replay(Script().trace())
     assert (result.peak.allocated_bytes, result.peak.reserved_bytes, result.fits_without_retries) == (0, 0, True)
+
+
+def test_memory_of_one_stream_does_not_serve_another() -> None:
+    """Each of two tensors, one after the other, gets a segment of its own if they are of different streams."""
+    script = Script()
+    script.mark("step 1 forward")
+    script.moment(40 * MIB)
+    script.moment(40 * MIB)
+    trace = script.trace()
+    other = trace.tensors.model_copy(update={"streams": (0, 1)})
+    alone, apart = (
+        replay(each, CachingAllocator()).peak for each in (trace, trace.model_copy(update={"tensors": other}))
+    )
+    assert alone.allocated_bytes == apart.allocated_bytes == 40 * MIB
+    assert alone.reserved_bytes == 40 * MIB
+    assert apart.reserved_bytes == 80 * MIB

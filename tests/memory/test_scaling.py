@@ -147,3 +147,13 @@ def test_where_the_batches_are_not_affine_everything_is_drawn_between_the_traces
     for size in (4, 6, 8, 16, 32):
         for drawn, true in zip(at(found, size).tensors.sizes, ragged(size).tensors.sizes, strict=True):
             assert drawn == pytest.approx(true, rel=0.05)
+
+
+def test_the_streams_of_a_step_are_kept_at_any_size() -> None:
+    def on_streams(size: int) -> Trace:
+        trace = step(size, rows=0)
+        streams = tuple(handle % 2 for handle in range(len(trace.tensors.sizes)))
+        return trace.model_copy(update={"tensors": trace.tensors.model_copy(update={"streams": streams})})
+
+    assert at(law(*(on_streams(size) for size in (2, 3, 7))), 5).tensors == on_streams(5).tensors
+    assert at(law(*(step(size, rows=0) for size in (2, 3, 7))), 5).tensors.streams == ()

@@ -26,3 +26,5 @@ def test_a_trace_survives_json() -> None:
 def test_columns_of_different_length_are_refused() -> None:
     with pytest.raises(ValidationError, match="differ in length"):
         Tensors(sizes=(1, 2), kinds=(Kind.BUFFER,), origins=(-1,))
+    with pytest.raises(ValidationError, match="differ in length"):
+        Tensors(sizes=(1, 2), kinds=(Kind.BUFFER, Kind.BUFFER), origins=(-1, -1), streams=(0,))

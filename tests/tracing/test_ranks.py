@@ -46,7 +46,7 @@ def recorded() -> Recorder:
             fully_shard(layer, mesh=ranks.mesh)
         fully_shard(model, mesh=ranks.mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
-        with recording_shards(recorder), recorder:
+        with recording_shards(recorder, "cpu"), recorder:
             for _ in range(2):
                 recorder.begin()
                 recorder.label(model.parameters(), Kind.PARAMETER)
@@ -75,7 +75,7 @@ def test_gathered_weights_are_allocated_and_released() -> None:
 def test_recording_is_undone() -> None:
     owner, resize = result_propagator(), torch.UntypedStorage.resize_
     method, recorder = getattr(owner, RESULT_PROPAGATION), Recorder("cpu", DataAnswers())
-    with recording_shards(recorder):
+    with recording_shards(recorder, "cpu"):
         assert recorder.wrappers
         assert torch.UntypedStorage.resize_ is not resize
     assert torch.UntypedStorage.resize_ is resize
@@ -99,7 +99,7 @@ def test_what_happened_before_the_beginning_is_forgotten() -> None:
 
 def test_only_known_storages_are_followed_when_they_are_resized() -> None:
     recorder, unknown = Recorder("cpu", DataAnswers()), torch.empty(10)
-    with recording_shards(recorder):
+    with recording_shards(recorder, "cpu"):
         with recorder:
             known = torch.empty(10)
         unknown.untyped_storage().resize_(0)

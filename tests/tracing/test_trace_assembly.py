@@ -156,11 +156,12 @@ def test_what_a_users_own_backward_scatters_is_left_alone() -> None:
 def test_marks_and_kinds_follow() -> None:
     recorder = Recorder("cpu", run)
     recorder.sizes, recorder.kinds = [8, 8, 4, 8], [Kind.BUFFER, Kind.TEMPORARY, Kind.TEMPORARY, Kind.GRADIENT]
-    recorder.origins, recorder.initial = [-1, 2, 3, 2], [0]
+    recorder.origins, recorder.initial, recorder.streams = [-1, 2, 3, 2], [0], [0, 7, 0, 9]
     recorder.events, recorder.added = [1, 2, 3, ~1, ~2, ~3], {3: 1}
     found = assembled(recorder)
     assert found.events == (0, 1, 2, ~2, ~1)
     assert found.tensors.sizes == (8, 8, 4)
+    assert found.tensors.streams == (0, 1, 0)
     assert found.tensors.kinds == (Kind.BUFFER, Kind.GRADIENT, Kind.TEMPORARY)
     assert found.numbers == {0: 0, 1: 1, 2: 2, 3: 1}
     assert [found.place(event) for event in (2, 6)] == [3, 5]

@@ -10,6 +10,7 @@ only.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -32,10 +33,13 @@ aten = torch.ops.aten
 
 
 class _IdleStream:
-    """A stream on which nothing runs."""
+    """A stream on which nothing runs. The first one has the number 0."""
+
+    _numbers = count()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the arguments of `torch.cuda.Stream`."""
+        self.stream_id = next(self._numbers)
 
     def wait_stream(self, stream: Any) -> None:
         """Does nothing."""

@@ -1,0 +1,76 @@
+"""The memory of one of several ranks by its trace, against the CUDA allocator in the same steps without the others."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autofit import devices
+from autofit.core.plan import Plan
+from autofit.memory.peak import memory_use
+from autofit.prepare import prepare
+from autofit.strategies import members
+from autofit.tracing import tracing
+from autofit.tracing.ranks import fake_ranks
+from autofit.workloads.first_loss import loss_of
+from autofit.workloads.sources import source_of
+from autofit.workloads.step import Draft, StepBatch
+from autofit.workloads.workload import Workload
+
+WIDTH, CLASSES, SIZE, RANKS = 512, 1000, 256, 8
+CLOSE_SEGMENTS = 0.08
+"""The rehearsal also holds the whole weights, among whose segments others lie differently. Found: -7 % to +4 %. As if
+all memory were of one stream, `full` was 20 % too low."""
+PLANS: list[dict[str, Any]] = [
+    {"layout": "replicated"},
+    {"layout": "replicated", "gradient_as_bucket_view": True},
+    {"layout": "optimizer"},
+    {"layout": "full"},
+    {"layout": "full", "reshard_after_forward": False},
+]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return out
+
+
+def workload() -> Workload:
+    model = nn.Sequential(*(Block() for _ in range(8)), nn.Linear(WIDTH, CLASSES)).cuda()
+    data = [(torch.randn(SIZE, WIDTH), torch.randint(0, CLASSES, (SIZE,))) for _ in range(2)]
+    made = Workload(model, data, loss_fn=nn.CrossEntropyLoss(), optimizer=torch.optim.AdamW)
+    made.set_mode()
+    return made
+
+
+@pytest.mark.parametrize("values", PLANS, ids=str)
+def test_a_trace_is_close_to_the_allocator(values: dict[str, Any]) -> None:
+    device, plan = devices.choose("cuda"), Plan(values={"micro_batch_size": SIZE, "accumulation_steps": 1, **values})
+    made = workload()
+    source = source_of(made.loader)
+    batch, loss = source.worst(SIZE), loss_of(made, source, device.torch_device)
+    account = device.account()
+    assert account is not None
+    trace = tracing.trace(made, loss, plan, batch, device.torch_device, ranks=RANKS)
+    use = memory_use(trace, account)
+    made.model.zero_grad(set_to_none=True)
+    whole = sum(p.nbytes for p in made.model.parameters()) if values["layout"] == "full" else 0
+    draft = Draft.of(made, loss, device.torch_device)
+    number = max(each.heaviest_rank(plan, draft.optimizer, RANKS) for each in members() if draft.optimizer is not None)
+    with fake_ranks(RANKS, number, "cuda") as draft.ranks, prepare(plan, draft, members()) as step:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(3):
+            step(StepBatch.alike([batch]))
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    assert use.reserved_bytes is not None
+    assert use.allocated_bytes == pytest.approx(allocated - whole, rel=0.01)
+    assert use.reserved_bytes == pytest.approx(reserved - whole, rel=CLOSE_SEGMENTS)
