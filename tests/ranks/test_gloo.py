@@ -28,6 +28,8 @@ from scripts.bench.memory.ranks import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.leaves("multiprocessing keeps a tracker of its resources")]
 CLOSE = 1e-5
+CLIPPED = 0.1
+"""Norm to which gradients are clipped before the update."""
 MOST_COPIES = 0.6
 """Largest share of the estimate that copies inside gloo added for sharded layouts, in any run: 0.53."""
 
@@ -37,6 +39,7 @@ def draft_of(model: str) -> tuple[Draft, Any]:
     workload, source = opened(model, RANKS * SIZE)
     draft = Draft.of(workload, loss_of(workload, source, CPU), CPU)
     draft.optimizer = torch.optim.SGD(draft.model.parameters(), lr=0.1)
+    draft.max_grad_norm = CLIPPED
     draft.model.zero_grad(set_to_none=True)
     return draft, source.worst(RANKS * SIZE)
 
@@ -71,6 +74,7 @@ def compared(ranks: Ranks, model: str, names: list[str]) -> list[tuple[float, fl
     alone, batch = draft_of(model)
     before = {name: parameter.detach().clone() for name, parameter in alone.model.named_parameters()}
     gradients = one_step(alone, batch, plan_of({}))
+    assert sum(float(each.square().sum()) for each in gradients.values()) > CLIPPED**2
     expected = {name: parameter.detach() for name, parameter in alone.model.named_parameters()}
     found = []
     for name in names:

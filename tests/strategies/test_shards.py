@@ -64,6 +64,24 @@ def test_a_step_leaves_trained_values_alone(plan: Plan, workload: str) -> None:
     assert prepare(Plan(), case.draft, [])(case.batch).isfinite()
 
 
+@pytest.mark.parametrize("implementation", ["for-loop", "foreach", "fused"])
+@pytest.mark.parametrize("layout", ["replicated", "optimizer", "full"])
+def test_each_implementation_of_the_optimizer_updates_each_layout(layout: str, implementation: str) -> None:
+    case = Case(WORKLOADS["mlp"])
+    plan = Plan(values={"layout": layout, "optimizer_implementation": implementation})
+    values = values_of(case)
+    with fake_ranks(2) as case.draft.ranks:
+        before = everything_but_values(case)
+        case.draft.max_grad_norm = 0.5
+        with prepare(plan, case.draft, members()) as step:
+            assert step(case.batch).isfinite()
+            assert step.optimizer is not None
+            assert {group["fused"] for group in step.optimizer.param_groups} == {implementation == "fused"}
+        case.draft.max_grad_norm = None
+        assert everything_but_values(case) == before
+    assert not same_bits(values_of(case), values)
+
+
 @each_workload
 def test_all_layouts_follow_each_other_on_one_model(workload: str) -> None:
     case = Case(WORKLOADS[workload])
