@@ -20,8 +20,8 @@ from autofit.strategies.packing import Packing
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
-    RankLayout,
     MemoryFormat,
+    RankLayout,
     CudnnBenchmark,
     Precision,
     OptimizerImplementation,

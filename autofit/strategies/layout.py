@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # as torch documents it
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -206,11 +205,12 @@ def _replicate(draft: Draft, ranks: Ranks, undo: Undo, *, views: bool) -> None:
         return
     wrapped = DistributedDataParallel(draft.model, process_group=ranks.group, gradient_as_bucket_view=views)
     if ranks.is_fake:
-        wrapped.register_comm_hook(ranks.count, _averaged_alone)
+        # A lambda: torch checks annotations, and not every build has the type that it wants to see.
+        wrapped.register_comm_hook(ranks.count, lambda count, bucket: _averaged_alone(count, bucket))  # noqa: PLW0108
     undo.set(draft, "model", wrapped)
 
 
-def _averaged_alone(count: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _averaged_alone(count: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """Stands for the average of a bucket on fake ranks, which the reducer cannot wait for."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer().div_(count))

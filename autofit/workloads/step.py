@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
@@ -19,6 +17,10 @@ from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, pieces, tensors
 from autofit.workloads.useful_targets import weights_of
 from autofit.workloads.workload import Workload, state_tensors
+
+if TYPE_CHECKING:  # a torch may be built without
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Draft", "Scheduler", "StepBatch", "StepLoader", "TrainStep"]
 
@@ -41,13 +43,15 @@ class Ranks:
             meaningless.
     """
 
-    group: ProcessGroup
-    mesh: DeviceMesh
+    group: "ProcessGroup"
+    mesh: "DeviceMesh"
     is_fake: bool = False
 
     @classmethod
-    def of(cls, group: ProcessGroup, device_type: str, *, is_fake: bool = False) -> Self:
+    def of(cls, group: "ProcessGroup", device_type: str, *, is_fake: bool = False) -> Self:
         """Returns the ranks of a process group, each with a device of this type."""
+        from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+
         return cls(group, DeviceMesh.from_group(group, device_type), is_fake)
 
     @property
