@@ -168,10 +168,22 @@ class Observation:
 
     def alike(self, handles: Iterable[int]) -> list[int]:
         """Returns the allocations of all steps that some lines have made in the same way as these, with these."""
-        watch = self.watch
-        ways = {(watch.operators[each], watch.sites[each], watch.origins[each]) for each in handles}
-        made = zip(watch.operators, watch.sites, watch.origins, strict=True)
+        watch, phases = self.watch, self._phases
+        made = list(zip(watch.operators, watch.sites, watch.origins, phases, strict=True))
+        ways = {made[each] for each in handles}
         return [handle for handle, way in enumerate(made) if way in ways]
+
+    @cached_property
+    def _phases(self) -> list[str]:
+        """The phase in which each allocation was made, by handle. Operators of a backward pass have a forward line."""
+        found, marks = [""] * len(self.watch.sizes), iter([*self.watch.marks, None])
+        phase, following = "", next(marks)
+        for place, event in enumerate(self.watch.events):
+            while following is not None and following.event <= place:
+                phase, following = following.name.rpartition(" ")[2], next(marks)
+            if event >= 0:
+                found[event] = phase
+        return found
 
     def size_of(self, handles: Iterable[int]) -> int:
         """Returns the bytes of some allocations, as the device's allocator counts them."""
@@ -195,8 +207,13 @@ class Observation:
         if form is None:
             return f"memory of {self.watch.operators[handle]}"
         text = f"{str(form[0]).removeprefix('torch.')} {list(form[1])}"
-        unused_bytes = size_bytes - math.prod(form[1]) * form[0].itemsize
-        return f"{text} in a storage of {format_bytes(size_bytes)}" if unused_bytes > size_bytes / 2 > 512 else text
+        return f"{text} in a storage of {format_bytes(size_bytes)}" if self.is_spacious(handle) else text
+
+    def is_spacious(self, handle: int) -> bool:
+        """Returns whether the tensor that an operator returned uses less than half of its storage."""
+        form, size_bytes = self.watch.forms[handle], self.watch.sizes[handle]
+        used_bytes = 0 if form is None else math.prod(form[1]) * form[0].itemsize
+        return form is not None and size_bytes - used_bytes > size_bytes / 2 > 512
 
     def grows(self, handle: int) -> bool:
         """Returns whether an allocation is one of a group of `grown`."""
@@ -249,6 +266,19 @@ class Observation:
                 if kept.begun <= each.used_at < kept.ended and each.handle not in found[kept.site]:
                     found[kept.site].append(each.handle)
         return {site: handles for site, handles in found.items() if handles}
+
+    @cached_property
+    def used_again(self) -> set[Site]:
+        """The lines of passes with `retain_graph=True` whose graph a later pass has used in part."""
+        born, kinds = self.watch.born, self.watch.kinds
+        made = [each for each in self.watch.saved if kinds[each.handle] in PASSING]
+        return {
+            kept.site
+            for kept in self.watch.retained
+            if any(
+                each.step <= kept.step and each.used_at >= kept.ended for each in made if born[each.handle] < kept.begun
+            )
+        }
 
     def unused_calls(self, handles: Iterable[int]) -> list[tuple[torch.nn.Module, int]]:
         """Returns the outermost calls of modules that saved some allocations and nothing that was used.
@@ -383,9 +413,9 @@ class _Views:
             found.append(total)
         return tuple(found[event] for event in points_of(self.trace)[0])
 
-    @cached_property
+    @property
     def unread(self) -> list[int]:
-        """The allocations of the user's step that are alive at the peak and never read again, by size."""
+        """The allocations of the user's step that are alive at the peak and have not been read since, by size."""
         watch, numbers = self.watch, self.assembly.numbers
         found = [
             handle
@@ -498,7 +528,7 @@ class Observer:
         watch, last = self._watch, self._watch.step - 1
         steps = defaultdict[tuple[str, Site], dict[int, list[int]]](lambda: defaultdict(list))
         for handle in watch.live():
-            if watch.kinds[handle] in PASSING and handle not in watch.outside:
+            if watch.kinds[handle] in (*PASSING, Kind.BATCH) and handle not in watch.ready:
                 made = (watch.operators[handle], watch.sites[handle])
                 steps[made][watch.steps[handle]].append(handle)
         wanted = range(1, last + 1)

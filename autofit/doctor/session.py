@@ -214,10 +214,7 @@ class Session:
         if any(is_compiled(part) for model in self._alive() for part in model.modules()):
             yield COMPILED
         if (higher := observation.higher) is not None:
-            yield (
-                f"watched step {higher.step} reaches {format_bytes(higher.peak_bytes)}, more than the judged step; if "
-                "it evaluates too, put autofit.watch around the loop of the evaluation"
-            )
+            yield (f"watched step {higher.step} reaches {format_bytes(higher.peak_bytes)}, more than the judged step")
 
 
 def _measured(member: Detector, finding: Finding, observation: Observation) -> tuple[Finding, Change | None]:
