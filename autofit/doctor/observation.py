@@ -169,7 +169,7 @@ class Observation:
     def alike(self, handles: Iterable[int]) -> list[int]:
         """Returns the allocations of all steps that some lines have made in the same way as these, with these."""
         watch, phases = self.watch, self._phases
-        made = list(zip(watch.operators, watch.sites, watch.origins, phases, strict=True))
+        made = list(zip(watch.operators, watch.sites, watch.origins, watch.forms, phases, strict=True))
         ways = {made[each] for each in handles}
         return [handle for handle, way in enumerate(made) if way in ways]
 
