@@ -181,7 +181,8 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             return
         self._parts.update(model.modules())
         name = "" if not self.models else type(model).__name__
-        while name in self.models:
+        shown = {each or type(held).__name__ for each, held in self.models.items()}
+        while name in shown:
             name += "'"
         self.models[name] = model
         self.modules.add(model, name)
@@ -196,9 +197,11 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the qualified names and the parameters of all models."""
+        several = len(self.models) > 1
         for prefix, model in self.models.items():
+            before = prefix or (type(model).__name__ if several else "")
             for name, parameter in model.named_parameters():
-                yield ".".join(part for part in (prefix, name) if part), parameter
+                yield ".".join(part for part in (before, name) if part), parameter
 
     def boundary(self) -> None:
         """Ends a step; the next one begins."""

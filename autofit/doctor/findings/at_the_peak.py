@@ -56,12 +56,15 @@ class DeadAtPeak(Detector):
                 continue
             largest = largest_of(observation, handles)
             holder = observation.held[largest]
+            smaller = f", with {counted(len(handles) - 1, 'smaller tensor')}" if len(handles) > 1 else ""
             elsewhere = [str(each) for each in holder.others if each.where != holder.where]
             also = f"; also held by {format_names(elsewhere, NAMED)}" if elsewhere else ""
             yield Finding(
                 id=self.id,
-                what=f"{holder} keeps {made(observation, largest)}, through the peak, where nothing reads it again"
-                + also,
+                what=(
+                    f"{holder} keeps {made(observation, largest)}, through the peak, where nothing reads it "
+                    f"again{smaller}{also}"
+                ),
                 remedy=_release(holder, observation.peak_phase),
                 places=(place_of(observation, largest, holder), *places_of(observation, handles)),
                 **at_peak(observation, saved_bytes),
