@@ -23,7 +23,8 @@ from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis, Finding, Size, Unchecked
 from autofit.doctor.findings import members
 from autofit.doctor.findings.base import Detector
-from autofit.doctor.observation import STEPS, Observation, Observer
+from autofit.doctor.observation import STEPS, Observation
+from autofit.doctor.observer import Observer
 from autofit.doctor.watch import Watch
 from autofit.doctor.what_if import Change, WhatIf
 from autofit.identity import versions_of
