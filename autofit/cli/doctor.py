@@ -170,7 +170,8 @@ def _of_script(given: argparse.Namespace, scope: Scope, end: Callable[[Diagnosis
         )
     raise UsageError(
         f"found {counted(observer.updates, 'optimizer step')} that {given.script} made in this process; expected at "
-        "least 2, since the first is not watched. Processes that it starts are not watched either: give a script, or "
+        "least 2, since the first is not watched. For a loop without an optimizer, such as an evaluation, use "
+        "`for batch in autofit.watch(loader)`. Processes that it starts are not watched either: give a script, or "
         "arguments, with which it trains by itself."
     )
 

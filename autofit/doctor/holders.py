@@ -131,8 +131,10 @@ def _variables(roots: Mapping[str, object]) -> Iterator[tuple[str, str, object]]
     """Yields name, place and value of the local variables of the user's frames, then of all of the user's globals."""
     # Only the user's frames: a list with the frame of this function would be a reference cycle, and keep tensors.
     frames = (frame for top in sys._current_frames().values() for frame in _outwards(top))
-    users = [frame for frame in frames if owner(frame) is Owner.USER]
-    del frames
+    both = [frame for frame in frames if owner(frame) in (Owner.USER, Owner.LIBRARY)]
+    users = [frame for frame in both if owner(frame) is Owner.USER]
+    trainers = [frame for frame in both if owner(frame) is Owner.LIBRARY and "self" in frame.f_code.co_varnames]
+    del frames, both
     for frame in users:
         if frame.f_code.co_name == "<module>":
             continue  # its local variables are globals
@@ -143,6 +145,16 @@ def _variables(roots: Mapping[str, object]) -> Iterator[tuple[str, str, object]]
         name = names.get("__name__")
         where = f" in {label(names['__file__']) if name == LOADED else name}"
         yield from ((name, where, value) for name, value in list(names.items()) if not name.startswith("__"))
+    for frame in trainers:  # an object of a class of the user's, whose base class in a library runs the loop
+        value = _locals(frame).get("self")
+        if _is_users(type(value)):
+            yield type(value).__name__, "", value
+
+
+def _is_users(kind: type[Any]) -> bool:
+    """Returns whether a class is in a file of the user's."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return isinstance(file, str) and owner_of(file) is Owner.USER
 
 
 def _functions(roots: Mapping[str, object]) -> Iterator[FunctionType]:
@@ -196,6 +208,16 @@ class _HolderWalk:
                 self._seen[id(value)] = depth
                 inside = (pair for pair in _inside(value, holder) if not (before and isinstance(pair[0], torch.Tensor)))
                 waiting += [(each, further, depth - 1) for each, further in inside]
+                waiting += [(each, further, depth - 1) for each, further in self._of_classes(type(value))]
+
+    def _of_classes(self, kind: type[Any]) -> Iterator[tuple[object, Holder]]:
+        """Yields the attributes of a class of the user's and of its bases, once."""
+        for each in kind.__mro__:
+            if id(each) not in self._seen and _is_users(each):
+                self._seen[id(each)] = DEPTH
+                for name, value in list(vars(each).items()):
+                    if not name.startswith("__") and not callable(value):
+                        yield value, Holder(f"{each.__name__}.{name}")
 
 
 def _inside(value: object, holder: Holder) -> Iterator[tuple[object, Holder]]:

@@ -18,6 +18,7 @@ from autofit.torch_internals import (
     is_traceable_wrapper_subclass,
     is_wrapped_by_functorch,
     schema_of,
+    storage_id,
 )
 from autofit.tracing.operation_count import Tally
 
@@ -123,12 +124,14 @@ class Switched(NamedTuple):
         training: its mode.
         gradients: whether gradients were enabled.
         caller: index in `Watch.calls` of the call in which it ran; -1 for none.
+        step: the step in which it ran.
     """
 
     module: int
     training: bool
     gradients: bool
     caller: int
+    step: int
 
 
 class Cast(NamedTuple):
@@ -193,6 +196,11 @@ class LiveTensors:
 
     def __init__(self) -> None:
         self._old, self._collections = [weakref.ref(each) for each in _tensors_in(gc.get_objects())], _collections()
+
+    def had(self, storage: int) -> bool:
+        """Returns whether a tensor that was there at first, and still is, has this storage."""
+        first = (tensor for each in self._old if (tensor := each()) is not None)
+        return any(has_storage(each) and storage_id(each.untyped_storage()) == storage for each in first)
 
     def alive(self) -> Iterator[torch.Tensor]:
         """Yields the tensors that are alive."""

@@ -23,7 +23,8 @@ from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis, Finding, Size, Unchecked
 from autofit.doctor.findings import members
 from autofit.doctor.findings.base import Detector
-from autofit.doctor.observation import STEPS, Observation, Observer
+from autofit.doctor.observation import STEPS, Observation
+from autofit.doctor.observer import Observer
 from autofit.doctor.watch import Watch
 from autofit.doctor.what_if import Change, WhatIf
 from autofit.identity import versions_of
@@ -214,10 +215,7 @@ class Session:
         if any(is_compiled(part) for model in self._alive() for part in model.modules()):
             yield COMPILED
         if (higher := observation.higher) is not None:
-            yield (
-                f"watched step {higher.step} reaches {format_bytes(higher.peak_bytes)}, more than the judged step; if "
-                "it evaluates too, put autofit.watch around the loop of the evaluation"
-            )
+            yield (f"watched step {higher.step} reaches {format_bytes(higher.peak_bytes)}, more than the judged step")
 
 
 def _measured(member: Detector, finding: Finding, observation: Observation) -> tuple[Finding, Change | None]:

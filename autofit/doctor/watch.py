@@ -102,6 +102,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         reads: number of events after which each allocation was read no more, by handle.
         read_by: number of the operator that read each allocation last, by handle; the one that made it if none did.
         outside: handles of allocations that were made where the watch does not see them, such as in a loader's workers.
+        ready: those among them that were there before the watch, such as batches in a list.
         calls: the calls of modules.
         marks: where phases begin.
         step: number of the current step, from 1.
@@ -123,6 +124,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.reads: list[int] = []
         self.read_by: list[int] = []
         self.outside: set[int] = set()
+        self.ready: set[int] = set()
         self.calls: list[ModuleCall] = []
         self.marks: list[Mark] = []
         self.step, self.operator = 1, 0
@@ -179,7 +181,8 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             return
         self._parts.update(model.modules())
         name = "" if not self.models else type(model).__name__
-        while name in self.models:
+        shown = {each or type(held).__name__ for each, held in self.models.items()}
+        while name in shown:
             name += "'"
         self.models[name] = model
         self.modules.add(model, name)
@@ -194,9 +197,11 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the qualified names and the parameters of all models."""
+        several = len(self.models) > 1
         for prefix, model in self.models.items():
+            before = prefix or (type(model).__name__ if several else "")
             for name, parameter in model.named_parameters():
-                yield ".".join(part for part in (prefix, name) if part), parameter
+                yield ".".join(part for part in (before, name) if part), parameter
 
     def boundary(self) -> None:
         """Ends a step; the next one begins."""
@@ -327,7 +332,10 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         before = len(self.sizes)
         if self.handle_of(tensor) is None:
             self.record(tensor, Kind.BATCH)
-        self.outside |= set(range(before, len(self.sizes)))
+        new = set(range(before, len(self.sizes)))
+        self.outside |= new
+        if new and self._tensors.had(storage_id(tensor.untyped_storage())):
+            self.ready |= new
 
     def _add(self, size: int, kind: Kind) -> int:
         self.sites.append(self.site)
@@ -365,7 +373,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.label((each for each in tensors(args) if self._is_given(each)), Kind.BATCH)
         index = self.modules.index_of(module)
         if index is not None and isinstance(module, (DropoutNd, BatchNorm)):
-            self.switches.add(Switched(index, module.training, torch.is_grad_enabled(), self._call))
+            self.switches.add(Switched(index, module.training, torch.is_grad_enabled(), self._call, self.step))
         number = self._called_before[id(module)]
         self._called_before[id(module)] += 1
         self.calls.append(ModuleCall(here(), self._call, -1 if index is None else index, number))

@@ -22,7 +22,8 @@ from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu, HostMeter
 from autofit.doctor.diagnosis import Diagnosis, Finding
 from autofit.doctor.findings.base import Detector
-from autofit.doctor.observation import Observation, Observer
+from autofit.doctor.observation import Observation
+from autofit.doctor.observer import Observer
 from autofit.doctor.session import Scope, Session, collection_off
 from autofit.doctor.watch import Watch
 

@@ -1,32 +1,21 @@
 """What the watched steps show, on trainings whose tensors are known."""
 
-import gc
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
 
 from autofit.core.account import Account
-from autofit.devices.cpu import HostMeter
-from autofit.doctor.observation import GROWING, STEPS, Observation, Observer, places
-from autofit.doctor.session import collection_off
-from autofit.doctor.watch import Watch
-from autofit.memory.trace import Kind
+from autofit.doctor.observation import STEPS, places
 from tests.doctor.cases import (
-    LEAKS,
     PAIRS,
-    SMALL_BYTES,
     Case,
     adversarial,
-    held_outputs,
     keeping,
     observed,
     peak_bytes,
     recurrent,
     retained,
     taught,
-    thawed,
     zeroed,
 )
 
@@ -56,96 +45,6 @@ def test_the_judged_step_is_as_large_as_each_other() -> None:
     trace = observation.views.trace
     left = trace.alive(len(trace.events))
     assert sum(trace.tensors.sizes[handle] for handle in left) == observation.watch.levels[observation.step - 1]
-
-
-def test_what_is_held_at_the_peak_is_known_by_name() -> None:
-    observation = observed(held_outputs(False))
-    assert observation.asked
-    assert {holder.path for holder in observation.held.values()} == {"outputs", "loss"}
-    [handle] = (handle for handle, holder in observation.held.items() if holder.path == "outputs")
-    assert observation.watch.steps[handle] == observation.step
-    assert observation.form_of(handle) == "float32 [512, 2000]"
-    assert observation.module_of(handle) == "head"
-    assert observation.saved_bytes(ends=[handle]) == 4 * 512 * 2000
-
-
-def test_nothing_is_held_by_the_good_one() -> None:
-    observation = observed(held_outputs(True))
-    assert observation.asked
-    assert {holder.path for holder in observation.held.values()} == {"loss"}, "four bytes"
-    assert observation.saved_bytes(ends=observation.held) == 4
-    assert observation.saved_bytes() == 0
-
-
-def test_a_step_that_peaks_elsewhere_the_next_time_is_not_asked() -> None:
-    torch.manual_seed(0)
-    model, count = nn.Linear(64, 64), 0
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-        held = model(torch.ones(1000, 64))
-        if count <= STEPS:  # one is not watched
-            held.exp().sum().backward()
-        else:
-            held.sum().backward()
-
-    observation = observed(Case(model, step))
-    assert not observation.asked
-    assert observation.held == {}
-
-
-def test_growth_is_what_each_of_the_last_steps_left() -> None:
-    observation = observed(keeping("detached outputs"))
-    [handles] = observation.grown.values()
-    assert observation.size_of(handles) == 4 * 64 * 10
-    assert all(observation.grows(handle) for handle in handles)
-    [holder] = observation.growers.values()
-    assert holder is not None
-    assert holder.path.startswith("kept[")
-    assert observation.cycles == frozenset()
-
-
-@pytest.mark.parametrize("name", ["detached outputs", "outputs", "evaluation with gradients", "cycle", "hook"])
-def test_growth_is_as_fast_as_the_allocation_record_says(name: str) -> None:
-    make = LEAKS[name].make
-    observation = observed(make())
-    handles = [handle for group in observation.grown.values() for handle in group]
-    assert observation.size_of(handles) == growth(make)
-
-
-def growth(make: Callable[[], Case]) -> int:
-    """Returns the bytes that a step leaves behind, from torch's allocation record."""
-    meter, levels = HostMeter(), []
-    with collection_off():
-        meter.start()
-        case = make()
-        for _ in range(4):
-            case.step()
-            levels.append(meter.live_bytes())
-        meter.stop()
-    del case
-    gc.collect()
-    return levels[-1] - levels[-2]
-
-
-@pytest.mark.parametrize("steps", range(1, GROWING))
-def test_what_lasts_some_steps_is_not_growth(steps: int) -> None:
-    """A list that is emptied every few steps, as a ring is, keeps less than what each of the last steps made."""
-    kept, model = list[torch.Tensor](), nn.Linear(8, 8)
-
-    def step() -> None:
-        kept.append(model(torch.ones(4, 8)).detach())
-        if len(kept) > steps:
-            kept.pop(0)
-
-    assert observed(Case(model, step)).grown == {}
-
-
-def test_a_cycle_is_told_by_a_collection() -> None:
-    observation = observed(keeping("cycle"))
-    assert observation.cycles == set(observation.grown)
-    assert list(observation.growers.values()) == [None]
 
 
 def test_saved_and_never_used_are_found_with_the_line_of_the_call() -> None:
@@ -217,16 +116,6 @@ def test_gaps_of_zeroed_gradients_are_those_of_the_judged_step() -> None:
     assert observed(zeroed(True)).zero_gaps == []
 
 
-def test_states_of_frozen_parameters_are_found() -> None:
-    case = thawed(False)
-    observation = observed(case)
-    frozen = {id(parameter) for parameter in case.model.parameters() if not parameter.requires_grad}
-    assert observation.frozen_states.keys() == frozen
-    kinds = {observation.watch.kinds[each] for handles in observation.frozen_states.values() for each in handles}
-    assert kinds == {Kind.OPTIMIZER_STATE}
-    assert observed(thawed(True)).frozen_states == {}
-
-
 @pytest.mark.parametrize(("name", "rises"), [("sum after backward", True), ("losses", False), ("numbers", False)])
 def test_a_graph_rises_if_it_is_longer_in_each_step(name: str, rises: bool) -> None:
     observation = observed(keeping(name))
@@ -259,18 +148,3 @@ def test_allocations_of_two_steps_have_the_same_places() -> None:
     now = {place for place, handle in fifth.items() if watch.steps[handle] == 5}
     assert now == {place for place, handle in sixth.items() if watch.steps[handle] == 6}
     assert len(now) > 10
-
-
-def test_an_observation_can_end_early() -> None:
-    case = keeping("detached outputs")
-    watch = Watch(torch.device("cpu"), [case.model])
-    observer = Observer(watch, HOST, SMALL_BYTES, dict)
-    with collection_off(), watch.watching():
-        for _ in range(2):
-            case.step()
-            assert observer.boundary() is None
-        found: Observation = observer.result()
-    assert found.step == 2
-    assert found.peak_bytes > 0
-    assert found.grown == {}, "two steps decide nothing"
-    assert not found.asked

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import ClassVar
 
 import pytest
 import torch
@@ -290,3 +291,130 @@ def recent(most: int) -> None:
 @pytest.mark.parametrize("most", [1, 4, 5])
 def test_a_short_list_of_last_outputs_is_no_growth(most: int) -> None:
     assert "grows" not in shown(watched(lambda: recent(most)))
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_inputs_that_are_kept_are_growth_unless_they_were_there_before(ready: bool) -> None:
+    model, seen = nn.Linear(WIDTH, 8), list[torch.Tensor]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [torch.randn(BATCH, WIDTH) for _ in range(STEPS)] if ready else None
+
+    def train() -> None:
+        for number in range(STEPS):
+            inputs = torch.randn(BATCH, WIDTH) if before is None else before[number]
+            torch.autograd.backward(model(inputs).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(inputs)
+
+    found = watched(train)
+    if ready:
+        assert "grows" not in shown(found)
+        return
+    finding = only(found, "grows")
+    assert finding.size is not None
+    assert finding.size.bytes_per_step == TENSOR_BYTES
+    assert "`seen[" in finding.places[0].holder
+
+
+def test_the_inputs_that_a_graph_keeps_count() -> None:
+    cell = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(cell.parameters(), lr=0.001)
+
+    def train() -> None:
+        state = torch.zeros(BATCH, WIDTH)
+        for _ in range(STEPS):
+            state = 0.5 * state.mean() + cell(torch.randn(BATCH, WIDTH))
+            torch.autograd.backward(state.mean(), retain_graph=True)
+            optimizer.zero_grad()
+            optimizer.step()
+
+    finding = only(watched(train), "graph-kept")
+    assert finding.size is not None
+    assert finding.size.bytes_per_step is not None
+    assert finding.size.bytes_per_step >= TENSOR_BYTES
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_is_read_after_the_update_is_not_dead(reads: bool) -> None:
+    """A script's step ends with its update. The square's backward pass has a temporary tensor with the same line."""
+    model, worst = nn.Linear(16, WIDTH), list[float]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        for _ in range(STEPS):
+            error = model(torch.randn(4 * BATCH, 16)).pow(2)
+            torch.autograd.backward(error.mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            if reads:
+                worst.append(error.max().item())
+
+    found = watched(train)
+    if reads:
+        assert "dead-at-peak" not in shown(found)
+        return
+    finding = only(found, "dead-at-peak")
+    assert finding.size is not None
+    assert finding.size.peak_bytes == 4 * TENSOR_BYTES
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_history_is_not_dead_although_it_is_seldom_read(bounded: bool) -> None:
+    model, optimizer = classifier()
+    last = deque[torch.Tensor](maxlen=4 if bounded else None)
+
+    def train() -> None:
+        for number, (inputs, targets) in enumerate(batches()):
+            torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+            last.append(torch.randn(BATCH, WIDTH))
+            if not bounded and len(last) > 4:
+                last.popleft()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number % 10 == 9:
+                torch.stack(list(last)).mean().item()
+
+    assert "dead-at-peak" not in shown(watched(train))
+
+
+class Keeping:
+    """A loop that keeps its outputs in an attribute of its class."""
+
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    def train(self) -> None:
+        model, optimizer = classifier()
+        for inputs, targets in batches():
+            torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+            self.kept.append(torch.randn(BATCH, WIDTH))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_an_attribute_of_a_class_is_a_holder() -> None:
+    try:
+        assert "`Keeping.kept[" in only(watched(lambda: Keeping().train()), "grows").places[0].holder
+    finally:
+        Keeping.kept.clear()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_graph_that_is_used_again_in_part_says_so(again: bool) -> None:
+    body, head = nn.Sequential(nn.Linear(16, WIDTH), nn.GELU()), nn.Linear(WIDTH, 4 * WIDTH)
+    optimizer, previous = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1), list[torch.Tensor]()
+
+    def train() -> None:
+        for inputs, targets in batches():
+            hidden = body(inputs)
+            loss = F.cross_entropy(head(hidden), targets)
+            torch.autograd.backward(loss, retain_graph=True)
+            if again:
+                torch.autograd.backward(hidden.square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            previous[:] = [loss]
+
+    what = only(watched(train), "retain-graph").what
+    assert ("later passes use a part of the graph" in what) is again
+    assert ("no second pass uses the graph" in what) is not again

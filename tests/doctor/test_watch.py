@@ -308,10 +308,10 @@ def test_models_are_found_when_they_are_called() -> None:
         first(torch.ones(1, 4))
         second(torch.ones(1, 4))
         first.last(torch.ones(1, 8))
-        assert watch.models == {"": first, "Net": second}
+        assert watch.models == {"": first, "Net'": second}
     names = [name for name, _ in watch.parameters()]
-    assert names[0] == "first.weight"
-    assert "Net.first.weight" in names
+    assert names[0] == "Net.first.weight"
+    assert "Net'.first.weight" in names
     assert len(names) == 8
 
 

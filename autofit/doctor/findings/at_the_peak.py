@@ -13,6 +13,9 @@ from autofit.doctor.sites import Site
 from autofit.doctor.what_if import Change, without_graph
 from autofit.reports.sentences import counted
 
+HISTORY = 2
+"""Age in steps of a tensor from which the variable that keeps it keeps a history. Those of one step stay until the next
+one replaces them."""
 NAMED = 2
 """Maximum number of further variables in a sentence."""
 
@@ -34,7 +37,15 @@ class DeadAtPeak(Detector):
         others = unused | observation.retained_handles
         viewed = {str(view.holder) for view in observation.hidden.values() if view.holder is not None}  # by `ViewHolds`
         used = {each.handle for each in observation.watch.saved if each.used_at >= 0}  # released with their node
+        lasting = {  # they keep a history, such as the last ten outputs
+            holder.variable
+            for handle, holder in observation.held.items()
+            if observation.watch.steps[handle] <= observation.step - HISTORY
+        }
+        unread = set(observation.views.unread)  # a script's next step may have read what this one has kept
         for handle, holder in observation.held.items():
+            if handle not in unread or holder.bounded or holder.variable in lasting:
+                continue
             released = holder.graph and handle in used
             if not (handle in others or observation.grows(handle) or released or str(holder) in viewed):
                 variables[holder.variable].append(handle)
@@ -45,12 +56,15 @@ class DeadAtPeak(Detector):
                 continue
             largest = largest_of(observation, handles)
             holder = observation.held[largest]
+            smaller = f", with {counted(len(handles) - 1, 'smaller tensor')}" if len(handles) > 1 else ""
             elsewhere = [str(each) for each in holder.others if each.where != holder.where]
             also = f"; also held by {format_names(elsewhere, NAMED)}" if elsewhere else ""
             yield Finding(
                 id=self.id,
-                what=f"{holder} keeps {made(observation, largest)}, through the peak, where nothing reads it again"
-                + also,
+                what=(
+                    f"{holder} keeps {made(observation, largest)}, through the peak, where nothing reads it "
+                    f"again{smaller}{also}"
+                ),
                 remedy=_release(holder, observation.peak_phase),
                 places=(place_of(observation, largest, holder), *places_of(observation, handles)),
                 **at_peak(observation, saved_bytes),
@@ -70,13 +84,20 @@ class RetainGraph(Detector):
             saved_bytes = observation.saved_bytes(ends=handles)
             if is_nothing(observation, saved_bytes):
                 continue
+            tensors = counted(len(handles), "tensor")
+            what, remedy = (
+                f"but no second pass uses the graph, which keeps {tensors} through the peak",
+                "remove retain_graph=True; if torch then reports a second use, detach what is shared",
+            )
+            if site in observation.used_again:
+                what, remedy = (
+                    f"but later passes use a part of the graph alone; it keeps {tensors} beside that through the peak",
+                    "detach what the next pass starts from, such as state.detach(), and remove retain_graph=True",
+                )
             yield Finding(
                 id=self.id,
-                what=(
-                    f"the backward pass at {site} has retain_graph=True, but no second pass uses the graph, which "
-                    f"keeps {counted(len(handles), 'tensor')} through the peak"
-                ),
-                remedy="remove retain_graph=True; if torch then reports a second use, detach what is shared",
+                what=f"the backward pass at {site} has retain_graph=True, {what}",
+                remedy=remedy,
                 places=(observation.place_at(site), *places_of(observation, handles)),
                 **at_peak(observation, saved_bytes),
             )
@@ -133,8 +154,10 @@ def _release(holder: Holder, phase: str) -> str:
     when = "before the backward pass" if phase == "backward" else "after the last use"
     if holder.is_attribute:
         return f"release `{holder.path}` {when}, or do not keep it"
-    names = dict.fromkeys(each.name for each in (holder, *holder.others) if each.where == holder.where)
-    return f"delete it before the peak (`del {', '.join(names)}` {when}), or do not keep it"
+    names = ", ".join(dict.fromkeys(each.name for each in (holder, *holder.others) if each.where == holder.where))
+    if holder.path != holder.name:  # the object that holds it may be needed, as for outputs.loss.backward()
+        return f"keep only the part that is still read, such as the loss, or `del {names}` {when}"
+    return f"delete it before the peak (`del {names}` {when}), or do not keep it"
 
 
 def _passes(observation: Observation) -> dict[Site, list[int]]:

@@ -100,4 +100,5 @@ def made(observation: Observation, handle: int) -> str:
     numbered = place.module.rpartition(".")[2].isdecimal() and part is not None  # as in nn.Sequential
     kind = f" ({type(part).__name__})" if numbered else ""
     module = f" in {place.module}{kind}" if place.module else ""
-    return f"{observation.form_of(handle)}, made{f' at {where}' if where else ''}{module}"
+    verb = "first read" if handle in observation.watch.outside else "made"
+    return f"{observation.form_of(handle)}, {verb}{f' at {where}' if where else ''}{module}"

@@ -82,7 +82,8 @@ class GradientDropped(Detector):
                 ),
                 remedy=(
                     "freeze the model that this loss does not train meanwhile (requires_grad_(False)), or, if its "
-                    "output is the input of the one that is trained, pass that detached (fake.detach())"
+                    "output is the input of the one that is trained, make that under torch.no_grad(), or pass "
+                    "fake.detach() if its graph is used later"
                 ),
                 places=(Place(line=line),),
                 size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes, bound="at most"),

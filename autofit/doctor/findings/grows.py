@@ -119,7 +119,7 @@ class GraphGrows(Detector):
                 f"the graph of {held} grows by {counted(nodes[-1] - nodes[-2], 'node')} per step, about "
                 f"{format_bytes(size_bytes)} of main memory"
             ),
-            remedy="add loss.item() or loss.detach() instead of the loss",
+            remedy="detach what is carried from step to step: state.detach(), or a sum of loss.item()",
             places=() if holder is None else (observation.place_of_longest(),),
             size=Size(host_bytes_per_step=size_bytes, basis="counted"),
         )

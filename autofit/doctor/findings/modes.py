@@ -26,6 +26,7 @@ class Modes(Detector):
         """Yields a finding for modules in evaluation mode, and one for statistics that an evaluation updates."""
         resting, updated = list[str](), list[str]()
         alive = observation.modules
+        fed = _feeding(observation)
         for call in (each for each in sorted(observation.watch.switches) if each.module in alive):
             module = alive[call.module]
             if (
@@ -35,7 +36,7 @@ class Modes(Detector):
                 and not _is_frozen(module)
             ):
                 resting.append(f"{observation.name_of(module)} ({type(module).__name__})")
-            if call.training and not call.gradients and isinstance(module, BatchNorm) and module.track_running_stats:
+            if call.training and not call.gradients and call.module not in fed and _has_statistics(module):
                 updated.append(f"{observation.name_of(module)} ({type(module).__name__})")
         if resting := list(dict.fromkeys(resting)):
             yield Finding(
@@ -49,6 +50,7 @@ class Modes(Detector):
                 id=self.id,
                 what=f"a pass without gradients updates the statistics of {format_names(updated, NAMED)}",
                 remedy="call eval() on the model that is only evaluated",
+                evidence=("A teacher that follows its student, as in BYOL or MoCo, may be meant to.",),
                 places=tuple(Place(module=name) for name in updated[:8]),
             )
 
@@ -80,6 +82,21 @@ class CheckpointNoEffect(Detector):
             remedy="call model.train(), set use_cache=False, and look for a warning about inputs without requires_grad",
             places=(Place(module=name),),
         )
+
+
+def _feeding(observation: Observation) -> set[int]:
+    """Returns the modules that run with and without gradients in each step, as the generator of a GAN does.
+
+    An evaluation of the model that is trained comes in some steps only.
+    """
+    switches = [each for each in observation.watch.switches if each.training]
+    trained, steps = {each.module for each in switches if each.gradients}, len(observation.watch.levels)
+    bare = {each: {one.step for one in switches if one.module == each and not one.gradients} for each in trained}
+    return {each for each, found in bare.items() if len(found) >= steps}
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, BatchNorm) and bool(module.track_running_stats)
 
 
 def _is_frozen(module: nn.Module) -> bool:

@@ -102,7 +102,12 @@ class ViewHolds(Detector):
                     f"{view.holder} uses {format_bytes(view.used_bytes)}, "
                     f"but keeps all of {made(observation, largest)}, from step to step"
                 ),
-                remedy="keep a copy of the part: tensor.clone() instead of the view",
+                remedy=(
+                    "delete it after the step, or keep a number (loss.item()): its operator returns a part of a larger "
+                    "memory"
+                    if observation.is_spacious(largest)
+                    else "keep a copy of the part: tensor.clone() instead of the view"
+                ),
                 places=(place_of(observation, largest, view.holder),),
                 size=Size(peak_bytes=hidden_bytes, basis="counted"),
                 minor=hidden_bytes < max(LEAST_RATIO * observation.peak_bytes, LEAST_BYTES),

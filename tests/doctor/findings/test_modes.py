@@ -58,6 +58,23 @@ def test_a_teacher_whose_statistics_change_is_found() -> None:
     assert "statistics" in found.what
 
 
+@pytest.mark.parametrize(("every", "count"), [(1, 0), (3, 1)])
+def test_the_generator_of_a_gan_runs_without_gradients_in_each_step_and_an_evaluation_in_some(
+    every: int, count: int
+) -> None:
+    model, steps = Block(), iter(range(100))
+    case, data = trained(model), torch.randn(16, 8)
+
+    def step() -> None:
+        if next(steps) % every == 0:
+            with torch.no_grad():
+                model(data)
+        case.step()
+
+    found = of(diagnosed(Case(model, step)), "modes")
+    assert ["statistics" in each.what for each in found] == [True] * count
+
+
 def test_frozen_normalisation_is_intended() -> None:
     model = Block()
     model.body[1].eval().requires_grad_(False)

@@ -1,0 +1,157 @@
+"""Observer: runs the watch over the steps of a training, and asks who holds what."""
+
+import gc
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from autofit.core.account import Account
+from autofit.doctor.holders import Holder, find_holders, held_tensors
+from autofit.doctor.observation import GROWING, PASSING, STEPS, Observation, View, places
+from autofit.doctor.sites import Site
+from autofit.doctor.watch import Watch
+from autofit.memory.trace import Kind
+from autofit.torch_internals import base_of
+
+
+class Observer:
+    """Runs the watch over the steps of a training and asks, at the peak of the last one, who holds what.
+
+    Call `boundary` after each step until it returns the observation. With fewer than `STEPS`, of which there are at
+    least 3, no growth is found.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        account: Account,
+        budget_bytes: int,
+        roots: Callable[[], Mapping[str, object]],
+        steps: int = STEPS,
+    ) -> None:
+        self._watch, self._roots = watch, roots
+        self._found = Observation(watch, account, budget_bytes, steps)
+
+    def boundary(self) -> Observation | None:
+        """Ends a step. Returns the observation after the last one."""
+        watch = self._watch
+        watch.boundary()
+        if watch.step == self._found.steps:
+            self._set_trap()
+        if watch.step <= self._found.steps:
+            return None
+        watch.on_operator = None
+        return self.result()
+
+    def result(self) -> Observation:
+        """Returns what was seen so far; nothing is observed any more."""
+        with self._watch.aside():
+            self._find_growth()
+            used = used_bytes(self._watch, self._roots())
+            holders = find_holders(self._watch.handle_of, used, self._roots())
+            self._found.hidden = {handle: View(size, holders.get(handle)) for handle, size in used.items()}
+            self._found.frozen_states = _frozen_states(self._watch)
+        return self._found
+
+    def _set_trap(self) -> None:
+        """Has the holders asked in the next step, before the operator that makes the peak."""
+        views = self._found.views
+        if not views.unread:
+            self._found.asked = True  # there is nothing to ask
+            return
+        watch, peak = self._watch, views.peak_operator
+        first = next(handle for handle, step in enumerate(watch.steps) if step == views.step)
+        made = [handle for handle in range(first, len(watch.born)) if watch.born[handle] == peak]
+        if not made:
+            return
+        what = (watch.operators[made[0]], watch.sites[made[0]])
+        count = len(
+            {
+                watch.born[handle]
+                for handle in range(first, made[0])
+                if (watch.operators[handle], watch.sites[handle]) == what and watch.steps[handle] == views.step
+            }
+        )
+        watch.on_operator = partial(self._at_operator, what, count, len(watch.sizes))
+
+    def _at_operator(self, what: tuple[str, Site], count: int, first: int, watch: Watch, func: Any) -> None:
+        if self._found.asked or (func.name(), watch.site) != what:
+            return
+        before = {
+            watch.born[handle]
+            for handle in range(first, len(watch.sizes))
+            if (watch.operators[handle], watch.sites[handle]) == what
+        }
+        if len(before) < count:
+            return
+        self._found.asked = True
+        with watch.aside():
+            self._found.held = self._holders_at_peak()
+
+    def _holders_at_peak(self) -> dict[int, Holder]:
+        """Returns the holders of what is dead at the peak, which the running step has allocated again."""
+        watch, views = self._watch, self._found.views
+        then = {handle: place for place, handle in places(watch, views.step).items()}
+        now, live = places(watch, watch.step), set(watch.live())
+        again = {now.get(then[handle]): handle for handle in views.unread}
+        wanted = [each for each in again if each is not None and each in live]
+        found = find_holders(watch.handle_of, wanted, self._roots())
+        return {again[handle]: holder for handle, holder in found.items()}
+
+    def _find_growth(self) -> None:
+        watch, last = self._watch, self._watch.step - 1
+        steps = defaultdict[tuple[str, Site], dict[int, list[int]]](lambda: defaultdict(list))
+        for handle in watch.live():
+            if watch.kinds[handle] in (*PASSING, Kind.BATCH) and handle not in watch.ready:
+                made = (watch.operators[handle], watch.sites[handle])
+                steps[made][watch.steps[handle]].append(handle)
+        wanted = range(1, last + 1)
+        # The last step may keep its own results until the next one: what the step before it left is certain.
+        grown = {made: by for made, by in steps.items() if all(step in by for step in wanted) and last >= GROWING}
+        one_step = {made: tuple(by[last - 1]) for made, by in grown.items()}
+        first = {handles[0]: made for made, handles in one_step.items()}
+        longest = watch.longest_graph(held_tensors(self._roots())) if self._found.graph_rises else None
+        asked = [*first, *([] if longest is None else [longest])]
+        holders = find_holders(watch.handle_of, asked, self._roots())
+        self._found.longest = None if longest is None else holders.get(longest)
+        self._found.grown = one_step
+        self._found.growers = {made: holders.get(handle) for handle, made in first.items()}
+        unheld = {handle: made for handle, made in first.items() if handle not in holders}
+        if unheld:
+            gc.collect()
+            left = set(watch.live())
+            self._found.cycles = frozenset(made for handle, made in unheld.items() if handle not in left)
+
+
+def used_bytes(watch: Watch, roots: Mapping[str, object]) -> dict[int, int]:
+    """Returns the bytes that views reach of live allocations of the steps, if these are not all of them.
+
+    A tensor that only its views keep, as their `_base`, does not count as one of them.
+    """
+    parts = defaultdict[int, dict[object, int]](dict)
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    bases = {id(base) for each in tensors if (base := base_of(each)) is not None}
+    kept = {id(each) for each in held_tensors(roots)} if bases else set()
+    for tensor in (each for each in tensors if id(each) in kept or id(each) not in bases):
+        handle = watch.handle_of(tensor)
+        if handle is None or watch.kinds[handle] not in PASSING or handle in watch.outside:
+            continue
+        count = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+        form = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        parts[handle][form] = count * tensor.element_size()
+    used = {handle: sum(forms.values()) for handle, forms in parts.items()}
+    return {handle: size for handle, size in used.items() if size < watch.sizes[handle]}
+
+
+def _frozen_states(watch: Watch) -> dict[int, list[int]]:
+    """Returns the optimizer states of parameters that are not trained any more."""
+    found = dict[int, list[int]]()
+    for parameter, state in ((p, s) for each in watch.optimizers.values() for p, s in each.state.items()):
+        if isinstance(parameter, torch.Tensor) and not parameter.requires_grad:
+            known = (watch.handle_of(each) for each in state.values() if isinstance(each, torch.Tensor))
+            found[id(parameter)] = [handle for handle in known if handle is not None]
+    return {parameter: handles for parameter, handles in found.items() if handles}
