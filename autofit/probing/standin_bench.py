@@ -289,10 +289,10 @@ def check_divided(space: SpaceFacts, layout: str | None, ranks: int) -> None:
         return
     names = {member.name for member in techniques}
     reasons = [each.reason for each in space.refused if each.name.partition("=")[0] in names]
-    found = "no layout" if layout is None else f"not the layout {layout}"
+    found = "no layout can" if layout is None else f"the layout {layout} cannot"
     raise SpaceError(
-        f"found {ranks} ranks for which {found} can be applied: {'; '.join(reasons) or 'its technique is excluded'}. "
-        "Change that, or estimate one rank."
+        f"{found} be applied to {ranks} ranks: {'; '.join(reasons) or 'its technique is excluded'}. Change that, choose "
+        "another layout, or estimate one rank."
     )
 
 

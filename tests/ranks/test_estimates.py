@@ -125,7 +125,7 @@ class Scaled(nn.Module):
 
 
 def test_a_layout_that_cannot_be_applied_is_refused_with_the_reason() -> None:
-    with pytest.raises(autofit.SpaceError, match="not the layout full can be applied: the parameter scale is a single"):
+    with pytest.raises(autofit.SpaceError, match="the layout full cannot be applied to 2 ranks: the parameter scale"):
         estimate(2, "full", model=Scaled())
     compared = estimate(2, model=Scaled())
     assert "layout=full" in {each.name for each in compared.refused}
