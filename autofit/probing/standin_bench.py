@@ -291,8 +291,8 @@ def check_divided(space: SpaceFacts, layout: str | None, ranks: int) -> None:
     reasons = [each.reason for each in space.refused if each.name.partition("=")[0] in names]
     found = "no layout can" if layout is None else f"the layout {layout} cannot"
     raise SpaceError(
-        f"{found} be applied to {ranks} ranks: {'; '.join(reasons) or 'its technique is excluded'}. Change that, choose "
-        "another layout, or estimate one rank."
+        f"{found} be applied to {ranks} ranks: {'; '.join(reasons) or 'its technique is excluded'}. Change that, "
+        "choose another layout, or estimate one rank."
     )
 
 
