@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.leaves("multiprocessing keeps a trac
 CLOSE = 1e-5
 CLIPPED = 0.1
 """Norm to which gradients are clipped before the update."""
-MOST_COPIES = 0.6
-"""Largest share of the estimate that copies inside gloo added for sharded layouts, in any run: 0.53."""
+MOST_COPIES = 2.5
+"""Largest memory of copies inside gloo for a sharded layout, in sizes of the whole weights. How many of its collectives
+are in flight at the peak depends on the speed of its threads: 0.7 to 1.7 were found."""
 
 
 def draft_of(model: str) -> tuple[Draft, Any]:
@@ -97,9 +98,9 @@ def test_each_layout_trains_as_one_process_does(model: str) -> None:
             assert moved > 10 * CLOSE, name  # otherwise the comparison would say nothing
 
 
-@pytest.mark.parametrize(("name", "most"), [("replicated, views", 0.01), ("full", MOST_COPIES)])
-def test_the_peak_of_each_rank_is_that_of_the_estimate_and_copies_of_gloo(name: str, most: float) -> None:
-    plan = plan_of(PROMISED[name])
-    estimated = estimated_bytes("mlp", plan)
+@pytest.mark.parametrize(("name", "copies"), [("replicated, views", 0.0), ("full", MOST_COPIES)])
+def test_the_peak_of_each_rank_is_that_of_the_estimate_and_copies_of_gloo(name: str, copies: float) -> None:
+    plan, (workload, _) = plan_of(PROMISED[name]), opened("mlp")
+    estimated, weights = estimated_bytes("mlp", plan), sum(p.nbytes for p in workload.model.parameters())
     for (peak,) in launched(measured_one_by_one, "mlp", [plan]):
-        assert estimated * 0.99 <= peak <= estimated * (1 + most)
+        assert 0.99 * estimated <= peak <= 1.01 * estimated + copies * weights
