@@ -51,6 +51,7 @@ class Holder:
         bounded: whether that one is a deque with a maximum length.
         graph: whether the graph of the tensor at `path` holds the allocation, and not that tensor itself.
         nodes: number of nodes of that graph; 0 without one.
+        leaf: whether the tensor at `path` gets a gradient of its own, so that its graph holds it too.
         others: further variables that hold the allocation.
     """
 
@@ -60,6 +61,7 @@ class Holder:
     bounded: bool = False
     graph: bool = False
     nodes: int = 0
+    leaf: bool = False
     others: "tuple[Holder, ...]" = ()
 
     @property
@@ -97,7 +99,7 @@ def find_holders(handle_of: Handle, wanted: Iterable[int], roots: Mapping[str, o
     for holder, tensor in _held(roots):
         if (handle := handle_of(tensor)) in left:
             left.discard(handle)
-            found[handle] = replace(holder, nodes=_nodes(tensor))
+            found[handle] = replace(holder, nodes=_nodes(tensor), leaf=tensor.is_leaf and tensor.requires_grad)
         elif handle in found and holder.variable != found[handle].variable:
             others[handle].setdefault(holder.variable, holder)
         if tensor.grad_fn is not None:

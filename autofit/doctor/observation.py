@@ -1,6 +1,7 @@
 """Observation: what the watched steps of a training show, and the questions that findings ask of it."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ class Observation:
     def saved_bytes(
         self,
         *,
-        ends: Iterable[int] = (),
+        ends: Iterable[int] | Mapping[int, int] = (),
         gaps: Iterable[tuple[int, int, int]] = (),
         without: Iterable[int] = (),
         sizes: Mapping[int, int] | None = None,
@@ -148,14 +149,15 @@ class Observation:
         """Returns by how much the peak would be lower.
 
         Args:
-            ends: allocations that are released after their last read.
+            ends: allocations that are released after their last read, or after these numbers of the recorder's events.
             gaps: allocations that are released for a while: handle, and numbers of the recorder's events.
             without: allocations that are never made.
             sizes: other sizes of some allocations.
         """
         views = self.views
         number, place = views.assembly.numbers, views.place
-        released = {number[each]: place(self.watch.reads[each]) for each in ends if each in number}
+        at = ends if isinstance(ends, Mapping) else {each: self.watch.reads[each] for each in ends}
+        released = {number[each]: place(event) for each, event in at.items() if each in number}
         early = {each: end for each, end in released.items() if end > views.initial}
         away = [Gap(number[handle], place(first), place(last)) for handle, first, last in gaps if handle in number]
         gone = {number[handle] for handle in without if handle in number} | (released.keys() - early.keys())
@@ -169,6 +171,11 @@ class Observation:
         made = list(zip(watch.operators, watch.sites, watch.origins, watch.forms, phases, strict=True))
         ways = {made[each] for each in handles}
         return [handle for handle, way in enumerate(made) if way in ways]
+
+    def read_in_later_steps(self, handles: Iterable[int]) -> bool:
+        """Returns whether one like these was read in a later step than its own, as an epoch's outputs at its end."""
+        watch = self.watch
+        return any(bisect_left(watch.ends, watch.read_by[each]) >= watch.steps[each] for each in self.alike(handles))
 
     @cached_property
     def _phases(self) -> list[str]:
@@ -263,6 +270,23 @@ class Observation:
                 if kept.begun <= each.used_at < kept.ended and each.handle not in found[kept.site]:
                     found[kept.site].append(each.handle)
         return {site: handles for site, handles in found.items() if handles}
+
+    def ended_by(self, site: Site, kept: Iterable[int]) -> dict[int, int]:
+        """Returns the allocations that passes at a line with `retain_graph=True` would have released without, and when.
+
+        That is a number of the recorder's events: autograd releases what a node has saved when the next one begins.
+        Those that variables keep stay: they are like the ones of `kept` that do.
+        """
+        stay = set(self.alike([each for each in kept if self.in_variable(each)]))
+        passes = [each for each in self.watch.retained if each.site == site]
+        used = [each for each in self.watch.saved if any(one.begun <= each.used_at < one.ended for one in passes)]
+        begins, found = sorted({each.event for each in used}), dict[int, int]()
+        for each in used:
+            following = bisect_right(begins, each.event)
+            end = begins[following] if following < len(begins) else self.watch.reads[each.handle]
+            found[each.handle] = max(found.get(each.handle, 0), end, self.watch.reads[each.handle])
+        left = self.watch.outside | stay
+        return {each: end for each, end in found.items() if self.watch.kinds[each] in PASSING and each not in left}
 
     @cached_property
     def used_again(self) -> set[Site]:

@@ -151,7 +151,9 @@ def _frozen_states(watch: Watch) -> dict[int, list[int]]:
     """Returns the optimizer states of parameters that are not trained any more."""
     found = dict[int, list[int]]()
     for parameter, state in ((p, s) for each in watch.optimizers.values() for p, s in each.state.items()):
-        if isinstance(parameter, torch.Tensor) and not parameter.requires_grad:
+        # In each step, a GAN freezes one of its models for a while.
+        lately = watch.last_gradient.get(id(parameter), 0) >= watch.step - 2
+        if isinstance(parameter, torch.Tensor) and not parameter.requires_grad and not lately:
             known = (watch.handle_of(each) for each in state.values() if isinstance(each, torch.Tensor))
             found[id(parameter)] = [handle for handle in known if handle is not None]
     return {parameter: handles for parameter, handles in found.items() if handles}

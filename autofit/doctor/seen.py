@@ -33,6 +33,7 @@ class Saved:
         step: the step in which it was saved.
         call: index in `Watch.calls` of the innermost call of a module that ran; -1 for none.
         used_at: number of the operator before which it was last used; -1 if it never was.
+        event: number of events before that.
     """
 
     handle: int
@@ -40,6 +41,7 @@ class Saved:
     step: int
     call: int = -1
     used_at: int = -1
+    event: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,11 @@ class Seen:
         saved, zeroed, dropped, retained: what happened to saved tensors and gradients.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
         with_gradient: ids of the parameters that got a gradient.
+        last_gradient: the last step in which each parameter, by id, got a gradient.
+        ends: number of operators at the end of each step.
         optimizers: the optimizers that stepped, by id.
         switches: the calls of modules that depend on their mode.
+        scales: weight of each normalisation when it was first called without gradients, by index of the module.
         recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
         widened: operators that made float64 tensors from others, or from one that was made outside, with their lines.
         waits: how often the host waited for the device, by reason and line; not in the update.
@@ -176,8 +181,11 @@ class Seen:
         self.retained: list[Retained] = []
         self.gradients: dict[int, int] = {}
         self.with_gradient: set[int] = set()
+        self.last_gradient: dict[int, int] = {}
+        self.ends: list[int] = []
         self.optimizers: dict[int, Optimizer] = {}
         self.switches: set[Switched] = set()
+        self.scales: dict[int, torch.Tensor] = {}
         self.recomputed = False
         self.widened: list[tuple[str, Site]] = []
         self.waits: Counter[tuple[str, Site]] = Counter()

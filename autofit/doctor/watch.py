@@ -213,6 +213,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.work.append(self.tally.work())
             self.levels.append(sum(self.sizes[handle] for handle in self.live()))
             self.nodes.append(self._largest_graph()[0])
+        self.ends.append(self.operator)
         self.step, self.tally = self.step + 1, self._new_tally()
         self._call, self._passes = -1, 0
         self._firsts.clear()
@@ -373,11 +374,18 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.label((each for each in tensors(args) if self._is_given(each)), Kind.BATCH)
         index = self.modules.index_of(module)
         if index is not None and isinstance(module, (DropoutNd, BatchNorm)):
+            self._note_scale(index, module)
             self.switches.add(Switched(index, module.training, torch.is_grad_enabled(), self._call, self.step))
         number = self._called_before[id(module)]
         self._called_before[id(module)] += 1
         self.calls.append(ModuleCall(here(), self._call, -1 if index is None else index, number))
         self._call = len(self.calls) - 1
+
+    def _note_scale(self, index: int, module: nn.Module) -> None:
+        scale = getattr(module, "weight", None)
+        if isinstance(scale, torch.Tensor) and not torch.is_grad_enabled() and index not in self.scales:
+            with self.aside():
+                self.scales[index] = scale.detach().clone()
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._elsewhere() and not in_backward() and self._call >= 0:
@@ -486,6 +494,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         if gradient is None or self._aside:
             return
         self.with_gradient.add(name)
+        self.last_gradient[name] = self.step
         self.label([gradient], Kind.GRADIENT)
         handle = self.handle_of(gradient)
         zeroed = None
@@ -514,6 +523,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 self._pending.pop(id(parameter), None)
                 if parameter.grad is not None:  # also one that was set by hand
                     self.with_gradient.add(id(parameter))
+                    self.last_gradient[id(parameter)] = self.step
         if self._elsewhere():
             return
         for tensor in state_tensors(optimizer) if is_new else ():  # that of frozen parameters is never read
@@ -556,5 +566,5 @@ def _unpack(watch: "weakref.ref[Watch]", packed: Any) -> torch.Tensor:
         return packed
     tensor, found = packed
     if (known := watch()) is not None and not known._aside:
-        found.used_at = known.operator
+        found.used_at, found.event = known.operator, len(known.events)
     return tensor  # type: ignore[no-any-return]  # what `Watch._pack` returned

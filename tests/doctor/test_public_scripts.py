@@ -418,3 +418,93 @@ def test_a_graph_that_is_used_again_in_part_says_so(again: bool) -> None:
     what = only(watched(train), "retain-graph").what
     assert ("later passes use a part of the graph" in what) is again
     assert ("no second pass uses the graph" in what) is not again
+
+
+def test_a_model_that_a_gan_freezes_for_a_while_keeps_its_state() -> None:
+    maker, _ = classifier()
+    judge = nn.Sequential(nn.Linear(8, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+    first = torch.optim.Adam(maker.parameters(), lr=1e-4)
+    second = torch.optim.Adam(judge.parameters(), lr=1e-4)
+
+    def train() -> None:
+        for inputs, _ in batches():
+            fake = maker(inputs)
+            judge.requires_grad_(False)
+            first.zero_grad()
+            torch.autograd.backward(F.softplus(-judge(fake)).mean())
+            first.step()
+            judge.requires_grad_(True)
+            second.zero_grad()
+            torch.autograd.backward(F.softplus(judge(fake.detach())).mean())
+            second.step()
+
+    assert "frozen-state" not in shown(watched(train))
+
+
+def test_outputs_of_an_epoch_are_read_at_its_end() -> None:
+    model, optimizer = classifier()
+    outputs = list[torch.Tensor]()
+
+    def train() -> None:
+        for inputs, targets in batches():
+            hidden = model[:2](inputs)  # type: ignore[index]  # a sequence
+            torch.autograd.backward(F.cross_entropy(model[2:](hidden), targets))  # type: ignore[index]  # a sequence
+            optimizer.step()
+            optimizer.zero_grad()
+            outputs.append(hidden.detach())
+            if len(outputs) == 4:
+                torch.cat(outputs).std().item()
+                outputs.clear()
+
+    assert "dead-at-peak" not in shown(watched(train))
+
+
+def test_a_tensor_of_which_later_views_are_kept_would_stay() -> None:
+    model, optimizer = classifier()
+    recent = deque[torch.Tensor](maxlen=4)
+
+    def train() -> None:
+        for inputs, targets in batches():
+            hidden = model[:2](inputs)  # type: ignore[index]  # a sequence
+            torch.autograd.backward(F.cross_entropy(model[2:](hidden), targets))  # type: ignore[index]  # a sequence
+            optimizer.step()
+            optimizer.zero_grad()
+            recent.append(hidden[0].detach())
+
+    found = shown(watched(train))
+    assert "view-holds" in found
+    assert "dead-at-peak" not in found
+
+
+def test_a_leaf_whose_gradient_is_read_is_not_dead() -> None:
+    model, optimizer = classifier()
+
+    def train() -> None:
+        for inputs, targets in batches():
+            latent = torch.randn(BATCH, WIDTH, requires_grad=True)
+            torch.autograd.backward(latent.square().mean())
+            assert latent.grad is not None
+            torch.autograd.backward(F.cross_entropy(model(inputs + latent.grad[:, :16]), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    holders = [place.holder for each in watched(train).findings if each.id == "dead-at-peak" for place in each.places]
+    assert not any(holder.startswith("`latent`") for holder in holders)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 4])
+def test_a_graph_that_is_kept_in_each_pass_counts_as_without(passes: int) -> None:
+    def train(good: bool) -> None:
+        model = nn.Sequential(nn.Linear(16, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8))
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for _ in range(STEPS):
+            for _ in range(passes):
+                loss = model(torch.randn(BATCH, 16)).sin().mean()
+                torch.autograd.backward(loss, retain_graph=not good)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    size = only(bad, "retain-graph").size
+    assert size is not None
+    assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)

@@ -37,21 +37,21 @@ class DeadAtPeak(Detector):
         others = unused | observation.retained_handles
         viewed = {str(view.holder) for view in observation.hidden.values() if view.holder is not None}  # by `ViewHolds`
         used = {each.handle for each in observation.watch.saved if each.used_at >= 0}  # released with their node
-        lasting = {  # they keep a history, such as the last ten outputs
-            holder.variable
-            for handle, holder in observation.held.items()
-            if observation.watch.steps[handle] <= observation.step - HISTORY
-        }
         unread = set(observation.views.unread)  # a script's next step may have read what this one has kept
         for handle, holder in observation.held.items():
-            if handle not in unread or holder.bounded or holder.variable in lasting:
+            bounded = any(each.bounded for each in (holder, *holder.others))
+            if handle not in unread or bounded or holder.leaf:
                 continue
             released = holder.graph and handle in used
             if not (handle in others or observation.grows(handle) or released or str(holder) in viewed):
                 variables[holder.variable].append(handle)
         for handles in variables.values():
+            alike = set(observation.alike(handles))
+            is_history = any(observation.watch.steps[each] <= observation.step - HISTORY for each in alike & unread)
+            if is_history or observation.read_in_later_steps(handles):
+                continue
             # What is kept from one micro batch is kept while the next one runs, until it is replaced.
-            saved_bytes = observation.saved_bytes(ends=observation.alike(handles))
+            saved_bytes = observation.saved_bytes(ends=alike)
             if is_nothing(observation, saved_bytes):
                 continue
             largest = largest_of(observation, handles)
@@ -62,8 +62,8 @@ class DeadAtPeak(Detector):
             yield Finding(
                 id=self.id,
                 what=(
-                    f"{holder} keeps {made(observation, largest)}, through the peak, where nothing reads it "
-                    f"again{smaller}{also}"
+                    f"{holder} keeps {made(observation, largest)}, through the peak, where no "
+                    f"watched step reads it again{smaller}{also}"
                 ),
                 remedy=_release(holder, observation.peak_phase),
                 places=(place_of(observation, largest, holder), *places_of(observation, handles)),
@@ -81,7 +81,7 @@ class RetainGraph(Detector):
         """Yields one finding for each backward pass."""
         for site, kept in observation.retained.items():
             handles = [handle for handle in kept if not observation.in_variable(handle)]  # the others stay without it
-            saved_bytes = observation.saved_bytes(ends=handles)
+            saved_bytes = observation.saved_bytes(ends=observation.ended_by(site, kept))
             if is_nothing(observation, saved_bytes):
                 continue
             tensors = counted(len(handles), "tensor")

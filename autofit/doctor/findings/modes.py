@@ -50,7 +50,6 @@ class Modes(Detector):
                 id=self.id,
                 what=f"a pass without gradients updates the statistics of {format_names(updated, NAMED)}",
                 remedy="call eval() on the model that is only evaluated",
-                evidence=("A teacher that follows its student, as in BYOL or MoCo, may be meant to.",),
                 places=tuple(Place(module=name) for name in updated[:8]),
             )
 
@@ -87,12 +86,20 @@ class CheckpointNoEffect(Detector):
 def _feeding(observation: Observation) -> set[int]:
     """Returns the modules that run with and without gradients in each step, as the generator of a GAN does.
 
-    An evaluation of the model that is trained comes in some steps only.
+    An evaluation of the model that is trained comes in some steps only. A teacher that follows its student counts too.
     """
     switches = [each for each in observation.watch.switches if each.training]
     trained, steps = {each.module for each in switches if each.gradients}, len(observation.watch.levels)
     bare = {each: {one.step for one in switches if one.module == each and not one.gradients} for each in trained}
-    return {each for each, found in bare.items() if len(found) >= steps}
+    scales = observation.watch.scales.items()
+    following = {index for index, scale in scales if index not in trained and _follows(observation, index, scale)}
+    return following | {each for each, found in bare.items() if len(found) >= steps}
+
+
+def _follows(observation: Observation, index: int, before: torch.Tensor) -> bool:
+    """Returns whether a module that is not trained changes in the steps, as a teacher that follows its student."""
+    now = getattr(observation.modules.get(index), "weight", None)
+    return isinstance(now, torch.Tensor) and not torch.equal(now.detach(), before)
 
 
 def _has_statistics(module: nn.Module) -> bool:

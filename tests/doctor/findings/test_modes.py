@@ -58,6 +58,20 @@ def test_a_teacher_whose_statistics_change_is_found() -> None:
     assert "statistics" in found.what
 
 
+def test_a_teacher_that_follows_its_student_may_train_its_statistics() -> None:
+    model = Block()
+    teacher = copy.deepcopy(model).train()
+    case = trained(model, teacher)
+
+    def step() -> None:
+        case.step()
+        with torch.no_grad():
+            for mine, its in zip(teacher.parameters(), model.parameters(), strict=True):
+                mine.lerp_(its, 0.1)
+
+    assert of(diagnosed(Case(case.model, step)), "modes") == []
+
+
 @pytest.mark.parametrize(("every", "count"), [(1, 0), (3, 1)])
 def test_the_generator_of_a_gan_runs_without_gradients_in_each_step_and_an_evaluation_in_some(
     every: int, count: int
