@@ -51,7 +51,7 @@ class Holder:
         bounded: whether that one is a deque with a maximum length.
         graph: whether the graph of the tensor at `path` holds the allocation, and not that tensor itself.
         nodes: number of nodes of that graph; 0 without one.
-        leaf: whether the tensor at `path` gets a gradient of its own, so that its graph holds it too.
+        leaf: whether the tensor at `path` gets a gradient of its own, so that its graph holds it too, or is such a one.
         others: further variables that hold the allocation.
     """
 
@@ -93,7 +93,7 @@ def find_holders(handle_of: Handle, wanted: Iterable[int], roots: Mapping[str, o
     """
     left, found = set(wanted), dict[int, Holder]()
     others = defaultdict[int, dict[str, Holder]](dict)
-    graphs = list[tuple[Holder, torch.Tensor]]()
+    graphs, gradients = list[tuple[Holder, torch.Tensor]](), set[int]()
     if not left:
         return found
     for holder, tensor in _held(roots):
@@ -104,13 +104,21 @@ def find_holders(handle_of: Handle, wanted: Iterable[int], roots: Mapping[str, o
             others[handle].setdefault(holder.variable, holder)
         if tensor.grad_fn is not None:
             graphs.append((holder, tensor))
+        gradients |= _gradient(handle_of, tensor)
     found |= {handle: replace(found[handle], others=tuple(more.values())) for handle, more in others.items()}
+    found |= {handle: replace(each, leaf=True) for handle, each in found.items() if handle in gradients}
     seen = set[Any]()  # a node that two graphs share belongs to the first
     for holder, tensor in graphs if left else ():
         for handle in {handle for each in saved_tensors(tensor.grad_fn, seen) if (handle := handle_of(each)) in left}:
             left.discard(handle)
             found[handle] = replace(holder, graph=True, nodes=_nodes(tensor))
     return found
+
+
+def _gradient(handle_of: Handle, tensor: torch.Tensor) -> set[int]:
+    """Returns the allocation of a leaf's gradient, which the leaf holds; none for another tensor."""
+    handle = handle_of(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
+    return set() if handle is None else {handle}
 
 
 def held_tensors(roots: Mapping[str, object]) -> list[torch.Tensor]:
