@@ -141,7 +141,8 @@ class Observation:
     def saved_bytes(
         self,
         *,
-        ends: Iterable[int] | Mapping[int, int] = (),
+        ends: Iterable[int] = (),
+        ends_at: Mapping[int, int] | None = None,
         gaps: Iterable[tuple[int, int, int]] = (),
         without: Iterable[int] = (),
         sizes: Mapping[int, int] | None = None,
@@ -149,14 +150,15 @@ class Observation:
         """Returns by how much the peak would be lower.
 
         Args:
-            ends: allocations that are released after their last read, or after these numbers of the recorder's events.
+            ends: allocations that are released after their last read.
+            ends_at: allocations that are released at other times, as numbers of the recorder's events.
             gaps: allocations that are released for a while: handle, and numbers of the recorder's events.
             without: allocations that are never made.
             sizes: other sizes of some allocations.
         """
         views = self.views
         number, place = views.assembly.numbers, views.place
-        at = ends if isinstance(ends, Mapping) else {each: self.watch.reads[each] for each in ends}
+        at = {each: self.watch.reads[each] for each in ends} | dict(ends_at or {})
         released = {number[each]: place(event) for each, event in at.items() if each in number}
         early = {each: end for each, end in released.items() if end > views.initial}
         away = [Gap(number[handle], place(first), place(last)) for handle, first, last in gaps if handle in number]

@@ -81,7 +81,7 @@ class RetainGraph(Detector):
         """Yields one finding for each backward pass."""
         for site, kept in observation.retained.items():
             handles = [handle for handle in kept if not observation.in_variable(handle)]  # the others stay without it
-            saved_bytes = observation.saved_bytes(ends=observation.ended_by(site, kept))
+            saved_bytes = observation.saved_bytes(ends_at=observation.ended_by(site, kept))
             if is_nothing(observation, saved_bytes):
                 continue
             tensors = counted(len(handles), "tensor")
