@@ -94,6 +94,12 @@ class Observation:
     _views: "_Views | None" = None
 
     @property
+    def further(self) -> WhatIf:
+        """What runs further steps, for a kind of finding that needs them."""
+        assert self.what_if is not None, "a detector with `runs` is skipped without"
+        return self.what_if
+
+    @property
     def step(self) -> int:
         """The step that is judged."""
         return self.views.step
@@ -169,15 +175,19 @@ class Observation:
 
     def alike(self, handles: Iterable[int]) -> list[int]:
         """Returns the allocations of all steps that some lines have made in the same way as these, with these."""
-        watch, phases = self.watch, self._phases
-        made = list(zip(watch.operators, watch.sites, watch.origins, watch.forms, phases, strict=True))
-        ways = {made[each] for each in handles}
-        return [handle for handle, way in enumerate(made) if way in ways]
+        ways = {self._ways[each] for each in handles}
+        return [handle for handle, way in enumerate(self._ways) if way in ways]
+
+    @cached_property
+    def _ways(self) -> list[object]:
+        """How each allocation was made, by handle."""
+        watch = self.watch
+        return list(zip(watch.operators, watch.sites, watch.origins, watch.forms, self._phases, strict=True))
 
     def read_in_later_steps(self, handles: Iterable[int]) -> bool:
-        """Returns whether one like these was read in a later step than its own, as an epoch's outputs at its end."""
+        """Returns whether one of these was read in a later step than its own, as an epoch's outputs at its end."""
         watch = self.watch
-        return any(bisect_left(watch.ends, watch.read_by[each]) >= watch.steps[each] for each in self.alike(handles))
+        return any(bisect_left(watch.ends, watch.read_by[each]) >= watch.steps[each] for each in handles)
 
     @cached_property
     def _phases(self) -> list[str]:

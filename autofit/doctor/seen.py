@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -158,7 +158,6 @@ class Seen:
     Attributes:
         saved, zeroed, dropped, retained: what happened to saved tensors and gradients.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
-        with_gradient: ids of the parameters that got a gradient.
         last_gradient: the last step in which each parameter, by id, got a gradient.
         ends: number of operators at the end of each step.
         optimizers: the optimizers that stepped, by id.
@@ -180,7 +179,6 @@ class Seen:
         self.dropped: list[Dropped] = []
         self.retained: list[Retained] = []
         self.gradients: dict[int, int] = {}
-        self.with_gradient: set[int] = set()
         self.last_gradient: dict[int, int] = {}
         self.ends: list[int] = []
         self.optimizers: dict[int, Optimizer] = {}
@@ -194,6 +192,11 @@ class Seen:
         self.work: list[Work] = []
         self.levels: list[int] = []
         self.nodes: list[int] = []
+
+    @property
+    def with_gradient(self) -> KeysView[int]:
+        """The ids of the parameters that got a gradient."""
+        return self.last_gradient.keys()
 
 
 class LiveTensors:

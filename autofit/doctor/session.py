@@ -46,7 +46,6 @@ class Scope:
         steps: number of steps to watch after the first.
         runs: whether to run further steps with changes, to measure sizes. Loops and scripts cannot be run again.
         time_s: seconds after which no further step with a change is begun.
-
     """
 
     detectors: Sequence[Detector] | None = None
@@ -215,7 +214,7 @@ class Session:
         if any(is_compiled(part) for model in self._alive() for part in model.modules()):
             yield COMPILED
         if (higher := observation.higher) is not None:
-            yield (f"watched step {higher.step} reaches {format_bytes(higher.peak_bytes)}, more than the judged step")
+            yield f"watched step {higher.step} reaches {format_bytes(higher.peak_bytes)}, more than the judged step"
 
 
 def _measured(member: Detector, finding: Finding, observation: Observation) -> tuple[Finding, Change | None]:

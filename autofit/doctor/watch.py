@@ -493,7 +493,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         gradient, name = parameter.grad, id(parameter)
         if gradient is None or self._aside:
             return
-        self.with_gradient.add(name)
         self.last_gradient[name] = self.step
         self.label([gradient], Kind.GRADIENT)
         handle = self.handle_of(gradient)
@@ -522,7 +521,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             for parameter in group["params"]:
                 self._pending.pop(id(parameter), None)
                 if parameter.grad is not None:  # also one that was set by hand
-                    self.with_gradient.add(id(parameter))
                     self.last_gradient[id(parameter)] = self.step
         if self._elsewhere():
             return

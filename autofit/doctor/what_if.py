@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
@@ -80,7 +81,7 @@ class HostPace:
     waits_s: Mapping[tuple[str, Site], float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class WhatIf:
     """Runs steps with a change and measures their peak and their time.
 
@@ -109,8 +110,6 @@ class WhatIf:
     batch: Callable[[], Any] = lambda: None
     until_s: float = math.inf
     changes: dict[str, Change] = field(default_factory=dict)
-    _present: list[int | None] = field(default_factory=list)  # the peak without a change, once it is known
-    _pace: list[HostPace | None] = field(default_factory=list)  # once it is known
 
     @property
     def over(self) -> bool:
@@ -128,25 +127,20 @@ class WhatIf:
             return None if reading.memory is None else reading.memory.allocated_bytes
         return None
 
+    @cached_property
     def present_bytes(self) -> int | None:
-        """Returns the peak of steps without a change, measured once."""
-        if not self._present:
-            self._present.append(self.peak_bytes())
-        return self._present[0]
+        """The peak of steps without a change; None if it cannot be measured."""
+        return self.peak_bytes()
 
     def saved_bytes(self, change: Change) -> int | None:
         """Returns by how much a change lowers the peak; None if that cannot be measured."""
-        before, after = self.present_bytes(), self.peak_bytes(change)
+        before, after = self.present_bytes, self.peak_bytes(change)
         self.changes[change.about] = change
         return None if before is None or after is None else before - after
 
+    @cached_property
     def pace(self) -> HostPace | None:
-        """Returns how the host and the device share the time of a step, measured once; None if a step fails."""
-        if not self._pace:
-            self._pace.append(self._measured_pace())
-        return self._pace[0]
-
-    def _measured_pace(self) -> HostPace | None:
+        """How the host and the device share the time of a step; None if a step fails."""
         with suppress(Exception):
             timer, times = WaitTimer(self.device.type), list[tuple[float, float]]()
             with timer:
@@ -162,15 +156,15 @@ class WhatIf:
             return HostPace(issue_s, step_s, timer.waits_s)
         return None
 
+    @cached_property
     def transient_bytes(self) -> int | None:
-        """Returns by how much a step raises the memory that the device counts as allocated; None if that is unknown."""
+        """By how much a step raises the memory that the device counts as allocated; None if that is unknown."""
         with suppress(Exception):
             self.run()
             with self.device.meter(lambda: storage_bytes(self.held(), self.device.torch_device)) as reading:
                 reading.drain()
-            peak_bytes = self.present_bytes()
-            if reading.memory is not None and peak_bytes is not None:
-                return peak_bytes - reading.memory.allocated_bytes
+            if reading.memory is not None and self.present_bytes is not None:
+                return self.present_bytes - reading.memory.allocated_bytes
         return None
 
     def speed(self, change: Change) -> Ratio | None:

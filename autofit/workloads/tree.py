@@ -33,15 +33,6 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
         ) from None
 
 
-def named_tensors(batch: Batch, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields every tensor of a batch with its name, such as "inputs.attention_mask"."""
-    if isinstance(batch, torch.Tensor):
-        yield name, batch
-        return
-    for key, child in (children(batch) or {}).items():
-        yield from named_tensors(child, f"{name}.{key}" if name else str(key))
-
-
 def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch

@@ -89,7 +89,7 @@ class LaunchBound(Detector):
         """Returns why not: on a host, or if the host waits for the device within the step."""
         if observation.account.allocator == "host":
             return ON_ACCELERATORS
-        pace = None if observation.what_if is None else observation.what_if.pace()
+        pace = observation.further.pace
         if pace is None:
             return "no step could be timed"
         waits = sum(pace.waits_s.values()) > (1 - ISSUE_RATIO) * pace.step_s
@@ -97,7 +97,7 @@ class LaunchBound(Detector):
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding if the device has done all its work almost as soon as the host has issued it."""
-        pace = None if observation.what_if is None else observation.what_if.pace()
+        pace = observation.further.pace
         if pace is None or pace.issue_s < ISSUE_RATIO * pace.step_s:
             return
         operators = observation.watch.work[observation.step - 1].operators

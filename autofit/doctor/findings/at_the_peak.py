@@ -48,7 +48,7 @@ class DeadAtPeak(Detector):
         for handles in variables.values():
             alike = set(observation.alike(handles))
             is_history = any(observation.watch.steps[each] <= observation.step - HISTORY for each in alike & unread)
-            if is_history or observation.read_in_later_steps(handles):
+            if is_history or observation.read_in_later_steps(alike):
                 continue
             # What is kept from one micro batch is kept while the next one runs, until it is replaced.
             saved_bytes = observation.saved_bytes(ends=alike)

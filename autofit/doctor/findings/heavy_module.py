@@ -70,14 +70,13 @@ class HeavyModule(Detector):
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each kind of module, measured in a step without it."""
-        assert observation.what_if is not None, "this is checked before"
         kinds = defaultdict[tuple[type[nn.Module], str], dict[nn.Module, Callable[..., Any]]](dict)
-        for module, given in _heavy_modules(observation.what_if):
+        for module, given in _heavy_modules(observation.further):
             if (found := equal_function(module, given)) is not None:
                 kinds[type(module), found[0]][module] = found[1]
         for (kind, code), forwards in kinds.items():
             change = Change(f"{len(forwards)} {kind.__name__} as {code}", partial(replaced, forwards))
-            saved_bytes = observation.what_if.saved_bytes(change)
+            saved_bytes = observation.further.saved_bytes(change)
             if saved_bytes is None or is_nothing(observation, saved_bytes):
                 continue
             names = [observation.name_of(module) for module in forwards]

@@ -28,9 +28,8 @@ class _Alternative(Detector):
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding if the step under the plan has a lower peak."""
-        assert observation.what_if is not None, "this is checked before"
-        change = observation.what_if.plan(self.knob, self.value)
-        saved_bytes = None if change is None else observation.what_if.saved_bytes(change)
+        change = observation.further.plan(self.knob, self.value)
+        saved_bytes = None if change is None else observation.further.saved_bytes(change)
         if change is None or saved_bytes is None or is_nothing(observation, saved_bytes):
             return
         yield Finding(
@@ -86,12 +85,11 @@ class Padding(Detector):
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, if the samples cannot be batched anew."""
-        known = observation.what_if is not None and observation.what_if.padding() is not None
-        return "" if known else "the loader's samples cannot be batched anew"
+        return "the loader's samples cannot be batched anew" if observation.further.padding() is None else ""
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding."""
-        share = None if observation.what_if is None else observation.what_if.padding()
+        share = observation.further.padding()
         if share is None or share < LEAST_PADDING:
             return
         yield Finding(
@@ -110,7 +108,7 @@ class Loader(Detector):
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding if more worker processes make the training faster."""
-        loading = None if observation.what_if is None else observation.what_if.loading()
+        loading = observation.further.loading()
         if loading is None:
             return
         alone = next(trial for trial in loading.trials if trial.workers == 0)
@@ -139,12 +137,11 @@ class Workspaces(Detector):
         """Returns why not, on a host, or if the device's own count is unknown."""
         if observation.account.allocator == "host":
             return ON_ACCELERATORS
-        known = observation.what_if is not None and observation.what_if.transient_bytes() is not None
-        return "" if known else "the device's own count of its memory is unknown"
+        return "the device's own count of its memory is unknown" if observation.further.transient_bytes is None else ""
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding if a step needs clearly more memory than its tensors."""
-        measured = None if observation.what_if is None else observation.what_if.transient_bytes()
+        measured = observation.further.transient_bytes
         if measured is None:
             return
         tensors = observation.peak_bytes - observation.watch.levels[observation.step - 1]
@@ -166,5 +163,4 @@ class Workspaces(Detector):
 
     def change(self, observation: Observation, finding: Finding) -> Change | None:
         """Returns the step in channels-last format, if the model has convolutions."""
-        assert observation.what_if is not None, "this is checked before"
-        return observation.what_if.plan("memory_format", "channels_last")
+        return observation.further.plan("memory_format", "channels_last")

@@ -18,12 +18,12 @@ class Recompiles(Detector):
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, if the steps cannot be run again, or nothing is compiled in them."""
-        found = "" if observation.what_if is None else observation.what_if.recompilations()
+        found = observation.further.recompilations()
         return found if isinstance(found, str) else ""
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding. A single compilation, such as that of the first batch of another size, is minor."""
-        found = "" if observation.what_if is None else observation.what_if.recompilations()
+        found = observation.further.recompilations()
         if isinstance(found, str) or not found.compiled:
             return
         longer = "" if found.seconds is None else f" and took {format_duration(max(found.seconds, 0.0))} longer"

@@ -10,7 +10,7 @@ from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, Finding, Place, S
 from autofit.doctor.findings.base import Detector, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.observation import Observation
 from autofit.reports.sentences import counted
-from autofit.workloads.tree import named_tensors
+from autofit.workloads.batch_algebra import leaves
 
 LEAST_BUFFER_BYTES = 1024
 """Smallest buffer that is compared with others."""
@@ -58,13 +58,12 @@ class WideMask(Detector):
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, if the batches are not known."""
-        known = observation.what_if is not None and observation.what_if.batch() is not None
-        return "" if known else "batches are read from the loader of a workload only"
+        return "batches are read from the loader of a workload only" if observation.further.batch() is None else ""
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding for all masks, which are recognised by their names and values."""
-        batch = None if observation.what_if is None else observation.what_if.batch()
-        masks = [(name, mask) for name, mask in named_tensors(batch) if "mask" in name.lower() and _is_wide_mask(mask)]
+        named = ((path.removeprefix("."), leaf) for path, leaf, _ in leaves(observation.further.batch(), -1))
+        masks = [(name, leaf) for name, leaf in named if "mask" in name.lower() and _is_wide_mask(leaf)]
         saved_bytes = sum(mask.numel() * (mask.element_size() - 1) for _, mask in masks)
         if not masks or is_nothing(observation, saved_bytes):
             return
@@ -140,8 +139,10 @@ def _is_wide(observation: Observation, handle: int) -> bool:
     return form is not None and form[0] is torch.float64 and bool(form[1])
 
 
-def _is_wide_mask(tensor: torch.Tensor) -> bool:
-    return tensor.element_size() > 1 and bool(((tensor == 0) | (tensor == 1)).all())
+def _is_wide_mask(leaf: object) -> bool:
+    if not isinstance(leaf, torch.Tensor) or leaf.element_size() == 1:
+        return False
+    return bool(((leaf == 0) | (leaf == 1)).all())
 
 
 def _equal_buffers(observation: Observation) -> Iterator[list[tuple[str, torch.Tensor]]]:

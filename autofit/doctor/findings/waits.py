@@ -26,7 +26,7 @@ class Sync(Detector):
         """Yields a finding for each line and reason, the most frequent first."""
         steps = max(len(observation.watch.levels), 1)
         what_if = observation.what_if
-        pace = None if what_if is None or what_if.over or not observation.watch.waits else what_if.pace()
+        pace = None if what_if is None or what_if.over or not observation.watch.waits else what_if.pace
         for (what, site), count in observation.watch.waits.most_common():
             if count / steps < EVERY_STEP:
                 continue

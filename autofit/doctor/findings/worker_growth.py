@@ -24,12 +24,12 @@ class GrowingWorkers(Detector):
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, if the loader cannot be read again, has no workers, or these cannot be watched."""
-        found = "" if observation.what_if is None else observation.what_if.worker_growth()
+        found = observation.further.worker_growth()
         return found if isinstance(found, str) else ""
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding if the workers have grown in each interval."""
-        found = "" if observation.what_if is None else observation.what_if.worker_growth()
+        found = observation.further.worker_growth()
         if isinstance(found, str) or not found.bytes_per_sample:
             return
         (first, before), (last, after) = found.levels[0], found.levels[-1]

@@ -120,7 +120,9 @@ def test_a_device_that_works_on_when_all_is_issued_has_enough_to_do() -> None:
 
 def test_a_host_that_waits_within_the_step_says_nothing_about_its_speed() -> None:
     pace = HostPace(issue_s=1.0, step_s=1.0, waits_s={("a value is read", NOWHERE): 0.4})
-    seen = with_what_if(WhatIf(lambda: None, Late(), list, _pace=[pace]))
+    what_if = WhatIf(lambda: None, Late(), list)
+    what_if.pace = pace
+    seen = with_what_if(what_if)
     assert "waits for the device" in LaunchBound().unchecked(seen)
 
 
@@ -131,7 +133,7 @@ def test_memory_beyond_the_tensors_of_a_step_is_that_of_workspaces(
     seen = with_work({})
     tensors = seen.peak_bytes - seen.watch.levels[seen.step - 1]
     beyond = max(measured_mib - 64, 0) * MIB
-    monkeypatch.setattr(WhatIf, "transient_bytes", lambda what_if: tensors + beyond)
+    monkeypatch.setattr(WhatIf, "transient_bytes", tensors + beyond)
     found = list(Workspaces().find(replace(seen, what_if=WhatIf(lambda: None, Cpu(), list))))
     assert [each.size.peak_bytes for each in found if each.size] == ([found_mib * MIB] if found_mib else [])
 
