@@ -29,6 +29,7 @@ from autofit.doctor.watch import Watch
 from autofit.doctor.what_if import Change, WhatIf
 from autofit.identity import versions_of
 from autofit.memory.profile import profile
+from autofit.workloads.step import lasting_tensors
 from autofit.workloads.workload import state_tensors
 
 HOST = Account(allocator="host")
@@ -244,12 +245,8 @@ def _raced(found: Iterable[tuple[Finding, Change | None]], what_if: WhatIf | Non
 
 def _held(observation: Observation) -> Iterator[torch.Tensor]:
     """Yields the tensors that the training keeps between steps."""
-    for _, parameter in observation.watch.parameters():
-        yield parameter
-        if parameter.grad is not None:
-            yield parameter.grad
     for model in observation.watch.models.values():
-        yield from model.buffers()
+        yield from lasting_tensors(model)
     for optimizer in observation.watch.optimizers.values():
         yield from state_tensors(optimizer)
 

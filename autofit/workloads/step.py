@@ -1,6 +1,6 @@
 """TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -288,12 +288,16 @@ class TrainStep:
 
 def static_bytes(step: TrainStep) -> int:
     """Returns the bytes of the distinct storages that stay allocated between two steps, on the step's device."""
-    model, optimizer = step.draft.model, step.draft.optimizer
-    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
+    return storage_bytes(lasting_tensors(step.draft.model, step.draft.optimizer), step.draft.device)
+
+
+def lasting_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[torch.Tensor]:
+    """Yields what stays between two steps: parameters, buffers, gradients that are not sparse, and optimizer state."""
+    yield from model.parameters()
+    yield from model.buffers()
+    yield from (p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided)
     if optimizer is not None:
-        found += state_tensors(optimizer)
-    return storage_bytes(found, step.draft.device)
+        yield from state_tensors(optimizer)
 
 
 def storage_bytes(found: Iterable[torch.Tensor], device: torch.device) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from autofit.core.units import format_bytes, format_duration
 from autofit.doctor.diagnosis import Finding
-from autofit.doctor.findings.base import ON_ACCELERATORS, Detector, at_peak, is_nothing, largest_of, made
+from autofit.doctor.findings.base import Detector, at_peak, is_nothing, largest_of, made
 from autofit.doctor.observation import Observation
 from autofit.memory.peak import memory_use
 from autofit.reports.sentences import counted
@@ -28,10 +28,7 @@ class Fragmentation(Detector):
 
     id = "fragmentation"
     about = "memory that the caching allocator reserves and cannot use"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, on a host."""
-        return ON_ACCELERATORS if observation.account.allocator == "host" else ""
+    for_accelerators = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding, by replaying all steps with another option of the allocator."""
@@ -59,10 +56,7 @@ class Fp32Products(Detector):
 
     id = "fp32-products"
     about = "products in float32, which tensor cores do not compute"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, on a host."""
-        return ON_ACCELERATORS if observation.account.allocator == "host" else ""
+    for_accelerators = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding for the products of a step."""
@@ -84,11 +78,10 @@ class LaunchBound(Detector):
     id = "launch-bound"
     about = "operators that the host issues more slowly than the device runs them"
     runs = True
+    for_accelerators = True
 
     def unchecked(self, observation: Observation) -> str:
-        """Returns why not: on a host, or if the host waits for the device within the step."""
-        if observation.account.allocator == "host":
-            return ON_ACCELERATORS
+        """Returns why not, if the host waits for the device within the step."""
         pace = observation.further.pace
         if pace is None:
             return "no step could be timed"
@@ -122,10 +115,7 @@ class RepeatedCasts(Detector):
 
     id = "autocast-cache"
     about = "weights that are cast to another type several times in a step, or although they are frozen"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, on a host."""
-        return ON_ACCELERATORS if observation.account.allocator == "host" else ""
+    for_accelerators = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding for frozen weights, and one for others."""

@@ -117,7 +117,7 @@ class SavedUnused(Detector):
         """Yields a finding for each line of the user's code that calls such a pass."""
         yield from self._found(observation)
         if (higher := observation.higher) is not None and not observation.unused:
-            text = f"This is in step {higher.step + 1}, whose peak is {format_bytes(higher.peak_bytes)}."
+            text = f"This is in watched step {higher.step}, whose peak is {format_bytes(higher.peak_bytes)}."
             yield from (each.model_copy(update={"evidence": (text,)}) for each in self._found(higher))
 
     def _found(self, observation: Observation) -> Iterator[Finding]:

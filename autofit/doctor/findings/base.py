@@ -24,11 +24,13 @@ class Detector(ABC):
         id: kind of finding, as in `Finding.id`.
         about: what it is, as a phrase.
         runs: whether it runs further steps to find anything.
+        for_accelerators: whether there is nothing to find on a host.
     """
 
     id: ClassVar[str]
     about: ClassVar[str]
     runs: ClassVar[bool] = False
+    for_accelerators: ClassVar[bool] = False
 
     def skipped(self, observation: Observation) -> str:
         """Returns why `find` is not called; "" if it is."""
@@ -36,6 +38,8 @@ class Detector(ABC):
             return NOT_AGAIN
         if self.runs and observation.what_if is not None and observation.what_if.over:
             return OVER
+        if self.for_accelerators and observation.account.allocator == "host":
+            return ON_ACCELERATORS
         return self.unchecked(observation)
 
     def unchecked(self, observation: Observation) -> str:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from autofit.core.plan import KnobValue
 from autofit.core.units import format_bytes, short_number
 from autofit.doctor.diagnosis import Finding, Size
-from autofit.doctor.findings.base import ON_ACCELERATORS, Detector, at_peak, is_nothing
+from autofit.doctor.findings.base import Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
 from autofit.doctor.what_if import Change
 
@@ -132,11 +132,10 @@ class Workspaces(Detector):
     id = "cudnn-workspace"
     about = "memory that libraries use inside operators at the peak"
     runs = True
+    for_accelerators = True
 
     def unchecked(self, observation: Observation) -> str:
-        """Returns why not, on a host, or if the device's own count is unknown."""
-        if observation.account.allocator == "host":
-            return ON_ACCELERATORS
+        """Returns why not, if the device's own count is unknown."""
         return "the device's own count of its memory is unknown" if observation.further.transient_bytes is None else ""
 
     def find(self, observation: Observation) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from autofit.core.units import format_duration
 from autofit.doctor.diagnosis import Finding
-from autofit.doctor.findings.base import ON_ACCELERATORS, Detector
+from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import Observation
 from autofit.doctor.waits import PAGEABLE
 
@@ -17,10 +17,7 @@ class Sync(Detector):
 
     id = "sync"
     about = "operators for which the host waits until the device has done its work"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, on a host."""
-        return ON_ACCELERATORS if observation.account.allocator == "host" else ""
+    for_accelerators = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each line and reason, the most frequent first."""

@@ -24,8 +24,8 @@ from autofit.devices.base import Device
 from autofit.doctor.diagnose import diagnose_workload
 from autofit.doctor.session import Scope, collection_off
 from autofit.doctor.watch import Watch
-from autofit.workloads.step import storage_bytes
-from autofit.workloads.workload import Workload, state_tensors
+from autofit.workloads.step import lasting_tensors, storage_bytes
+from autofit.workloads.workload import Workload
 from scripts.bench.gpu import architectures, stage
 
 NAMES = ("gpt2", "resnet50", "vit", "llama", "convnext")
@@ -77,9 +77,7 @@ def peak_by_hand(workload: Workload, device: Device, samples: int) -> int:
 
     def held() -> int:
         optimizer: Any = workload.optimizer
-        gradients = (each.grad for each in workload.model.parameters() if each.grad is not None)
-        tensors = (*workload.model.parameters(), *workload.model.buffers(), *gradients, *state_tensors(optimizer))
-        return storage_bytes(tensors, device.torch_device)
+        return storage_bytes(lasting_tensors(workload.model, optimizer), device.torch_device)
 
     with collection_off():
         for _ in range(2):  # the first makes the optimizer's state

@@ -23,7 +23,7 @@ def test_waits_of_each_step_are_found_with_their_line_and_rare_ones_are_not() ->
 def test_nothing_waits_where_the_cpu_computes() -> None:
     seen = observed(held_outputs(True))
     assert seen.watch.waits == {}
-    assert Sync().unchecked(seen)
+    assert Sync().skipped(seen)
 
 
 def cleaning(good: bool) -> Case:
