@@ -270,8 +270,10 @@ def compare(model: str, plans: Mapping[str, Mapping[str, KnobValue]]) -> list[di
 
 def main() -> None:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", default=list(MODELS), help="the models to train; all by default")
+    parser.add_argument("models", nargs="*", default=list(MODELS), help=f"some of {', '.join(MODELS)}; all by default")
     given = parser.parse_args()
+    if unknown := set(given.models) - set(MODELS):
+        parser.error(f"found the models {', '.join(sorted(unknown))}; expected some of {', '.join(MODELS)}")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     cases = []
