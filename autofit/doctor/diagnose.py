@@ -17,7 +17,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis
-from autofit.doctor.session import EVERYTHING, Scope, Session, is_compiled
+from autofit.doctor.session import EVERYTHING, Scope, Session, is_compiled, uncompiled
 from autofit.doctor.what_if import Change, WhatIf
 from autofit.failures.evidence import named_error
 from autofit.guard import Guard
@@ -135,7 +135,8 @@ def observed(session: Session, step: TrainStep, batch: Callable[[], StepBatch]) 
     try:
         for number in counting():
             try:
-                step(_loaded(session, batch))  # no variable holds the batch
+                with uncompiled():  # the first, which is not watched, too
+                    step(_loaded(session, batch))  # no variable holds the batch
             except Exception as error:
                 found = session.end(f"step {number + 1} failed: {type(error).__name__}: {error}", failed=True)
                 if found is None:

@@ -48,16 +48,17 @@ def finding(workload: Workload, device: Device, step: TrainStep, batch: Callable
 def sentence(found: Diagnosis, more: str) -> str:
     """Returns the largest finding of a diagnosis at the peak, and how many more there are; "" if none is large.
 
-    Nothing is said of a failed step, or of compiled code, which was observed without being compiled.
+    Nothing is said of a failed step. Compiled code is observed uncompiled, and the sentence says so.
     """
     large = [each for each in found.findings if share(each, found) > LEAST_RATIO]
-    if not large or found.failed or COMPILED in found.notes:
+    if not large or found.failed:
         return ""
     largest = max(large, key=lambda each: share(each, found))
     assert largest.size is not None, "its share is that of its size"
     bound = f"{largest.size.bound} " if largest.size.bound else ""
     others = f", and {len(large) - 1} more" if len(large) > 1 else ""
-    return f"{FOUND_BY_DOCTOR}{largest.what}: {bound}{share(largest, found):.0%} of the peak{others}; {more} says more"
+    peak = "the peak of uncompiled steps" if COMPILED in found.notes else "the peak"
+    return f"{FOUND_BY_DOCTOR}{largest.what}: {bound}{share(largest, found):.0%} of {peak}{others}; {more} says more"
 
 
 def share(each: Finding, found: Diagnosis) -> float:

@@ -16,6 +16,9 @@ BLOCK_STEPS, PROOF_STEPS = 5, 10
 EXAMINED_STEPS, EXAMINED_RATIO, EXAMINED_S = 5, 8.0, 2.0
 """Number of steps of an examination of the answer, how many times as long as a step each takes at most, and the seconds
 for what follows them (reference/doctor.md, section 0)."""
+UNCOMPILED_RATIO = 5.0
+"""A compiled step is examined uncompiled, and takes at most this many times as long: the largest plausible speed-up of
+compilation (`strategies.compilation.CEILING`)."""
 RUNAWAY_RATIO, RUNAWAY_S = 5.0, 20.0
 """A probe is ended when it takes this many times as long as expected, and this many seconds longer."""
 
@@ -67,7 +70,8 @@ class Ledger:
 
     def examination_s(self, measurement: Measurement) -> float:
         """Returns the seconds that an examination of a plan's steps takes at most."""
-        return EXAMINED_STEPS * EXAMINED_RATIO * measurement.step_time_s + EXAMINED_S
+        ratio = EXAMINED_RATIO if measurement.compile_s is None else EXAMINED_RATIO * UNCOMPILED_RATIO
+        return EXAMINED_STEPS * ratio * measurement.step_time_s + EXAMINED_S
 
     def limit_s(self, expected_s: float | None) -> float | None:
         """Returns the seconds after which a probe is ended that was expected to take `expected_s`; None: never."""

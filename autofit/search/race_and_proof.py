@@ -176,16 +176,12 @@ class Final:
         self._prove()
 
     def examine(self) -> None:
-        """Has the steps of the answer examined, if there is surely time for it. Nothing else depends on the result.
-
-        Compiled code would run uncompiled, which takes longer and needs another amount of memory.
-        """
+        """Has the steps of the answer examined, if there is surely time for it. Nothing else depends on the result."""
         answer, examine = self._answers.best, self._tuning.examine
         if examine is None or answer is None or not is_proven(answer):
             return
-        proof = measurement_of(answer)
-        limit_s = self._ledger.examination_s(proof)
-        if proof.compile_s is None and limit_s <= self._ledger.left_s():
+        limit_s = self._ledger.examination_s(measurement_of(answer))
+        if limit_s <= self._ledger.left_s():
             self._runner.say("stage", f"looking at the steps of {self._runner.named(answer.plan)}")
             self._examined = examine(answer.plan, limit_s)
 

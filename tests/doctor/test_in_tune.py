@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
@@ -212,7 +213,7 @@ def test_only_what_takes_much_of_the_peak_is_said_and_the_rest_counted(monkeypat
     assert of(small, large) == "doctor: x1: 5% of the peak; y says more"
     assert of(large, larger, small) == "doctor: x1: at most 40% of the peak, and 1 more; y says more"
     assert of(large, failed=True) == ""
-    assert of(large, notes=(COMPILED,)) == ""
+    assert of(large, notes=(COMPILED,)).endswith(" of the peak of uncompiled steps; y says more")
     minor = Finding(id="x", what="x", remedy="", size=large, minor=True)
     assert in_tune.sentence(found[0].model_copy(update={"peak_bytes": 1000, "findings": (minor,)}), "y") == ""
 
@@ -228,6 +229,20 @@ def test_the_command_ends_with_the_line(mended: bool, tmp_path: Path) -> None:
     assert last.startswith("doctor: `model.outputs` keeps") is not mended
     if not mended:
         assert last.endswith(f"of the peak; `autofit doctor {TARGETS}:make_keeping --arg mended=False` says more")
+
+
+@pytest.mark.parametrize("value", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_compiled_plan_is_examined_uncompiled(mended: bool, value: str) -> None:
+    workload, options = Workload(**make_keeping(mended)), OPTIONS.model_copy(update={"strategies": None})
+    with LocalBench(workload, devices.host(), options) as bench:
+        baseline = bench.briefing.space.baseline
+        plan = baseline.model_copy(update={"values": {**baseline.values, "compile": value}})
+        compiled = counters["frames"]["total"]
+        line = bench.examine(BY, plan)
+        assert counters["frames"]["total"] == compiled, "nothing was compiled for it"
+        assert line.startswith("doctor: `model.outputs` keeps") is not mended
+        assert mended or line.endswith(" of the peak of uncompiled steps; `autofit doctor` says more")
 
 
 def test_a_plain_model_has_no_line_under_any_plan() -> None:

@@ -6,7 +6,7 @@ from autofit.core.budget import Budget, Clock
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, RunTerms
-from autofit.search.ledger import EXAMINED_S, Ledger
+from autofit.search.ledger import EXAMINED_RATIO, EXAMINED_S, EXAMINED_STEPS, UNCOMPILED_RATIO, Ledger
 from autofit.search.request import Request
 from autofit.search.search import SearchInterrupted, run, search
 from tests.fakes import briefing_of, opened, small_bench, tuning_of
@@ -57,14 +57,20 @@ def test_nothing_is_examined_without_time_for_it() -> None:
         assert len(asked) == (more_s > EXAMINED_S)
 
 
-def test_a_plan_that_is_compiled_is_not_examined() -> None:
-    bench = calm()
+def test_a_compiled_answer_is_examined_if_there_is_time_for_its_uncompiled_steps() -> None:
+    bench, limits = calm(), list[float]()
 
     def compiled(plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         return bench.evaluate(plan, purpose, terms).with_measured(compile_s=1.0)
 
-    findings = run(tuning_of(bench, evaluate=compiled, examine=lambda *_: pytest.fail("it was examined")))
-    assert findings.examined == ""
+    def examine(plan: Plan, limit_s: float) -> str:
+        limits.append(limit_s)
+        return "doctor: found"
+
+    findings = run(tuning_of(bench, evaluate=compiled, examine=examine))
+    assert findings.examined == "doctor: found"
+    step_s = findings.proof.step_time_s
+    assert limits == [pytest.approx(EXAMINED_STEPS * EXAMINED_RATIO * UNCOMPILED_RATIO * step_s + EXAMINED_S)]
 
 
 def test_an_interrupt_while_the_answer_is_examined_keeps_it() -> None:
