@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from autofit import devices, exporters, planfile
 from autofit.core.answer import Answer, Candidate, Ratio
 from autofit.core.environment import UPDATE
-from autofit.core.errors import PlanFileError, WorkloadError
+from autofit.core.errors import PlanFileError, UsageError, WorkloadError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
 from autofit.core.wording import describe_plan
@@ -31,11 +31,12 @@ from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.dataloaders import shared
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import loader_changes, source_of
-from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
+from autofit.workloads.step import Draft, Ranks, Scheduler, StepLoader, TrainStep
 from autofit.workloads.workload import OptimizerRecipe, Terms, Workload, names_of
 
 _SCANNED = 64
@@ -152,7 +153,8 @@ class Fit:
                 modules until `step.close()`. Switching between train and eval mode is up to you.
             loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size, with the worker
                 processes with which it keeps up (`proof.loading`). If the plan batches samples of similar length, all
-                samples are read once, now.
+                samples are read once, now. Of several ranks, each gets its part of the samples, unless the loader has a
+                sampler of its own, such as a `DistributedSampler`.
             optimizer: see `autofit.tune`. None uses the optimizer given to `tune` (after `autofit.load`: AdamW).
                 `step.optimizer` is the optimizer in use.
             loss_fn: see `autofit.tune`. Without any of the three functions, that given to `tune` is used.
@@ -165,6 +167,7 @@ class Fit:
         Raises:
             PlanFileError: the plan was made for a model with a different structure.
             SpaceError: the plan cannot be applied to this model or device.
+            UsageError: the plan is for several ranks, and this process does not belong to as many.
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
         terms = Terms(loss_fn, step_fn, optimizer, update_fn).completed_by(self.terms)
@@ -180,13 +183,16 @@ class Fit:
             update_fn=terms.update_fn,
         )
         device, guard = self._device_of(workload), Guard.of(workload)
+        ranks = self._ranks(device)
+        if ranks is not None:
+            loader = shared(loader, ranks.number, ranks.count)
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
             source = source_of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
             rebuilt = self._loader(source)
         weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
-        draft.scaler, draft.scheduler = scaler, scheduler
+        draft.scaler, draft.scheduler, draft.ranks = scaler, scheduler, ranks
         found = signature(model, source.structure(), loss.name)
         for doubt in self._doubts(loss, found, source.length, draft.optimizer):
             warnings.warn(doubt, stacklevel=2)
@@ -196,6 +202,25 @@ class Fit:
             # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)
         return step
+
+    def _ranks(self, device: torch.device) -> Ranks | None:
+        """Returns the ranks that train together; None if the plan is for one.
+
+        Raises:
+            UsageError: this process does not belong to as many ranks.
+        """
+        wanted, joined = self.answer.environment.ranks, distributed.is_available() and distributed.is_initialized()
+        found = distributed.get_world_size() if joined else 1
+        if wanted == 1:
+            return None
+        if found != wanted:
+            raise UsageError(
+                f"the plan is for {wanted} ranks, and found a process group of {found}; expected as many. Start "
+                f"{wanted} processes, such as with torchrun, and call torch.distributed.init_process_group before "
+                "prepare; or tune again."
+            )
+        group: Any = distributed.group.WORLD
+        return Ranks.of(group, device.type)
 
     def _loader(self, source: BatchSource) -> Iterable[Any]:
         """Returns the loader of the micro batches of the plan."""

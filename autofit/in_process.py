@@ -1,24 +1,31 @@
 """A whole search in this process, on the user's own objects: the device is locked, and everything is put back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from autofit import locks
 from autofit.core.answer import Answer
 from autofit.core.briefing import Examiner, Options
 from autofit.core.budget import Clock
-from autofit.core.errors import BudgetSpent
+from autofit.core.errors import AutofitError, BudgetSpent, from_record, to_record
 from autofit.devices.base import Device
+from autofit.failures.evidence import named_error
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
+from autofit.probing.ranks.bench import FollowingBench, LeadingBench, opened
+from autofit.probing.ranks.launch import joined, rank_count
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evidence import SearchResult
-from autofit.search.request import Event, Listen, Request
-from autofit.search.search import STAGE, search, training_request, with_evaluation
+from autofit.search.request import Event, Examine, Listen, Request
+from autofit.search.search import STAGE, SearchInterrupted, search, training_request, with_evaluation
 from autofit.trackers.progress import Progress, heartbeat, waiting, watched
 from autofit.workloads.workload import Workload
+
+NO_EVALUATION = "the plan for evaluation was not searched: it is on one rank; tune it alone, with mode='inference'"
+_Bench = TypeVar("_Bench", bound=LocalBench)
 
 
 def search_in_process(
@@ -39,27 +46,16 @@ def search_in_process(
     Raises:
         AutofitError: see `autofit.tune`.
     """
-    results: list[SearchResult | None] = [None]
-
-    def keep(event: Event) -> None:
-        results.append(event.result or results[-1])
-
-    about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
+    if rank_count() > 1:
+        return search_on_ranks(workload, chosen, options, request, clock, progress, followers)
+    watch = Watchdog(clock)
     with ExitStack() as held:
         held.enter_context(private_cache())
         with watched(progress, None, request, clock, watch) as listen:
-            asked_s = clock.elapsed_s
-            held.enter_context(locks.held(chosen.lock_key, about, wait_s, waiting(watch, listen)))
-            clock.waited_s += clock.elapsed_s - asked_s
-            held.enter_context(watch)
-            bench = _opened(workload, chosen, options, watch)
-        with bench.backstop, bench, watched(progress, bench.briefing, request, clock, watch) as listen:
-            examine = None if examiner is None else partial(bench.examine, examiner)
-            found = search(bench, request, [listen, *followers, heartbeat(watch), keep], clock, examine)
-    if bench.changed:
-        note = f"changed while tuning, and could not be restored: {', '.join(bench.changed)}"
-        found = found.model_copy(update={"caveats": (note, *found.caveats)})
-    return found, None if results[-1] is None else replace(results[-1], answer=found)
+            _locked(chosen, request, watch, held, listen)
+            bench = _opened(watch, lambda: LocalBench(workload, chosen, options, watch=watch))
+        examine = None if examiner is None else partial(bench.examine, examiner)
+        return _searched(bench, request, clock, progress, followers, watch, examine)
 
 
 def search_with_evaluation(
@@ -80,8 +76,11 @@ def search_with_evaluation(
         AutofitError: see `autofit.tune`.
     """
     evaluation = workload.evaluation
-    if evaluation is None:
-        return search_in_process(workload, chosen, options, request, clock, progress, followers, examiner)
+    if evaluation is None or rank_count() > 1:
+        found, result = search_in_process(workload, chosen, options, request, clock, progress, followers, examiner)
+        if evaluation is not None:
+            found = found.model_copy(update={"caveats": (*found.caveats, NO_EVALUATION)})
+        return found, result
     first = training_request(request)
     found, result = search_in_process(workload, chosen, options, first, clock, progress, followers, examiner)
 
@@ -94,9 +93,101 @@ def search_with_evaluation(
     return found, None if result is None else replace(result, answer=found)
 
 
-def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
+def search_on_ranks(
+    workload: Workload,
+    chosen: Device,
+    options: Options,
+    request: Request,
+    clock: Clock,
+    progress: bool | Listen,
+    followers: Sequence[Listen],
+) -> tuple[Answer, SearchResult | None]:
+    """Searches with the other ranks of this launch. All return the same answer, and raise the same error.
+
+    Only rank 0 reports progress, has a study and returns the search's result.
+
+    Raises:
+        RanksLost: a rank no longer answers, or does not arrive.
+        AutofitError: see `autofit.tune`.
+    """
+    with private_cache(), joined(chosen.torch_device) as launch, ExitStack() as held:
+        watch = Watchdog(clock)
+        if not launch.leads:
+
+            def following() -> FollowingBench:
+                if not chosen.is_host:  # else rank 0 has the lock of this machine's processors
+                    _locked(chosen, request, watch, held, lambda event: None)
+                return FollowingBench(launch, workload, chosen, options, watch)
+
+            return _followed(opened(launch, following)), None
+
+        def leading() -> LeadingBench:
+            with watched(progress, None, request, clock, watch) as listen:
+                _locked(chosen, request, watch, held, listen)
+                return _opened(watch, lambda: LeadingBench(launch, workload, chosen, options, watch))
+
+        bench = opened(launch, leading)
+        held.enter_context(launch.leading())
+        try:
+            found, result = _searched(bench, request, clock, progress, followers, watch, None)
+        except SearchInterrupted as interrupted:
+            bench.end(answer=interrupted.answer.model_dump(mode="json", by_alias=True), interrupted=True)
+            raise
+        except BaseException as error:
+            raised = error if isinstance(error, AutofitError) else AutofitError(f"rank 0: {named_error(error)}")
+            bench.end(error=to_record(raised))
+            raise
+        bench.end(answer=found.model_dump(mode="json", by_alias=True))
+        return found, result
+
+
+def _followed(bench: FollowingBench) -> Answer:
+    """Returns the answer of the search that rank 0 leads."""
+    with bench.backstop, bench:
+        said = bench.serve()
+    if "error" in said:
+        raise from_record(said["error"])
+    answer = Answer.model_validate(said["answer"])
+    if said.get("interrupted"):
+        raise SearchInterrupted(answer)
+    return answer
+
+
+def _locked(device: Device, request: Request, watch: Watchdog, held: ExitStack, listen: Listen) -> None:
+    """Locks the device until `held` is left."""
+    about, wait_s, clock = f"{device.name()} ({device.type})", locks.patience_s(request.time_s), watch.clock
+    asked_s = clock.elapsed_s
+    held.enter_context(locks.held(device.lock_key, about, wait_s, waiting(watch, listen)))
+    clock.waited_s += clock.elapsed_s - asked_s
+    held.enter_context(watch)
+
+
+def _searched(
+    bench: LocalBench,
+    request: Request,
+    clock: Clock,
+    progress: bool | Listen,
+    followers: Sequence[Listen],
+    watch: Watchdog,
+    examine: Examine | None,
+) -> tuple[Answer, SearchResult | None]:
+    """Searches with an open bench, and leaves it."""
+    results: list[SearchResult | None] = [None]
+
+    def keep(event: Event) -> None:
+        results.append(event.result or results[-1])
+
+    with bench.backstop, bench, watched(progress, bench.briefing, request, clock, watch) as listen:
+        found = search(bench, request, [listen, *followers, heartbeat(watch), keep], clock, examine)
+    if bench.changed:
+        note = f"changed while tuning, and could not be restored: {', '.join(bench.changed)}"
+        found = found.model_copy(update={"caveats": (note, *found.caveats)})
+    return found, None if results[-1] is None else replace(results[-1], answer=found)
+
+
+def _opened(watch: Watchdog, make: Callable[[], _Bench]) -> _Bench:
     """Opens a bench within the time budget."""
     try:
-        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
+        return watch.allowed(make)
     except Overdue as error:
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None

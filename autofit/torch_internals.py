@@ -199,6 +199,21 @@ def fake_store() -> Any:
     return FakeStore()
 
 
+def default_store() -> Any:
+    """Returns the store through which the ranks of this process's default group met."""
+    from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415  # a torch may be built without
+
+    return _get_default_store()
+
+
+def forget_groups(mesh: Any) -> None:
+    """Lets go of the process groups of a mesh, which caches of sharded tensors keep. A group that is kept stays open.
+
+    A torch before 2.13 keeps none in its meshes, and nothing is done.
+    """
+    vars(mesh).get("_pg_registry", {}).clear()
+
+
 def without_modes() -> AbstractContextManager[Any]:
     """Returns a context in which no dispatch mode is active, such as that of fake tensors."""
     found: AbstractContextManager[Any] = _disable_current_modes()

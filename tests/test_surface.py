@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 NAMES = [
     "Answer", "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Diagnosis",
-    "Estimation", "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "RestoreError", "SpaceError",
+    "Estimation", "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "RanksLost", "RestoreError", "SpaceError",
     "StorageError", "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload",
     "WorkloadError", "diagnose", "estimate", "load", "tune", "watch",
 ]  # fmt: skip
@@ -26,9 +26,9 @@ FLAGS = {
     "": ["--help", "--verbose", "--version", "-h", "COMMAND"],
     "tune": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-global-batch", "--max-grad-norm",
-        "--memory", "--mode", "--numerics", "--objective", "--only", "--output", "--planned-steps", "--quiet",
-        "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track", "--trials", "--without", "-h",
-        "-o", "-q", "TARGET",
+        "--memory", "--mode", "--nproc", "--numerics", "--objective", "--only", "--output", "--planned-steps",
+        "--quiet", "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track", "--trials",
+        "--without", "-h", "-o", "-q", "TARGET",
     ],
     "run": [
         "--force", "--global-batch", "--help", "--max-global-batch", "--max-grad-norm", "--memory", "--numerics",

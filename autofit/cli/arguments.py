@@ -93,6 +93,10 @@ _ONLY = (
     "(default: all that apply)"
 )
 _MAX_GLOBAL_BATCH = "largest number of samples per optimizer step if --global-batch is not given (default: {})"
+_NPROC = (
+    "number of processes that train together, each on a device of its own: torchrun starts them, and the code runs in "
+    "each. The layout is searched too. Under torchrun, the processes that it has started are used (default: 1)"
+)
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "target": {"metavar": "TARGET", "help": f"{_FUNCTION}, as for tune"},
@@ -192,6 +196,7 @@ def tune(parser: argparse.ArgumentParser) -> None:
     budget.add_argument("--trials", type=count, metavar="N", help="maximum number of probes (default: no limit)")
     search = parser.add_argument_group("search")
     _add(search, "--device")
+    search.add_argument("--nproc", type=count, metavar="N", help=_NPROC)
     _search(search, "search")
     _add(search, "--set", "--objective", "--searcher", "--seed", "--study")
     _search_output(parser)

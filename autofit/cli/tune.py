@@ -15,7 +15,7 @@ from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
 from autofit.core.briefing import DOCTOR, Examiner, Options
 from autofit.core.budget import Clock
-from autofit.core.errors import PlanFileError
+from autofit.core.errors import AutofitError, PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json
 from autofit.core.units import parse_time
@@ -38,6 +38,13 @@ def execute(given: argparse.Namespace) -> int:
     request = _request(given)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     check_output(Path(given.output), force=given.force)
+    rank = _rank()
+    if rank is None and (given.nproc or 1) > 1:
+        from autofit.cli.ranks import started  # noqa: PLC0415  # loads torch
+
+        return started(given)
+    if rank:
+        return _followed(target, request, clock, given)
     interrupted = False
     try:
         answer = _tuned(target, request, clock, given)
@@ -58,8 +65,32 @@ def execute(given: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0
 
 
+def _rank() -> int | None:
+    """Returns the number of this rank, if a launcher such as torchrun has started several; else None."""
+    number, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return int(number) if number.isdecimal() and count.isdecimal() and int(count) > 1 else None
+
+
+def _followed(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> int:
+    """Follows the search of rank 0, which says all there is to say. Returns the exit code."""
+    from autofit.cli.ranks import searched  # noqa: PLC0415  # loads torch
+
+    given.quiet, given.track = True, []
+    try:
+        searched(target, request, clock, given)
+    except SearchInterrupted:
+        return INTERRUPTED
+    except AutofitError as error:
+        return error.exit_code
+    return 0
+
+
 def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Answer:
     """Returns the result of the search, with that of evaluation if the target has an `eval_loader`."""
+    if _rank() is not None:
+        from autofit.cli.ranks import searched as searched_on_ranks  # noqa: PLC0415  # loads torch
+
+        return searched_on_ranks(target, request, clock, given)
     found, evaluates = _searched(target, request, clock, given)
     if not evaluates:
         return found

@@ -4,6 +4,8 @@ from autofit.core.strict import Strict
 
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
+RANKS = "ranks"
+"""Name of the setting with the number of ranks that trained together. Absent if it was one."""
 WEIGHING, TRAINER = "weighing", "trainer"
 """Settings of an answer's environment: how micro batches are weighted, absent if by their samples; the library
 whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""
@@ -34,6 +36,17 @@ class Environment(Strict):
     def is_host(self) -> bool:
         """Whether the device is the CPU, whose memory is the machine's main memory."""
         return self.device_type == "cpu"
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that trained together."""
+        found = self.settings.get(RANKS, "1")
+        return int(found) if found.isdecimal() else 1
+
+    @property
+    def devices(self) -> str:
+        """The device's name, with the number of devices if several ranks train together."""
+        return self.device_name if self.ranks == 1 else f"{self.ranks} x {self.device_name}"
 
     @property
     def is_inference(self) -> bool:

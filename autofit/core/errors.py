@@ -16,12 +16,14 @@ AutofitError                 1   something inside autofit is broken
 ├── Busy                     6   another tuner uses the device or the study
 ├── BudgetSpent              7   the time budget ended before a plan was measured, or proven
 ├── DevicePoisoned           8   every call to the device fails; only a new process helps
+├── RanksLost                8   ranks that train together no longer answer each other, or never met
 └── RestoreError             1   an object the user passed in could not be restored bit-identically
 
 The number is the exit code of the command line. An expected event of a probe, such as an out-of-memory, is an `Outcome`
 and not an error. A message says what was found, what was expected, and what to do next.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -125,5 +127,26 @@ class DevicePoisoned(AutofitError):
     exit_code = 8
 
 
+class RanksLost(AutofitError):
+    """Ranks that train together no longer answer each other, or never met."""
+
+    exit_code = 8
+
+
 class RestoreError(AutofitError):
     """An object the user passed in could not be restored bit-identically."""
+
+
+def to_record(error: AutofitError) -> dict[str, str]:
+    """Returns an error as texts, for another process."""
+    text = error.traceback_text if isinstance(error, UserCodeError) else ""
+    return {"type": type(error).__name__, "message": str(error), "traceback": text}
+
+
+def from_record(record: Mapping[str, object]) -> AutofitError:
+    """Returns the error of another process. One of an unknown type is an `AutofitError`."""
+    kind = globals().get(str(record.get("type")))
+    if not (isinstance(kind, type) and issubclass(kind, AutofitError)):
+        kind = AutofitError
+    message, text = str(record.get("message", "")), str(record.get("traceback", ""))
+    return kind(message, text) if issubclass(kind, UserCodeError) else kind(message)

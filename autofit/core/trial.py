@@ -48,11 +48,13 @@ class RunTerms(Strict):
         objective: gives the score of the probe.
         above: score above which a probe continues to its proof in the same run: whole steps on the worst batch, without
             clearing the cache. 0: its first steps are those of a proof. None: it never does.
+        fit_alone: whether only steps on the worst batch run, which show whether the plan fits.
     """
 
     limit_s: float | None = Field(default=None, gt=0)
     objective: Objective = Objective()
     above: float | None = Field(default=None, ge=0)
+    fit_alone: bool = False
 
     @property
     def at_once(self) -> bool:

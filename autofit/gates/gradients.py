@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from autofit.core.plan import Plan
 from autofit.gates.compare import difference, order_l2
 from autofit.gates.draws import DrawLog, SharedDraws
 from autofit.gates.modes import Modes, evaluating
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.step import StepBatch, TrainStep
@@ -205,6 +206,8 @@ def _signs(device: torch.device) -> torch.Tensor:
 
 def _fold(gradient: torch.Tensor, at: int, signs: torch.Tensor, folded: torch.Tensor) -> None:
     """Adds the elements, with random signs, to a sketch. The first has index `at` modulo `WIDTH`."""
+    if is_traceable_wrapper_subclass(gradient):  # one of several ranks has a part, and all gather it together
+        gradient = cast("Any", gradient).full_tensor()
     gradient = gradient if gradient.layout is torch.strided else gradient.to_dense()
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient.resolve_conj())

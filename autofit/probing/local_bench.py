@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -58,7 +58,8 @@ from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import source_of
-from autofit.workloads.step import Draft, StepBatch, TrainStep, static_bytes
+from autofit.workloads.step import Draft, Ranks, StepBatch, TrainStep, static_bytes
+from autofit.workloads.tree import Batch
 from autofit.workloads.workload import Workload
 
 LEAST_BYTES = 2**20
@@ -154,6 +155,12 @@ def bench_notes(
     yield from source.notes
 
 
+def undivided(plan: Plan) -> Plan:
+    """Returns a plan without what divides a training among ranks."""
+    divides = {name for strategy in members() if strategy.for_ranks for name in strategy.owns}
+    return plan.model_copy(update={"values": {n: value for n, value in plan.values.items() if n not in divides}})
+
+
 class LocalBench:
     """A workload on a device, ready to be probed.
 
@@ -177,6 +184,10 @@ class LocalBench:
     """
 
     proof_start_s = 0.0
+    _ranks: Ranks | None = None
+    """The ranks of the steps that are made; None: this process trains alone."""
+    _traced_ranks: Ranks | None = None
+    """The ranks of a trace, which are fake."""
 
     def __init__(
         self,
@@ -253,26 +264,13 @@ class LocalBench:
         self._leaks.begin()
         try:
             self._make_ready()
-            probe = Probe(
-                plan=plan,
-                purpose=purpose,
-                build=self._build,
-                batches=self._batches,
-                device=self.device,
-                budget_bytes=self.briefing.budget.memory_bytes,
-                enforce=self._options.enforce,
-                terms=terms,
-                cold=self._options.cold,
-                fastest_s=self._fastest_s,
-                watch=self._watch,
-                beat=self._beat,
-            )
+            probe = self._probe(plan, purpose, terms)
             try:
                 with shapes_of_a_training(vary=self._source.varies):
                     outcome = self._watch.allowed(probe.run, most_s=terms.limit_s or math.inf)
             except Overdue as error:
                 outcome = Outcome(status=Status.TIMED_OUT, reason=str(error))
-            if outcome.measured and not SearchSpace(self.briefing.space).unpinned(plan):
+            if outcome.measured and not terms.fit_alone and not SearchSpace(self.briefing.space).unpinned(plan):
                 self._fastest_s = min(self._fastest_s, probe.worst_s or UNKNOWN_S)
             poisoned = outcome.status is Status.POISONED
         finally:
@@ -282,6 +280,8 @@ class LocalBench:
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         outcome = outcome.model_copy(update={"leaked": leaked})
+        if terms.fit_alone:
+            return outcome
         if outcome.measurement is not None:
             self._rates[plan.key] = max(self._rates.get(plan.key, 0.0), outcome.measurement.samples_per_s)
         if purpose is not Purpose.PROOF or not outcome.measured or (self._options.enforce and self.device.is_host):
@@ -289,10 +289,28 @@ class LocalBench:
         trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
         return trials.added(outcome, plan.micro_batch_size, self._rates[plan.key], self._put_back)
 
+    def _probe(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Probe:
+        return Probe(
+            plan=plan,
+            purpose=purpose,
+            build=self._build,
+            batches=self._batches,
+            device=self.device,
+            budget_bytes=self.briefing.budget.memory_bytes,
+            enforce=self._options.enforce,
+            terms=terms,
+            cold=self._options.cold,
+            fastest_s=self._fastest_s,
+            watch=self._watch,
+            beat=self._beat,
+            announce=self._announce,
+        )
+
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Checks whether a plan keeps the baseline's gradient. Everything is restored afterwards.
 
-        Micro batches of later runs are weighted as the verdict on accumulation says.
+        Micro batches of later runs are weighted as the verdict on accumulation says. Of several ranks, one checks what
+        a plan does besides dividing the training among them.
 
         Raises:
             DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
@@ -304,8 +322,8 @@ class LocalBench:
             steps=self._steps,
             source=self._source,
             put_back=self._put_back,
-            plan=plan,
-            baseline=self.briefing.space.baseline,
+            plan=undivided(plan),
+            baseline=undivided(self.briefing.space.baseline),
             known=known,
         )
         with as_users_errors(self.device), shapes_of_a_training(vary=self._source.varies):
@@ -378,7 +396,9 @@ class LocalBench:
 
             def work() -> Trace:
                 target = self.device.torch_device
-                return tracing.trace(self.workload, self._loss, plan, batch, target, limit_s=limit_s, threads=threads)
+                ranks = 1 if self._traced_ranks is None else self._traced_ranks
+                limits: dict[str, Any] = {"limit_s": limit_s, "threads": threads}
+                return tracing.trace(self.workload, self._loss, plan, batch, target, ranks=ranks, **limits)
 
             return isolation.isolated(work, self.workload, self.device.is_host, limit_s)
 
@@ -386,6 +406,9 @@ class LocalBench:
             return self._watch.allowed(traced, most_s=most_s)
         except Overdue as error:
             raise Untraceable(str(error), "in the trace") from None
+
+    def _announce(self, parts: Sequence[Batch]) -> None:
+        """Called with the micro batches of a step that a probe is about to run."""
 
     def _beat(self, phase: str) -> None:
         self._watch.beat(phase)
@@ -445,4 +468,5 @@ class LocalBench:
         self._watch.check()
         target, host_bytes, varies = self.device.torch_device, devices.available_host_bytes(), self._source.varies
         draft = Draft.of(self.workload, self._loss, target, self._weighing, host_bytes, varies=varies)
+        draft.ranks = self._ranks
         return prepare(plan, draft, members())

@@ -119,6 +119,7 @@ class Probe:
         watch: measures the remaining time, and ends a compilation that takes too long. A proof that begins late runs
             only the steps that it needs.
         beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" around steps.
+        announce: called with the micro batches of each step, before they are copied and the step runs.
         worst_s: seconds per sample on the worst batch. Set by `run`; None if no whole step was run on it.
     """
 
@@ -134,6 +135,7 @@ class Probe:
     fastest_s: float = math.inf
     watch: Watchdog = field(default_factory=Watchdog)
     beat: Callable[[str], None] = field(default=lambda phase: None)
+    announce: Callable[[Sequence[Batch]], None] = field(default=lambda parts: None)
     worst_s: float | None = None
     _phase: str = "prepare"
     _compiler: Compiler | None = None
@@ -416,11 +418,15 @@ class Probe:
         return lap
 
     def _typical_batch(self, typical: Typical, number: int) -> StepBatch:
-        return StepBatch.alike(unused(typical.of_step(number), self.device.type))
+        return self._step_batch(typical.of_step(number))
 
     def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> WindowResult:
         with self._reported(step):
-            return run_step(step, StepBatch.alike(unused(parts, self.device.type)), self.device)
+            return run_step(step, self._step_batch(parts), self.device)
+
+    def _step_batch(self, parts: Sequence[Batch]) -> StepBatch:
+        self.announce(parts)
+        return StepBatch.alike(unused(parts, self.device.type))
 
     @contextmanager
     def _reported(self, step: TrainStep) -> Iterator[None]:
@@ -452,6 +458,8 @@ class Probe:
         """Returns the outcome of a plan that is not timed; None if it is to be timed."""
         if (outcome := objection(peak, self.budget_bytes)) is not None:
             return outcome
+        if self.terms.fit_alone:
+            return untimed(peak, "not timed: it was only to be seen whether it fits")
         if peak.cut_off:
             ran = f"{len(peak.steps_s)} of {peak.wanted} steps on the worst batch"
             return untimed(peak, f"the time ended after {ran}: it is neither timed further nor proven")

@@ -103,7 +103,7 @@ def _environment(r: Answer) -> Mapping[str, object]:
     place = r.environment
     return {
         "workload": f"{r.title} {place.workload}".strip(),
-        "device": f"{place.device_name} ({place.device_type}), {format_bytes(place.capacity_bytes)}",
+        "device": f"{place.devices} ({place.device_type}), {format_bytes(place.capacity_bytes)}",
         "threads": str(place.threads or _NONE),
         **place.versions,
         **place.settings,

@@ -26,7 +26,7 @@ def render(report: Report) -> str:
         for chart in CHARTS
         if (drawing := chart.draw(report, False)) is not None
     ]
-    device = f"{shortened(report.environment.device_name, 80)} ({shortened(report.environment.device_type, 20)})"
+    device = f"{shortened(report.environment.devices, 80)} ({shortened(report.environment.device_type, 20)})"
     made = f"Made by autofit {shortened(report.environment.versions.get('autofit', ''), 40)}".rstrip()
     return page(
         answer(report),

@@ -35,7 +35,7 @@ def environment(report: Report) -> list[tuple[str, str]]:
     """Returns where and how the plans were measured, as names with values."""
     place = report.environment
     facts = {
-        "device": f"{place.device_name} ({place.device_type}), {format_bytes(place.capacity_bytes)}",
+        "device": f"{place.devices} ({place.device_type}), {format_bytes(place.capacity_bytes)}",
         "budget": report.budget_note or format_bytes(report.budget_bytes),
         "threads": "" if place.threads is None else str(place.threads),
         "versions": ", ".join(f"{name} {version}" for name, version in place.versions.items()),

@@ -175,7 +175,7 @@ def _labelled(r: Answer, plan_file: str | None) -> Iterator[tuple[str, str]]:
         yield "planned", f"{samples:,} samples, {samples / size:,.0f} steps of {size}; warm-up is part of samples/s"
     yield "budget", r.budget.memory_note or format_bytes(r.budget.memory_bytes)
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
-    yield "device", f"{environment.device_name} ({environment.device_type}), {versions}"
+    yield "device", f"{environment.devices} ({environment.device_type}), {versions}"
     trials = ", ".join(f"{count} {status}" for status, count in r.counts.items()) or "none"
     yield "trials", f"{trials} in {format_duration(r.duration_s)}; study {r.study}"
     for refused in r.refused[:_REFUSED]:

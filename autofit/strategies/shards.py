@@ -43,6 +43,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, resh
 
     The memory of the whole parameters is released meanwhile. At the end they get the trained values, which all ranks
     gather together. On fake ranks nothing can be gathered: the whole parameters stay, and get the part of this rank.
+    On guarded ranks they come back without content.
     The optimizer's state begins anew, and the one from before is put back at the end.
 
     Args:
@@ -52,7 +53,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, resh
         reshard: whether gathered parameters are released after the forward pass, except those outside blocks. The
             backward pass gathers them again.
     """
-    fully_shard, released = sharding(), not ranks.is_fake or is_without_data(model)
+    fully_shard, released = sharding(), ranks.guarded or not ranks.is_fake or is_without_data(model)
     with Undo() as undo:
         kept = [_Unsharded.of(module) for module in model.modules()]
         for each in kept:
@@ -68,7 +69,8 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, resh
             for name, whole in each.tables["_parameters"].items()
             if whole is not None
         }
-        undo.callback(_bring_back, shards, ranks)
+        if not ranks.guarded:
+            undo.callback(_bring_back, shards, ranks)
         if released:
             _release(shards, undo)
         if optimizer is not None:
@@ -110,11 +112,15 @@ def begin_anew(optimizer: Optimizer, undo: Undo) -> None:
 
 
 def _release(shards: Shards, undo: Undo) -> None:
-    """Releases the memory of whole parameters, and registers that they get as much again, without its content."""
+    """Releases the memory of whole parameters, and registers that they get as much again, without its content.
+
+    Memory that is shared with an array of NumPy stays.
+    """
     for whole, _ in shards.values():
         storage = whole.untyped_storage()
-        undo.callback(storage.resize_, storage.nbytes())
-        storage.resize_(0)
+        if storage.resizable():
+            undo.callback(storage.resize_, storage.nbytes())
+            storage.resize_(0)
 
 
 @torch.no_grad()

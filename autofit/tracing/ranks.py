@@ -35,9 +35,9 @@ def fake_ranks(count: int, number: int = 0, device_type: str = "cpu") -> Iterato
         UsageError: this torch has no process groups, or this process already belongs to one.
     """
     check_without_group()
-    store, known = fake_store(), distributed.Backend.backend_capability
+    store = fake_store()
     with Undo() as undo:
-        undo.replace(known, FAKE, [*dict.fromkeys((*known[FAKE], device_type))])
+        undo.enter_context(fakes_allowed(device_type))
         with without_modes():
             distributed.init_process_group(FAKE, store=store, rank=number, world_size=count)
             undo.callback(distributed.destroy_process_group)
@@ -45,6 +45,16 @@ def fake_ranks(count: int, number: int = 0, device_type: str = "cpu") -> Iterato
             assert group is not None, "it was just made"
             ranks = Ranks.of(group, device_type, is_fake=True)
         yield ranks
+
+
+@contextmanager
+def fakes_allowed(device_type: str) -> Iterator[None]:
+    """Allows groups of ranks that do not exist, for devices of a type, until the context is left."""
+    fake_store()
+    known = distributed.Backend.backend_capability
+    with Undo() as undo:
+        undo.replace(known, FAKE, [*dict.fromkeys((*known[FAKE], device_type))])
+        yield
 
 
 def check_without_group() -> None:

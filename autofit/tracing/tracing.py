@@ -16,7 +16,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ def trace(  # noqa: PLR0913  # what a step depends on
     limit_s: float = math.inf,
     threads: int | None = None,
     *,
-    ranks: int = 1,
+    ranks: int | Ranks = 1,
 ) -> Trace:
     """Returns the allocations of `STEPS` optimizer steps of a plan.
 
@@ -82,7 +82,8 @@ def trace(  # noqa: PLR0913  # what a step depends on
         chip: the chip of a CUDA device. None reads it from the device that is present.
         limit_s: seconds after which the trace is abandoned.
         threads: number of threads that training uses on the host. None uses the current number of this process.
-        ranks: number of ranks that train together. The trace is that of the rank that needs the most memory.
+        ranks: number of ranks that train together. The trace is that of the rank that needs the most memory. Or fake
+            ranks of this process, where it already belongs to a process group: the trace is that of this rank.
 
     Raises:
         Untraceable: something in the step cannot run without data, or fails on fake tensors.
@@ -103,12 +104,21 @@ def trace(  # noqa: PLR0913  # what a step depends on
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
     fake = _on_fake_tensors(run.recorder, batch, limit_s, lambda: run.doing, (SpaceError, Untraceable))
     with ExitStack() as held:
-        if ranks > 1:
-            run.ranks = held.enter_context(fake_ranks(ranks, _heaviest(workload, plan, ranks), device.type))
+        run.ranks = held.enter_context(_ranks_of(ranks, workload, plan, device))
+        if run.ranks is not None:
             held.enter_context(recording_shards(run.recorder, device.type))
         for each in (fake, attending(chip or Chip()), disguise):
             held.enter_context(each)
         return run.trace(workload, loss, batch)
+
+
+def _ranks_of(
+    ranks: int | Ranks, workload: Workload, plan: Plan, device: torch.device
+) -> AbstractContextManager[Ranks | None]:
+    """Returns a context of the ranks of a trace; None for one alone."""
+    if not isinstance(ranks, int):
+        return nullcontext(ranks)
+    return nullcontext() if ranks == 1 else fake_ranks(ranks, _heaviest(workload, plan, ranks), device.type)
 
 
 def _heaviest(workload: Workload, plan: Plan, ranks: int) -> int:

@@ -18,6 +18,7 @@ from autofit.workloads.resized_samplers import (
     LengthBatches,
     Pass,
     Rechunked,
+    Share,
     all_keys,
     draws_at_random,
     one_pass,
@@ -233,6 +234,28 @@ class Recipe:
         else:
             given["batch_sampler"] = lists
         return DataLoader(**given)
+
+
+def shared(loader: Any, number: int, count: int) -> Any:
+    """Returns a loader of the samples that belong to one of several ranks.
+
+    A `DataLoader` that draws all samples, in order or at random, is made again with a sampler of its part. Any other
+    loader is returned as it is: its sampler, or its data, is of this rank already.
+
+    Args:
+        loader: the user's loader.
+        number: number of this rank, from 0.
+        count: number of ranks.
+    """
+    if type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler:
+        return loader
+    sampler = loader.sampler
+    whole = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == known_length(loader.dataset)
+    if type(sampler) is not SequentialSampler and not whole:
+        return loader
+    part = Share(loader.dataset, count, number, shuffle=whole, drop_last=loader.drop_last)
+    given = {name: getattr(loader, name) for name in _KEPT}
+    return DataLoader(**given, batch_size=loader.batch_size, sampler=part, drop_last=loader.drop_last)
 
 
 def _usual_size(drawn: Sequence[list[Any]], name: str) -> tuple[int, tuple[str, ...], Sequence[list[Any]]]:

@@ -26,16 +26,25 @@ from autofit.workloads.lengths import LengthOf
 from autofit.workloads.streams import known_length, read, undisturbed
 
 
+class Share(DistributedSampler[Any]):
+    """The part of a data set that belongs to one of several ranks. Shuffled, it is in another order in each pass."""
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn: Iterator[Any] = super().__iter__()
+        self.epoch += 1
+        return drawn
+
+
 def draws_at_random(sampler: Any) -> bool:
     """Returns whether any samples may be in the same batch, so that the order of the sampler does not matter."""
-    if type(sampler) is DistributedSampler:
+    if type(sampler) in (DistributedSampler, Share):
         return bool(sampler.shuffle)
     return type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def sampler_keys(sampler: Any, dataset: Any, limit: int) -> tuple[Sequence[Any], int | None]:
     """Returns the keys that a sampler draws from, and how many it draws in one pass (None if unknown)."""
-    if type(sampler) in (SequentialSampler, RandomSampler, DistributedSampler):
+    if type(sampler) in (SequentialSampler, RandomSampler, DistributedSampler, Share):
         total = known_length(getattr(sampler, "data_source", dataset))
         if total is None:
             raise WorkloadError(

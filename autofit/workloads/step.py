@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from itertools import count as counting
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:  # a torch may be built without
 __all__ = ["Draft", "Scheduler", "StepBatch", "StepLoader", "TrainStep"]
 
 
+_meshes = counting()
+"""Numbers the meshes of this process. torch caches by mesh, and takes one of the same name for a mesh whose group is
+gone."""
+
+
 class Scheduler(Protocol):
     """The interface of a learning rate scheduler: `TrainStep` calls `step()` after each optimizer step."""
 
@@ -41,18 +47,23 @@ class Ranks:
         mesh: the mesh of their devices, with one dimension.
         is_fake: whether the other ranks do not exist: collectives return at once, and what they would bring is
             meaningless.
+        guarded: whether a guard puts the weights back after a step is closed, so that closing it brings nothing back,
+            and waits for nobody.
     """
 
     group: "ProcessGroup"
     mesh: "DeviceMesh"
     is_fake: bool = False
+    guarded: bool = False
 
     @classmethod
-    def of(cls, group: "ProcessGroup", device_type: str, *, is_fake: bool = False) -> Self:
+    def of(cls, group: "ProcessGroup", device_type: str, *, is_fake: bool = False, guarded: bool = False) -> Self:
         """Returns the ranks of a process group, each with a device of this type."""
         from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
 
-        return cls(group, DeviceMesh.from_group(group, device_type), is_fake)
+        name = f"ranks {next(_meshes)}"
+        mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(name,))
+        return cls(group, mesh, is_fake, guarded)
 
     @property
     def count(self) -> int:

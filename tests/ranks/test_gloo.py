@@ -17,14 +17,13 @@ pytest.importorskip("transformers")
 from scripts.bench.memory.ranks import (
     CPU,
     PROMISED,
-    RANKS,
     SIZE,
     estimated_bytes,
-    launched,
     measured_one_by_one,
     opened,
     plan_of,
 )
+from scripts.bench.ranks.launching import RANKS, launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.leaves("multiprocessing keeps a tracker of its resources")]
 CLOSE = 1e-5

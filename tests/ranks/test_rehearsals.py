@@ -13,12 +13,12 @@ from scripts.bench.memory.ranks import (
     MODELS,
     OTHERS,
     PROMISED,
-    RANKS,
     REQUIRED_RATIO,
     estimated_bytes,
     plan_of,
     rehearsed_bytes,
 )
+from scripts.bench.ranks.launching import RANKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 SMALL = ("mlp", "convolutions")

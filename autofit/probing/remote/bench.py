@@ -58,11 +58,7 @@ def asked(
     if reply["kind"] in ((expected,) if isinstance(expected, str) else expected):
         return reply
     child.kill()
-    kind = getattr(errors, str(reply.get("type")), None)
-    if not (isinstance(kind, type) and issubclass(kind, errors.AutofitError)):
-        kind = errors.AutofitError
-    message, text = str(reply.get("message", "")), str(reply.get("traceback", ""))
-    raise kind(message, text) if issubclass(kind, errors.UserCodeError) else kind(message)
+    raise errors.from_record(reply)
 
 
 def parsed(child: Child, reply: dict[str, Any], record: type[_Record]) -> _Record:

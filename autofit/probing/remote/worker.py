@@ -37,7 +37,15 @@ from autofit import devices
 from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Examiner, Options
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError, SpaceError, Untraceable, UsageError, UserCodeError, WorkloadError
+from autofit.core.errors import (
+    AutofitError,
+    SpaceError,
+    Untraceable,
+    UsageError,
+    UserCodeError,
+    WorkloadError,
+    to_record,
+)
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.printable import redacted
@@ -77,8 +85,7 @@ class Worker:
             except BrokenPipeError:
                 raise
             except AutofitError as error:
-                text = error.traceback_text if isinstance(error, UserCodeError) else ""
-                self._say("error", type=type(error).__name__, message=str(error), traceback=text)
+                self._say("error", **to_record(error))
             except BaseException:  # outside the user's code: an internal error
                 trace = redacted(traceback.format_exc())
                 self._say("error", type="AutofitError", message=f"the probing process failed.\n{trace}")
@@ -111,11 +118,7 @@ class Worker:
 
     def _open(self, request: dict[str, Any]) -> None:
         self._beat("import")
-        check_names(Options.model_validate(request["options"]))  # before the user's code and the device are waited for
-        arguments = factory.make(request["target"], request["arguments"])
-        collect_as_usual()
-        _check_names(arguments, request["target"])
-        workload = workload_of(arguments, request["overrides"])
+        workload, options, arguments = made(request)
         if request.get("evaluation"):
             if (evaluation := workload.evaluation) is None:  # a workload of its own, made at each call
                 raise WorkloadError(
@@ -124,8 +127,6 @@ class Worker:
                 )
             workload = evaluation
         self._beat("open")
-        options = options_of(arguments, request["options"])
-        check_names(options)
         if request.get("stand_in") is None:
             self._open_bench(workload, request["device"] or arguments.get("device"), options, request)
         else:
@@ -217,6 +218,21 @@ def _exits_as_errors(when: str) -> Iterator[None]:
         message, evidence = f"your code raised {type(error).__name__} {when}", collect(error)
         scrub(error)
         raise UserCodeError(message, evidence.traceback_text) from None
+
+
+def made(request: dict[str, Any]) -> tuple[Workload, Options, dict[str, Any]]:
+    """Returns the workload that a request opens, the options of its search, and the factory's arguments.
+
+    Raises:
+        AutofitError: an option is wrong, or the factory fails or returns something else.
+    """
+    check_names(Options.model_validate(request["options"]))  # before the user's code and the device are waited for
+    arguments = factory.make(request["target"], request["arguments"])
+    collect_as_usual()
+    _check_names(arguments, request["target"])
+    workload, options = workload_of(arguments, request["overrides"]), options_of(arguments, request["options"])
+    check_names(options)
+    return workload, options, arguments
 
 
 def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workload:

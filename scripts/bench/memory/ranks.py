@@ -6,18 +6,13 @@ Required: trace and rehearsal differ by at most 1 % under every layout of `PROMI
 """
 
 import gc
-import json
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from datetime import timedelta
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor, distributed, nn
 from transformers import (
     BertConfig,
@@ -47,9 +42,10 @@ from autofit.workloads.step import Draft, Ranks, StepBatch
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
 from scripts.bench import report
+from scripts.bench.ranks.launching import RANKS, launched
 
 WORDS, LENGTH, CLASSES, SIZE = 512, 32, 10, 4
-RANKS, STEPS, LIMIT_S = 2, 3, 60
+STEPS = 3
 CPU = torch.device("cpu")
 REQUIRED_RATIO = 0.01
 
@@ -213,33 +209,6 @@ def rehearsed_bytes(model: str, plan: Plan, ranks: int = RANKS, number: int = 0)
     """Returns the peak of one rank's steps on real tensors, without the other ranks."""
     with fake_ranks(ranks, number) as alone:
         return measured_bytes(model, plan, alone)
-
-
-def launched(work: Callable[..., Any], *arguments: Any, ranks: int = RANKS) -> list[Any]:
-    """Returns what `work(ranks, *arguments)` returns on each of several real ranks, which communicate by gloo.
-
-    The result must be representable as JSON.
-
-    Raises:
-        ProcessException: a rank failed.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        spawn: Any = vars(mp)["spawn"]  # torch has no types here
-        spawn(_rank, (ranks, folder, work, arguments), nprocs=ranks)
-        return [json.loads(Path(folder, str(number)).read_text()) for number in range(ranks)]
-
-
-def _rank(number: int, count: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    limit = timedelta(seconds=LIMIT_S)
-    distributed.init_process_group("gloo", f"file://{folder}/store", rank=number, world_size=count, timeout=limit)
-    group = distributed.group.WORLD
-    assert group is not None, "it was just made"
-    found = work(Ranks.of(group, "cpu"), *arguments)
-    Path(folder, str(number)).write_text(json.dumps(found))
-    distributed.barrier()
-    distributed.destroy_process_group()
 
 
 def measured_one_by_one(ranks: Ranks, model: str, plans: list[Plan]) -> list[int]:

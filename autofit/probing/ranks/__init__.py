@@ -1,0 +1,1 @@
+"""A bench on several ranks: one leads the search, and the others follow."""

@@ -1,0 +1,467 @@
+"""The benches of a launch of several ranks: the leader's, which a search uses, and those of the followers.
+
+Only the leader runs the search, its probes and their clocks. A follower makes the same step of the same plan, and runs
+the steps that the leader announces on its own batches, so that no two ranks can take a different number of steps.
+
+Every plan is rehearsed first: each rank runs its own share of the step beside ranks that do not exist. Nobody waits for
+anybody there, so an out-of-memory is an ordinary outcome of one rank. Only a plan that fits everywhere runs for real.
+"""
+
+import gc
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from autofit.core.briefing import Options
+from autofit.core.environment import RANKS, Environment
+from autofit.core.errors import AutofitError, RanksLost, UsageError, from_record, to_record
+from autofit.core.measurement import Memory
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.space import Refusal
+from autofit.core.trial import Purpose, RunTerms
+from autofit.core.units import format_bytes
+from autofit.devices.base import Device
+from autofit.failures.classify import classify
+from autofit.failures.evidence import collect, scrub
+from autofit.gates.compare import difference, order_l2
+from autofit.gates.gradients import generators_restored, seed_all, sketch
+from autofit.gates.verdict import Checked, GateVerdict
+from autofit.probing.local_bench import LocalBench, undivided
+from autofit.probing.ranks.launch import ARRIVAL_S, Launch
+from autofit.probing.standin_bench import check_divided
+from autofit.probing.watchdog import Watchdog
+from autofit.workloads.batch_store import StepBatch, Typical, unused
+from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.step import Ranks, TrainStep, static_bytes
+from autofit.workloads.tree import Batch, nbytes
+from autofit.workloads.workload import Workload
+
+REHEARSAL = RunTerms(fit_alone=True)
+WORST = -1
+"""Stands for the worst batch among the places of a step's micro batches; others are positions in the typical ones."""
+LEAST_S, TIMES = 30.0, 5.0
+"""Seconds after which ranks no longer wait for each other in a step, at least, and as a multiple of the time that its
+rehearsal took."""
+LOST = re.compile(r"gloo|NCCL|Connection (?:closed|reset|refused)|[Tt]imed out (?:waiting|after)|process ?group", re.I)
+"""What an error says of which the cause is another rank."""
+REPLY_S = 120.0
+"""Seconds that the leader waits for an answer beyond what its own work took: a rank may be disturbed."""
+
+OPENED = "opened"
+OF_A_RANK = ("data", "attributes")
+"""Names of settings that may differ: each rank may have its own part of the data, and objects that know its number."""
+
+_Bench = TypeVar("_Bench", bound="RankBench")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDifference:
+    """By how much the gradient of several ranks differs from that of one process.
+
+    Attributes:
+        l2: relative L2 norm of the difference.
+        allowed_l2: largest norm that another order of operations may cause.
+        reason: why nothing was compared; "" if it was.
+    """
+
+    l2: float = 0.0
+    allowed_l2: float = 0.0
+    reason: str = ""
+
+
+class RankBench(LocalBench):
+    """The bench of one of several ranks.
+
+    Raises:
+        SpaceError: this training cannot be divided among ranks.
+        AutofitError: as `LocalBench`.
+    """
+
+    def __init__(self, launch: Launch, workload: Workload, device: Device, options: Options, watch: Watchdog) -> None:
+        self.launch = launch
+        self._traced_ranks = launch.fake
+        super().__init__(workload, device, options.model_copy(update={"ranks": launch.count}), watch=watch)
+        check_divided(self.briefing.space, None, launch.count)
+        found = self.briefing.environment
+        environment = found.model_copy(update={"settings": {**found.settings, RANKS: str(launch.count)}})
+        self.briefing = self.briefing.model_copy(update={"environment": environment})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks, and the memory budget."""
+        source = self._source
+        found = self.briefing.environment
+        settings = {name: value for name, value in found.settings.items() if name not in OF_A_RANK}
+        return {
+            "environment": found.model_copy(update={"settings": settings}).model_dump(mode="json"),
+            "batch_size": source.user_batch_size,
+            "batches": None if source.length is None else source.length // source.user_batch_size,
+            "memory_bytes": self.briefing.budget.memory_bytes,
+        }
+
+    def agree(self, memory_bytes: int) -> None:
+        """Takes the memory budget that all ranks have."""
+        budget = self.briefing.budget.model_copy(update={"memory_bytes": memory_bytes})
+        self.briefing = self.briefing.model_copy(update={"budget": budget})
+
+    def rehearse(self, plan: Plan) -> Outcome:
+        """Returns whether this rank's share of a plan fits, by steps that wait for no other rank."""
+        self._ranks = self.launch.fake
+        try:
+            return super()._evaluated(plan, Purpose.PROBE, REHEARSAL)
+        finally:
+            self._ranks = None
+
+    def compare(self, number: int, plan: Plan, limit_s: float) -> GradientDifference:
+        """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own batch.
+
+        Args:
+            number: number of the command, by which the ranks find each other.
+            plan: the plan, which divides the training and does nothing else.
+            limit_s: seconds after which the ranks no longer wait for each other.
+        """
+        batch = next(self._source.fresh(plan.micro_batch_size, self.launch.number))  # other samples on each rank
+        alone, failure = None, ""
+        try:
+            alone, allowed = self._gradient(undivided(plan), batch, None)
+        except Exception as error:  # noqa: BLE001  # such as a model that only fits on several devices
+            failure = _failure(error, self.device).reason
+            self._put_back()
+        said = self.launch.exchanged(f"alone/{number}", failure, limit_s + REPLY_S)
+        with self.launch.group(limit_s) as ranks:
+            reason = next((f"rank {rank} alone: {each}" for rank, each in enumerate(said) if each), "")
+            if reason or alone is None:
+                return GradientDifference(reason=reason)
+            mean = alone.to(self.device.torch_device)
+            distributed.all_reduce(mean, group=ranks.group)
+            found, _ = self._gradient(plan, batch, ranks)
+        return GradientDifference(l2=difference(found, mean.cpu().div_(ranks.count)), allowed_l2=allowed)
+
+    def _gradient(self, plan: Plan, batch: Batch, ranks: Ranks | None) -> tuple[torch.Tensor, float]:
+        """Returns the sketch of the gradient of a batch, and by how much rounding may change it."""
+        self._ranks = ranks
+        try:
+            self._make_ready()
+            with generators_restored(self.device.torch_device), self._build(plan) as step:
+                seed_all(self._options.seed)
+                step.draft.weighing = None
+                step.backward(StepBatch.alike(unused([batch], self.device.type)))
+                return sketch([each for each in step.model.parameters() if each.requires_grad]), order_l2(step)
+        finally:
+            self._ranks = None
+            self._guard.restore_trained()
+            self._put_back()
+
+    def _typical(self, plan: Plan) -> Typical:
+        return self._batches.store(plan).typical(plan.micro_batch_size, plan.accumulation_steps)
+
+
+def opened(launch: Launch, make: Callable[[], _Bench]) -> _Bench:
+    """Opens the bench of this rank, and waits for those of the others.
+
+    Raises:
+        AutofitError: what the first rank raised that could not open its own, on all ranks.
+        UsageError: the ranks differ in something that must be the same.
+        RanksLost: a rank did not arrive.
+    """
+    bench, error = None, None
+    try:
+        bench = make()
+        mine = bench.facts
+    except AutofitError as raised:
+        error, mine = raised, {"error": to_record(raised)}
+    except BaseException as raised:
+        launch.tell_all(OPENED, {"error": to_record(AutofitError(f"{type(raised).__name__}: {raised}"))})
+        raise
+    said = launch.exchanged(OPENED, mine, ARRIVAL_S)
+    failed = next((rank for rank, each in enumerate(said) if "error" in each), None)
+    if failed is not None:
+        raise error if error is not None and failed == launch.number else from_record(said[failed]["error"])
+    assert bench is not None, "no rank failed"
+    check_alike(said)
+    bench.agree(min(each["memory_bytes"] for each in said))
+    return bench
+
+
+def check_alike(facts: Sequence[dict[str, Any]]) -> None:
+    """Checks that all ranks train the same model in the same way.
+
+    Raises:
+        UsageError: they do not; the message names the first rank that differs from rank 0, and in what.
+    """
+    first, *others = facts
+    for rank, each in enumerate(others, 1):
+        found = Environment.model_validate(each["environment"])
+        differences = found.differences(Environment.model_validate(first["environment"]))
+        for name in ("batch_size", "batches"):
+            if each[name] != first[name]:
+                differences.append(f"{name.replace('_', ' ')}: {each[name]}, was {first[name]}")
+        if differences:
+            raise UsageError(
+                f"found that rank {rank} differs from rank 0: {'; '.join(differences)}; expected the same model, loss, "
+                "optimizer, number of batches, versions and device on all ranks. Change what differs, and start again."
+            )
+
+
+class LeadingBench(RankBench):
+    """The bench with which rank 0 searches. What it measures is that of all ranks: time is its own, memory the worst.
+
+    Raises:
+        RanksLost: from any method, if another rank does not answer.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._limits_s, self._growth_bytes = dict[str, float](), dict[str, int]()
+        self._places, self._differences = dict[int, int](), dict[str, GradientDifference]()
+        self._known: Typical | None = None
+
+    def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
+        """Checks a plan as one rank alone, and then its layout on all ranks, unless that was compared before."""
+        checked = super().check(plan, known)
+        if not checked.passed:
+            return checked
+        divided = {name: value for name, value in plan.values.items() if name not in undivided(plan).values}
+        name = ", ".join(f"{each}={value}" for each, value in divided.items())
+        if name not in self._differences:
+            sized = {MICRO_BATCH_SIZE: self.briefing.space.baseline.micro_batch_size, ACCUMULATION_STEPS: 1}
+            self._differences[name] = self._compared(Plan(values={**sized, **divided}))
+        found = self._differences[name]
+        if found.reason:
+            note = f"{name}: the gradient was not compared with that of one process: {found.reason}"
+            return checked.model_copy(update={"caveats": (*checked.caveats, note)})
+        if found.l2 <= found.allowed_l2:
+            return checked
+        reason = (
+            f"the gradient of all ranks differs by {found.l2:.2g} (relative L2) from the mean of what each computes "
+            f"alone; rounding explains {found.allowed_l2:.2g}"
+        )
+        refused = (Refusal(name=name, reason=reason, origin="gate"),)
+        return Checked(passed=False, reason=f"{name}: {reason}", verdicts=checked.verdicts, refused=refused)
+
+    def _compared(self, plan: Plan) -> GradientDifference:
+        limit_s = max(self._limits_s.values(), default=LEAST_S)
+        number = self.launch.command("compare", limit_s=limit_s, **self._request(plan))
+        try:
+            found = self.compare(number, plan, limit_s)
+        except RuntimeError as error:
+            found = GradientDifference(reason=_failure(error, self.device).reason)
+        failures = [each for each in self.launch.replies(number, limit_s + REPLY_S) if each]
+        return GradientDifference(reason=failures[0]) if failures else found
+
+    def end(self, **what: object) -> None:
+        """Ends the followers' work; they get the answer or the error."""
+        with suppress(RanksLost):  # the search has ended all the same
+            self.launch.command("end", **what)
+
+    def _evaluated(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
+        refusal = None if purpose is Purpose.BLOCK else self._rehearsed(plan)
+        return self._of_all(self._run_on_all(plan, purpose, terms) if refusal is None else refusal)
+
+    def _of_all(self, outcome: Outcome) -> Outcome:
+        """Returns an outcome of one rank with the samples of all."""
+        if (found := outcome.measurement) is None:
+            return outcome
+        count, tokens = self.launch.count, found.tokens_per_step
+        return outcome.with_measured(
+            samples_per_step=count * found.samples_per_step, tokens_per_step=None if tokens is None else count * tokens
+        )
+
+    def _run_on_all(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
+        limit_s = self._limits_s.get(plan.key, LEAST_S)
+        number = self.launch.command("run", limit_s=limit_s, **self._request(plan))
+        said: list[Any] | None = None
+        try:
+            self._note_places(plan)
+            with self.launch.group(limit_s) as self._ranks:
+                outcome = super()._evaluated(plan, purpose, terms)
+                if outcome.measured:  # the followers may still be in the last collective
+                    number = self.launch.command("close")
+                    said = self.launch.replies(number, limit_s + REPLY_S)
+        except RuntimeError as error:
+            outcome = _failure(error, self.device)
+        finally:
+            self._ranks = None
+            if said is None:
+                number = self.launch.command("close")
+        found = self.launch.replies(number, limit_s + REPLY_S) if said is None else said
+        if self.device.is_host and plan.key in self._growth_bytes:
+            # Threads of the group release what its collectives hold, which the record of this thread does not see.
+            outcome = outcome.with_measured(growth_bytes=self._growth_bytes[plan.key])
+        return joined_outcome(outcome, found, self.briefing.budget.memory_bytes)
+
+    def _rehearsed(self, plan: Plan) -> Outcome | None:
+        """Returns why a plan does not fit on each rank, or None."""
+        began, number = perf_counter(), self.launch.command("rehearse", **self._request(plan))
+        mine = self.rehearse(plan)
+        took_s = perf_counter() - began
+        others = self.launch.replies(number, TIMES * took_s + REPLY_S)
+        outcomes = [mine, *(Outcome.model_validate(each) for each in others)]
+        slowest_s = max(each.duration_s for each in outcomes)
+        self._limits_s[plan.key] = LEAST_S + TIMES * slowest_s
+        if mine.measurement is not None:
+            self._growth_bytes[plan.key] = mine.measurement.growth_bytes
+        return _worst(outcomes)
+
+    def _request(self, plan: Plan) -> dict[str, object]:
+        weighing = None if self._weighing is None else str(self._weighing)
+        return {"plan": plan.model_dump(mode="json"), "weighing": weighing}
+
+    def _note_places(self, plan: Plan) -> None:
+        """Notes where the micro batches are among the typical ones, which the followers have too."""
+        try:
+            self._known = self._typical(plan)  # kept, so that no other batch gets the identity of one of these
+        except (AutofitError, RuntimeError):
+            self._known = None  # the probe will fail in the same way, and say so
+        batches = () if self._known is None else self._known.batches
+        self._places = {id(batch): place for place, batch in enumerate(batches)}
+
+    def _announce(self, parts: Sequence[Batch]) -> None:
+        if self._ranks is not None and not self._ranks.is_fake:
+            self.launch.command("step", places=[self._places.get(id(part), WORST) for part in parts])
+
+
+class FollowingBench(RankBench):
+    """The bench of another rank, which does what the leader says."""
+
+    def serve(self) -> dict[str, Any]:
+        """Follows the leader until it ends the search. Returns what it says then.
+
+        Raises:
+            RanksLost: the leader no longer answers.
+        """
+        while True:
+            number, command = self.launch.next()
+            if command["do"] == "end":
+                return command
+            if command["do"] not in ("rehearse", "run", "compare"):
+                continue  # of a run that failed here
+            plan, weighing = Plan.model_validate(command["plan"]), command["weighing"]
+            self._weighing = None if weighing is None else Weighing.parse(weighing)
+            if command["do"] == "rehearse":
+                self.launch.reply(number, self.rehearse(plan).model_dump(mode="json"))
+            elif command["do"] == "compare":
+                self.launch.reply(number, self._objection(number, plan, command["limit_s"]))
+            else:
+                self._follow(plan, command["limit_s"])
+
+    def _objection(self, number: int, plan: Plan, limit_s: float) -> str:
+        """Compares gradients as the leader does. Returns why that failed here, or ""."""
+        try:
+            self.compare(number, plan, limit_s)
+        except RuntimeError as error:
+            return _failure(error, self.device).reason
+        return ""
+
+    def _follow(self, plan: Plan, limit_s: float) -> None:
+        """Runs the steps of a plan that the leader announces, and says what came of it."""
+        closed, failure, peaks = None, None, list[Memory]()
+        try:
+            with self.launch.group(limit_s) as self._ranks:
+                closed = self._ran(plan, peaks)
+        except (KeyboardInterrupt, RanksLost):
+            raise
+        except BaseException as error:  # noqa: BLE001  # any failure of a plan is an outcome; SystemExit too
+            failure = _failure(error, self.device)
+        finally:
+            self._ranks = None
+        gc.collect()  # the frames that held the failed step are gone, and with them its connections
+        self._guard.restore_trained()
+        self._put_back()
+        while closed is None:
+            number, command = self.launch.next()
+            closed = number if command["do"] == "close" else None
+        worst = max(peaks, key=lambda each: each.judged_bytes, default=None)
+        said = {
+            "failure": None if failure is None else failure.model_dump(mode="json"),
+            "memory": None if worst is None else worst.model_dump(mode="json"),
+        }
+        self.launch.reply(closed, said)
+
+    def _ran(self, plan: Plan, peaks: list[Memory]) -> int:
+        """Runs steps until the leader closes them. Returns the number of that command."""
+        typical, worst = self._typical(plan), self._batches.source(plan).worst(plan.micro_batch_size)
+        self._make_ready()
+        with self._build(plan) as step:
+            while True:
+                number, command = self.launch.next()
+                if command["do"] != "step":
+                    self.device.synchronize()
+                    return number
+                places = command["places"]
+                if set(places) == {WORST}:
+                    peaks.append(self._metered(step, [worst] * len(places), plan.accumulation_steps))
+                else:
+                    known = typical.batches
+                    parts = [worst if place == WORST else known[place % len(known)] for place in places]
+                    step(StepBatch.alike(unused(parts, self.device.type)))
+
+    def _metered(self, step: TrainStep, parts: Sequence[Batch], count: int) -> Memory:
+        """Runs a step on the worst batch, and returns the memory of a whole step of `count` micro batches."""
+        with self.device.meter(partial(static_bytes, step)) as reading:
+            step(StepBatch.alike(unused(parts, self.device.type)))
+        assert reading.memory is not None, "the meter has filled its reading"
+        held = (count - len(parts)) * nbytes(parts[0]) if self.device.is_host else 0
+        found = reading.memory
+        more = {"allocated_bytes": found.allocated_bytes + held, "judged_bytes": found.judged_bytes + held}
+        return found.model_copy(update=more)
+
+
+def joined_outcome(leaders: Outcome, said: Sequence[dict[str, Any]], budget_bytes: int) -> Outcome:
+    """Returns the outcome of a plan on all ranks, from that of the leader and what each follower says.
+
+    Where ranks failed, the cause is the failure that is not a consequence of another rank's. The peak is the worst.
+    """
+    failures = [None if each["failure"] is None else Outcome.model_validate(each["failure"]) for each in said]
+    outcomes = [leaders, *failures]
+    failed = [each for each in outcomes if each is not None and not each.measured]
+    if failed and all(LOST.search(each.reason) for each in failed):
+        reason = f"the ranks no longer waited for each other: {failed[0].reason}"
+        return Outcome(status=Status.TIMED_OUT, reason=reason, duration_s=leaders.duration_s)
+    if (worst := _worst(outcomes)) is not None:
+        return worst
+    peaks = [None, *(each["memory"] for each in said)]
+    others = [(rank, Memory.model_validate(each)) for rank, each in enumerate(peaks) if each is not None]
+    if leaders.measurement is None or not others:
+        return leaders
+    rank, memory = max(others, key=lambda each: each[1].judged_bytes)
+    if memory.judged_bytes <= leaders.measurement.memory.judged_bytes:
+        return leaders
+    found = leaders.with_measured(memory=memory)
+    if memory.judged_bytes <= budget_bytes:
+        return found
+    peak, budget = format_bytes(memory.judged_bytes), format_bytes(budget_bytes)
+    reason = f"rank {rank}: its peak {peak} is above the budget {budget}"
+    return found.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
+
+
+def _worst(outcomes: Sequence[Outcome | None]) -> Outcome | None:
+    """Returns the failure that all ranks report, named by its rank; None if none failed.
+
+    Lack of memory comes first: a smaller batch may help. Then what is not the consequence of another rank's failure.
+    """
+    failed = [(rank, each) for rank, each in enumerate(outcomes) if each is not None and not each.measured]
+    if not failed:
+        return None
+
+    def order(each: tuple[int, Outcome]) -> tuple[bool, bool]:
+        return not each[1].status.does_not_fit, LOST.search(each[1].reason) is not None
+
+    rank, found = min(failed, key=order)
+    return found.model_copy(update={"reason": f"rank {rank}: {found.reason}"})
+
+
+def _failure(error: BaseException, device: Device) -> Outcome:
+    """Returns the outcome of a step that failed, and lets go of what it held."""
+    evidence = collect(error)
+    scrub(error)
+    verdict = classify(evidence, device_is_host=device.is_host)
+    return Outcome(status=verdict.status, reason=verdict.reason, traceback_text=evidence.traceback_text)

@@ -1,0 +1,268 @@
+"""A launch of several ranks: what they say to each other, and the process groups on which their steps communicate.
+
+They speak over the key-value store of the launch. Waiting for a key has a limit, which a collective has not: so a rank
+that fails, or never arrives, leaves nobody waiting.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count as counting
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+from torch import distributed
+
+from autofit.core.errors import RanksLost
+from autofit.torch_internals import default_store, forget_groups
+from autofit.tracing.ranks import FAKE, fakes_allowed
+from autofit.workloads.step import Ranks
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun, and whatever starts ranks as it does, tells each rank."""
+ARRIVAL_S = 300.0
+"""Seconds that ranks wait for each other to begin: imports and data sets may take one longer than another."""
+PULSE_S, SILENCE_S = 5.0, 60.0
+"""How often the leader gives a sign of life, and after how long without one it is lost."""
+PAUSE_SHARE, LONGEST_PAUSE_S = 0.1, 0.02
+"""A rank that waits for another pauses for this share of the time that it has waited, and at most this long."""
+BACK_ENDS = {"cpu": "gloo", "cuda": "nccl"}
+torch_distributed: Any = distributed
+"""The same module, of which torch does not declare all names."""
+_searches = counting()
+"""Numbers the searches of this process. All ranks make the same ones, so that each has keys of its own."""
+
+
+def rank_count() -> int:
+    """Returns how many ranks this process was started with, or belongs to; 1 if it is alone."""
+    if not distributed.is_available():
+        return 1
+    if distributed.is_initialized():
+        return distributed.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in VARIABLES) else 1
+
+
+@dataclass(slots=True)
+class Launch:
+    """The ranks of a launch, as one of them sees them. Rank 0 leads.
+
+    Attributes:
+        store: the key-value store, for one search.
+        number: number of this rank, from 0.
+        count: number of ranks.
+        device_type: torch's name of the devices of the ranks.
+        fake: ranks that do not exist, with the number of this one, for steps that wait for nobody.
+    """
+
+    store: Any
+    number: int
+    count: int
+    device_type: str
+    fake: Ranks
+    _said: int = 0
+    _heard: int = 0
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank decides what all do."""
+        return self.number == 0
+
+    def command(self, do: str, **what: object) -> int:
+        """Says to all followers what to do. Returns the number of the command."""
+        self._said += 1
+        self._put(f"command/{self._said}", {"do": do, **what})
+        return self._said
+
+    def next(self) -> tuple[int, dict[str, Any]]:
+        """Waits for the leader's next command. Returns its number and what it says.
+
+        Raises:
+            RanksLost: the leader gave no sign of life for `SILENCE_S`.
+        """
+        self._heard += 1
+        key, since, pulse = f"command/{self._heard}", monotonic(), None
+        while not self._is_there(key, PULSE_S):
+            found = self._get("pulse") if self._has("pulse") else None
+            if found != pulse:
+                since, pulse = monotonic(), found
+            elif monotonic() - since > SILENCE_S:
+                raise RanksLost(
+                    f"found no sign of life of rank 0 for {SILENCE_S:.0f} s; expected its next command. See the output "
+                    "of that rank, and start again."
+                )
+        return self._heard, self._get(key)
+
+    def reply(self, number: int, what: object) -> None:
+        """Answers a command."""
+        self._put(f"reply/{number}/{self.number}", what)
+
+    def replies(self, number: int, limit_s: float) -> list[Any]:
+        """Returns what each follower answers to a command, in their order.
+
+        Raises:
+            RanksLost: one of them does not within `limit_s` seconds.
+        """
+        return self._all([f"reply/{number}/{rank}" for rank in range(1, self.count)], limit_s, first=1)
+
+    def tell_all(self, about: str, what: object) -> None:
+        """Says to all ranks what this one says in `exchanged`, without waiting for theirs."""
+        self._put(f"{about}/{self.number}", what)
+
+    def exchanged(self, about: str, what: object, limit_s: float) -> list[Any]:
+        """Returns what each rank says about something, in their order. No rank leads.
+
+        Raises:
+            RanksLost: one of them does not within `limit_s` seconds.
+        """
+        self.tell_all(about, what)
+        return self._all([f"{about}/{rank}" for rank in range(self.count)], limit_s)
+
+    @contextmanager
+    def group(self, limit_s: float) -> Iterator[Ranks]:
+        """Makes a process group for the steps of one plan. All ranks make it, even one that has already failed.
+
+        Args:
+            limit_s: seconds after which a collective ends with an error.
+        """
+        made: Any = distributed.new_group(backend=BACK_ENDS[self.device_type], timeout=timedelta(seconds=limit_s))
+        ranks = Ranks.of(made, self.device_type, guarded=True)
+        try:
+            yield ranks
+        finally:
+            forget_groups(ranks.mesh)
+            with suppress(Exception):  # the peers may be gone
+                distributed.destroy_process_group(made)
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """Gives signs of life from a thread, until the context is left."""
+        store = self.store.clone()  # a connection of its own: waiting for a key takes the other one
+
+        def pulse() -> None:
+            for number in counting():
+                with suppress(Exception):
+                    store.set("pulse", str(number))
+                if self._ended.wait(PULSE_S):
+                    return
+
+        thread = threading.Thread(target=pulse, name="autofit-pulse", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _put(self, key: str, what: object) -> None:
+        try:
+            self.store.set(key, json.dumps(what))
+        except RuntimeError as error:
+            raise _lost(error) from None
+
+    def _get(self, key: str) -> Any:
+        try:
+            return json.loads(self.store.get(key))
+        except RuntimeError as error:
+            raise _lost(error) from None
+
+    def _is_there(self, key: str, limit_s: float) -> bool:
+        """Returns whether a key is set within some seconds.
+
+        It asks again and again, with longer and longer pauses: `Store.wait` sees no interrupt, and warns at its limit.
+        """
+        began = monotonic()
+        while not self._has(key):
+            waited_s = monotonic() - began
+            if waited_s >= limit_s:
+                return False
+            sleep(min(PAUSE_SHARE * waited_s, LONGEST_PAUSE_S))
+        return True
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self.store.check([key]))
+        except RuntimeError as error:
+            raise _lost(error) from None
+
+    def _all(self, keys: Sequence[str], limit_s: float, first: int = 0) -> list[Any]:
+        until, found = monotonic() + limit_s, list[Any]()
+        for rank, key in enumerate(keys, first):
+            if not self._is_there(key, until - monotonic()):
+                raise RanksLost(
+                    f"found no answer of rank {rank} within {limit_s:.0f} s; expected one from each of {self.count} "
+                    "ranks. All ranks must call autofit alike. See the output of that rank, and start again."
+                )
+            found.append(self._get(key))
+        return found
+
+
+def _lost(error: Exception) -> RanksLost:
+    line = str(error).strip().partition("\n")[0]
+    return RanksLost(
+        f"found no connection to the store of the launch ({line}); expected the launcher to run until all ranks have "
+        "ended. See the output of the other ranks, and start again."
+    )
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Launch]:
+    """Joins the ranks of this launch until the context is left.
+
+    A process group that the user has made is used. Otherwise one is made, and removed at the end.
+
+    Raises:
+        RanksLost: the ranks did not meet.
+    """
+    number = next(_searches)
+    with ExitStack() as undo:
+        if distributed.is_initialized():
+            store, rank, count = default_store(), distributed.get_rank(), distributed.get_world_size()
+        else:
+            store, rank, count = _met()
+        # Keys of its own, so that a group that the user makes later finds none of these.
+        store = torch_distributed.PrefixStore(f"autofit/{number}", store)
+        if not distributed.is_initialized():
+            limit = timedelta(seconds=ARRIVAL_S)
+            try:
+                distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
+            except RuntimeError as error:
+                raise _not_met(error) from None
+            undo.callback(distributed.destroy_process_group)
+        undo.enter_context(fakes_allowed(device.type))
+        try:
+            beside: Any = distributed.new_group(backend=FAKE)
+        except RuntimeError as error:
+            raise _not_met(error) from None
+        undo.callback(_forgotten, beside)
+        fake = Ranks.of(beside, device.type, is_fake=True, guarded=True)
+        yield Launch(store, rank, count, device.type, fake)
+
+
+def _forgotten(group: Any) -> None:
+    with suppress(Exception):  # the group of all may already be gone
+        distributed.destroy_process_group(group)
+
+
+def _met() -> tuple[Any, int, int]:
+    """Returns the store of the launch, the number of this rank and the number of ranks."""
+    try:
+        found: tuple[Any, int, int] = next(torch_distributed.rendezvous("env://", timeout=timedelta(seconds=ARRIVAL_S)))
+    except (RuntimeError, ValueError) as error:
+        raise _not_met(error) from None
+    return found
+
+
+def _not_met(error: Exception) -> RanksLost:
+    line = str(error).strip().partition("\n")[0]
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    return RanksLost(
+        f"the ranks did not meet at {place} within {ARRIVAL_S:.0f} s: {line}; expected WORLD_SIZE="
+        f"{os.environ.get('WORLD_SIZE')} of them, each of which calls autofit. Start them all with torchrun, or unset "
+        f"{', '.join(VARIABLES)} to tune in one process."
+    )
