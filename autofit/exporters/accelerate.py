@@ -8,7 +8,22 @@ import yaml
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import MODES, Settings, code_lines, loader_comment, max_grad_norm
+from autofit.exporters.plan_facts import (
+    FULL,
+    LAYOUT,
+    MODES,
+    OPTIMIZER,
+    REPLICATED,
+    RESHARD,
+    VIEWS,
+    Settings,
+    blocks_line,
+    code_lines,
+    gathers_again,
+    loader_comment,
+    max_grad_norm,
+    zero_line,
+)
 
 _FIXED: Settings = {
     "compute_environment": "LOCAL_MACHINE",
@@ -19,7 +34,14 @@ _FIXED: Settings = {
     "num_machines": 1,
     "num_processes": 1,
 }
-"""A plan is measured on one device by one process."""
+"""A plan without a layout is measured on one device by one process."""
+_RANKS = -1
+"""Number of processes with which `accelerate launch` asks for --num_processes."""
+
+
+def _layout(answer: Answer) -> KnobValue | None:
+    """Returns the layout; None on the CPU, where `accelerate launch` starts one process, and nothing is sharded."""
+    return None if answer.environment.is_host else answer.plan.values.get(LAYOUT)
 
 
 def _compiled(mode: str, **more: object) -> Settings:
@@ -27,7 +49,7 @@ def _compiled(mode: str, **more: object) -> Settings:
 
 
 class Accelerate(Exporter):
-    """A file for `accelerate launch --config_file`. It holds precision and compilation.
+    """A file for `accelerate launch --config_file`. It holds precision, compilation and the layout of ranks.
 
     Accelerate has no key for the batch: the user's code gives it to the DataLoader and to the `Accelerator`.
     """
@@ -51,16 +73,47 @@ class Accelerate(Exporter):
             **{mode: _compiled(mode) for mode in MODES},
         },
     }
+    lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
+        VIEWS: {True: "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])"},
+    }
+    casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
+        FULL: "Accelerate gathers weights and averages gradients in 16 bits beside autocast"
+    }
+
+    def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the keys for each knob."""
+        layout, found = _layout(answer), dict(super().fields(answer, version))
+        if layout in (REPLICATED, OPTIMIZER):
+            found[LAYOUT] = {"distributed_type": "MULTI_GPU", "num_processes": _RANKS}
+        elif layout == FULL:
+            shards = {
+                "fsdp_version": 2,
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_reshard_after_forward": gathers_again(answer),
+            }
+            found[LAYOUT] = {"distributed_type": "FSDP", "num_processes": _RANKS, "fsdp_config": shards}
+            found |= {RESHARD: {}} if RESHARD in answer.plan.values else {}
+        return found
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the DataLoader and the `Accelerator`, and lines of plain PyTorch."""
-        lines = code_lines(answer)
-        steps = answer.plan.values.get(ACCUMULATION_STEPS)
+        lines = {**code_lines(answer), **super().by_hand(answer, version)}
+        steps, layout = answer.plan.values.get(ACCUMULATION_STEPS), _layout(answer)
         if type(steps) is int and MICRO_BATCH_SIZE in lines:
+            argument = f"gradient_accumulation_steps={steps}"
+            if layout == FULL:  # else every rank keeps a whole gradient until the last micro batch
+                plugin = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
+                argument = f"gradient_accumulation_plugin={plugin}"
             lines[ACCUMULATION_STEPS] = (
-                f"Accelerator(gradient_accumulation_steps={steps}), and with accelerator.accumulate(model): around "
-                "each micro batch"
+                f"Accelerator({argument}), and with accelerator.accumulate(model): around each micro batch"
             )
+        if layout == OPTIMIZER:
+            lines[LAYOUT] = (
+                f"{zero_line(answer)} once there is an Accelerator, and accelerator.prepare(model, optimizer, loader, "
+                "device_placement=[True, False, True])"
+            )
+        elif layout == FULL:
+            lines[LAYOUT] = blocks_line("fsdp_transformer_layer_cls_to_wrap")
         return lines
 
     def caveats(self, answer: Answer) -> Sequence[str]:
@@ -78,4 +131,6 @@ class Accelerate(Exporter):
     def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the file's text."""
         on_host: Settings = {"use_cpu": answer.environment.is_host}
-        return loader_comment(answer) + yaml.safe_dump({**_FIXED, **on_host, **settings}, sort_keys=True)
+        ranks = f"{self.comment}Pass --num_processes to accelerate launch. The batch is that of each process.\n"
+        comments = ranks * (settings.get("num_processes") == _RANKS) + loader_comment(answer)
+        return comments + yaml.safe_dump({**_FIXED, **on_host, **settings}, sort_keys=True)

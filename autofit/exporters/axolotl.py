@@ -6,7 +6,18 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, adamw_fields, checkpointing_fields, worker_settings
+from autofit.exporters.plan_facts import (
+    FULL,
+    LAYOUT,
+    REPLICATED,
+    RESHARD,
+    Settings,
+    adamw_fields,
+    averaged_each_time,
+    checkpointing_fields,
+    gathers_again,
+    worker_settings,
+)
 from autofit.strict_yaml import dump
 
 _NONE: Settings = {"gradient_checkpointing": False}
@@ -50,6 +61,7 @@ class Axolotl(Exporter):
         "length_grouping": {False: {}, True: {"group_by_length": True}},
         "recomputed_operators": {"all": {}},
         "optimizer_implementation": {"default": {}},
+        LAYOUT: {REPLICATED: {"ddp": True, "ddp_find_unused_parameters": False}},
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # without it, the Trainer's default is the norm 1.0
 
@@ -60,6 +72,9 @@ class Axolotl(Exporter):
             **adamw_fields(answer, "optimizer"),
             **checkpointing_fields(answer, _NONE, _EVERY),
         }
+        if answer.plan.values.get(LAYOUT) == FULL:
+            how = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": gathers_again(answer)}
+            found |= {LAYOUT: {"fsdp_version": 2, "fsdp_config": how, **averaged_each_time(answer)}, RESHARD: {}}
         return {knob: settings for knob, settings in found.items() if knob in answer.plan.values}
 
     def loading(self, answer: Answer) -> Settings:

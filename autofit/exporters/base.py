@@ -15,7 +15,15 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_plan
-from autofit.exporters.plan_facts import Settings, has_fixed_batches, max_grad_norm, weighing_of
+from autofit.exporters.plan_facts import (
+    LAYOUT,
+    MEASURED_WITH,
+    Settings,
+    changes_of,
+    has_fixed_batches,
+    max_grad_norm,
+    weighing_of,
+)
 
 _RELEASE = re.compile(r"\d{1,6}(\.\d{1,6})*")
 
@@ -132,6 +140,8 @@ class Exporter(ABC):
         weighs_alike: the target, as the subject of a sentence, if it divides the loss of each micro batch by the
             accumulation steps; "" if it weights micro batches as the plan does.
         unless: when it does not do so, as the end of a sentence that begins with a comma; "" for never.
+        divides_otherwise: how the target divides a training among ranks in another way than the plan, by layout.
+        casts_otherwise: the same for what only 16 bits change.
     """
 
     name: ClassVar[str]
@@ -147,6 +157,8 @@ class Exporter(ABC):
     clipping_key: ClassVar[str] = ""
     weighs_alike: ClassVar[str] = ""
     unless: ClassVar[str] = ""
+    divides_otherwise: ClassVar[Mapping[KnobValue, str]] = {}
+    casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {}
 
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the target's settings for each knob of the plan that it can express, by name of the knob.
@@ -166,7 +178,8 @@ class Exporter(ABC):
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns for each knob that the target expresses only in the user's code the line to write there.
 
-        The lines of `lines` are returned. A knob of `fields` is ignored here.
+        The lines of `lines` are returned. A knob of `fields` is ignored here, except for the layout, which often needs
+        both a setting and a line.
         """
         found = ((knob, self.lines.get(knob, {}).get(value)) for knob, value in answer.plan.values.items())
         return {knob: line for knob, line in found if line}
@@ -174,8 +187,18 @@ class Exporter(ABC):
     def caveats(self, answer: Answer) -> Sequence[str]:
         """Returns how the target trains in another way than the plan, for this plan; each without a full stop.
 
-        What `weighs_alike` means for the gradient is returned.
+        What `weighs_alike` means for the gradient is returned, and what is known of the plan's layout.
         """
+        return (*self._of_weighing(answer), *self._of_layout(answer))
+
+    def _of_layout(self, answer: Answer) -> Sequence[str]:
+        layout, casts = answer.plan.values.get(LAYOUT, ""), answer.plan.values.get("precision") in ("bf16", "fp16")
+        ways = (self.divides_otherwise.get(layout), self.casts_otherwise.get(layout) if casts else None)
+        differences = "; ".join(way for way in ways if way)
+        measured = f"the plan was measured with {MEASURED_WITH.get(layout)}"
+        return (f"{measured}; {differences}. Measure speed and memory again",) if differences else ()
+
+    def _of_weighing(self, answer: Answer) -> Sequence[str]:
         weighing, who, unless = weighing_of(answer), self.weighs_alike, self.unless
         if weighing is None or not who:
             return ()
@@ -220,9 +243,9 @@ class Exporter(ABC):
         self._check_step(answer)
         version = TargetVersion.of(target_version, self.name, self.package, self.oldest, self.newest)
         plan, fields = answer.plan, self.fields(answer, version)
-        changes = plan.changes_from(answer.baseline.plan)
+        changes = changes_of(answer)
         lines = self.by_hand(answer, version).items()
-        by_hand = {knob: line for knob, line in lines if knob in changes and knob not in fields}
+        by_hand = {knob: line for knob, line in lines if knob in changes and (knob not in fields or knob == LAYOUT)}
         unmapped = tuple(knob for knob in changes if knob not in fields and knob not in by_hand)
         if lost := [knob for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS) if knob in unmapped]:
             batch = ", ".join(one_line(f"{knob}={plan.values[knob]}") for knob in lost)

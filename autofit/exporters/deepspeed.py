@@ -7,16 +7,34 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, code_lines, max_grad_norm
+from autofit.exporters.plan_facts import (
+    FULL,
+    LAYOUT,
+    OPTIMIZER,
+    REPLICATED,
+    Settings,
+    code_lines,
+    max_grad_norm,
+    optimizer_name,
+)
+
+_ZERO = "zero_optimization"
+_TESTED = ("Adam", "AdamW", "Adagrad")
+"""Optimizers of torch that ZeRO accepts without a further key: `ZERO_SUPPORTED_OPTIMIZERS` of its `zero/utils.py`."""
+_IN_16_BITS = "DeepSpeed sends the weights and gradients of linear layers and convolutions in 16 bits"
 
 
 class DeepSpeed(Exporter):
     """A configuration for `deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")`.
 
     The batch is that of one device. DeepSpeed multiplies it by the number of devices, so that `train_batch_size` is
-    left out. Parameters are not partitioned (ZeRO stage 0), as in the measurement, and the optimizer is the one that
-    is passed: a section `optimizer` would replace it. The section `activation_checkpointing` is left out too, because
-    it switches nothing on.
+    left out. The optimizer is the one that is passed: a section `optimizer` would replace it. The section
+    `activation_checkpointing` is left out too, because it switches nothing on.
+
+    Nothing is partitioned (ZeRO stage 0) without a layout. Stage 1 divides the optimizer state, and stage 3 everything,
+    as the layouts do, but by DeepSpeed's own code: its buffers, buckets and order of communication are others, and
+    stage 3 decides itself for how long it keeps what it gathered. So a warning says that the plan's figures do not
+    hold. `reshard_after_forward` has no key there.
 
     `gradient_clipping` is always written, because its default differs between versions: 0, or 1.0 in later ones.
     """
@@ -38,7 +56,14 @@ class DeepSpeed(Exporter):
             "bf16": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
             "fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
         },
+        LAYOUT: {layout: {_ZERO: {"stage": stage}} for layout, stage in ((REPLICATED, 0), (OPTIMIZER, 1), (FULL, 3))},
     }
+    divides_otherwise: ClassVar[Mapping[KnobValue, str]] = {
+        REPLICATED: "DeepSpeed averages gradients after the backward pass, in buckets of its own",
+        OPTIMIZER: "ZeRO stage 1 divides a flat copy of the weights",
+        FULL: "ZeRO stage 3 divides the same by other means",
+    }
+    casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {OPTIMIZER: _IN_16_BITS, FULL: _IN_16_BITS}
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
         "compile": {
             "default": "engine.compile()",
@@ -47,6 +72,13 @@ class DeepSpeed(Exporter):
             "reduce-overhead": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
         },
     }
+
+    def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the keys for each knob. ZeRO asks for a further key with an optimizer that it does not know."""
+        found = dict(super().fields(answer, version))
+        if answer.plan.values.get(LAYOUT) in (OPTIMIZER, FULL) and optimizer_name(answer) not in _TESTED:
+            found[LAYOUT] = {**found[LAYOUT], "zero_allow_untested_optimizer": True}
+        return found
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns lines for the code that makes the model, the optimizer and the engine."""
@@ -60,4 +92,4 @@ class DeepSpeed(Exporter):
 
     def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the configuration."""
-        return json.dumps({**settings, "zero_optimization": {"stage": 0}}, indent=2)
+        return json.dumps({**settings, _ZERO: settings.get(_ZERO, {"stage": 0})}, indent=2)

@@ -9,11 +9,19 @@ from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     CHECKPOINTED_BLOCKS,
     FLAGS,
+    FULL,
+    LAYOUT,
     MODES,
+    REPLICATED,
+    RESHARD,
     Settings,
     adamw_fields,
+    averaged_each_time,
+    blocks_line,
     checkpointing_fields,
     code_lines,
+    gathers_again,
+    is_divided,
     worker_settings,
 )
 from autofit.strict_yaml import dump
@@ -24,6 +32,10 @@ COMPILE, UPDATE, GROUPED = "compile", "optimizer_implementation", "length_groupi
 
 STRATEGY_SINCE = "5.2"
 """First version in which `train_sampling_strategy` replaces `group_by_length`."""
+SHARDS_SINCE = "5.2"
+"""First version that shards with FSDP2, and whose Trainer can divide gradients after each micro batch."""
+SWITCH_SINCE = "5.10"
+"""First version in which `fsdp` is a switch, and `fsdp_config` says how."""
 ACTIVATION_SINCE = "5.23"
 """First version in which `activation_checkpointing` replaces `gradient_checkpointing`."""
 _PASS = "and pass it as Trainer(optimizers=(optimizer, None))"
@@ -31,6 +43,12 @@ _PASS = "and pass it as Trainer(optimizers=(optimizer, None))"
 
 def _compiled(mode: str) -> Settings:
     return {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": mode}
+
+
+def _sharded(answer: Answer, version: TargetVersion) -> Settings:
+    how = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": gathers_again(answer)}
+    switch = True if version >= SWITCH_SINCE else "full_shard auto_wrap"
+    return {"fsdp": switch, "fsdp_config": how, **averaged_each_time(answer)}
 
 
 class HuggingFace(Exporter):
@@ -66,6 +84,8 @@ class HuggingFace(Exporter):
         UPDATE: {"default": {}},
         GROUPED: {False: {}, True: {"train_sampling_strategy": "group_by_length"}},
         "recomputed_operators": {"all": {}},
+        # By default, the Trainer looks for unused parameters after each forward pass.
+        LAYOUT: {REPLICATED: {"ddp_find_unused_parameters": False}},
     }
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
         COMPILE: {"blocks": "call .compile() on each repeated layer of the model before the Trainer is made"},
@@ -73,6 +93,9 @@ class HuggingFace(Exporter):
             True: "pass the model to autofit.integrations.huggingface.apply(plan, args, model), which packs its batches"
         },
         UPDATE: {value: f"make the optimizer with {flags}, {_PASS}" for value, flags in FLAGS.items()},
+    }
+    casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
+        FULL: "the Trainer gathers weights and averages gradients in 16 bits beside autocast"
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # its default is the norm 1.0
 
@@ -89,6 +112,8 @@ class HuggingFace(Exporter):
             found[COMPILE] = {**compiled, "tf32": False}  # else the Trainer switches it on beside compilation
         if found.get(GROUPED) and version < STRATEGY_SINCE:
             found[GROUPED] = {"group_by_length": True}
+        if values.get(LAYOUT) == FULL and version >= SHARDS_SINCE and not answer.environment.is_host:
+            found |= {LAYOUT: _sharded(answer, version), RESHARD: {}}
         name = "activation_checkpointing" if version >= ACTIVATION_SINCE else "gradient_checkpointing"
         every = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
         found |= checkpointing_fields(answer, {name: False}, every)
@@ -99,6 +124,8 @@ class HuggingFace(Exporter):
         lines = code_lines(answer)
         shared = {knob: line for knob, line in lines.items() if knob in _SHARED_LINES}
         found = {**super().by_hand(answer, version), **shared}
+        if LAYOUT in self.fields(answer, version) and answer.plan.values[LAYOUT] == FULL:
+            found[LAYOUT] = blocks_line("transformer_layer_cls_to_wrap")
         blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
         if type(blocks) is int and blocks > 0:  # some, or all of them if a file does not say how many there are
             kind = "activation" if version >= ACTIVATION_SINCE else "gradient"
@@ -115,9 +142,10 @@ class HuggingFace(Exporter):
     def render(self, settings: Settings, answer: Answer) -> str:
         """Returns the YAML text, with comments."""
         samples = f": {answer.plan.global_batch_size} samples per step. With several, divide its steps"
+        alone = answer.environment.is_inference or is_divided(answer)
         lines = [
             "To load: args, = HfArgumentParser(TrainingArguments).parse_yaml_file(path)",
-            f"The batch is that of one device{'' if answer.environment.is_inference else samples}.",
+            f"The batch is that of {'each' if is_divided(answer) else 'one'} device{'' if alone else samples}.",
         ]
         if "group_by_length" in (settings.get("train_sampling_strategy"), *settings):
             lines.append("Grouping by length needs samples with input_ids, or a column `length`.")

@@ -8,11 +8,29 @@ import yaml
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, code_lines, compile_line, loader_comment, worker_arguments
+from autofit.exporters.plan_facts import (
+    FULL,
+    LAYOUT,
+    OPTIMIZER,
+    REPLICATED,
+    RESHARD,
+    VIEWS,
+    Settings,
+    code_lines,
+    compile_line,
+    gathers_again,
+    loader_comment,
+    worker_arguments,
+    zero_line,
+)
+
+SHARDS_SINCE = "2.4"
+"""First version that trains a model to which the user has applied FSDP2. `FSDPStrategy` is FSDP1."""
+_BY_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
 
 
 class Lightning(Exporter):
-    """An overlay that holds precision, accumulation and clipping: arguments of the `Trainer`.
+    """An overlay that holds precision, accumulation, clipping and the strategy: arguments of the `Trainer`.
 
     The batch belongs to a data module or module, under a name that only the user knows.
     """
@@ -35,6 +53,14 @@ class Lightning(Exporter):
     clipping_key: ClassVar[str] = "gradient_clip_val"
     weighs_alike: ClassVar[str] = "Lightning"
 
+    def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
+        """Returns the arguments for each knob."""
+        found, values = dict(super().fields(answer, version)), answer.plan.values
+        if values.get(LAYOUT) in (REPLICATED, OPTIMIZER):
+            found[LAYOUT] = {"strategy": _BY_VIEWS if values.get(VIEWS) is True else "ddp"}
+            found |= {VIEWS: {}} if VIEWS in values else {}
+        return found
+
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the data module, and lines of plain PyTorch."""
         lines = code_lines(answer)
@@ -43,6 +69,11 @@ class Lightning(Exporter):
             lines[MICRO_BATCH_SIZE] += (
                 f" in train_dataloader, or under data: the names of your data module for {', '.join(arguments)}"
             )
+        layout = answer.plan.values.get(LAYOUT)
+        if layout == OPTIMIZER:
+            lines[LAYOUT] = f"{zero_line(answer)} in configure_optimizers"
+        elif layout == FULL and version >= SHARDS_SINCE and answer.plan.values.get("precision") != "fp16":
+            lines |= _sharding_lines(gathers_again(answer))
         compiled = compile_line(answer, "in configure_model", "self.model")
         return lines if compiled is None else {**lines, "compile": compiled}
 
@@ -55,3 +86,14 @@ class Lightning(Exporter):
         """Returns the overlay's text. A plan without accumulation also replaces that of the user's file."""
         text = yaml.safe_dump({"trainer": {"accumulate_grad_batches": 1, **settings}}, sort_keys=True)
         return loader_comment(answer) + text
+
+
+def _sharding_lines(again: bool) -> dict[str, str]:
+    """Returns what to write for FSDP2, which Lightning leaves to the user's module."""
+    mesh, kept = 'mesh=self.device_mesh["data_parallel"]', "" if again else ", reshard_after_forward=False"
+    layout = (
+        "Trainer(strategy=ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=1)) with the number of "
+        f"ranks, and in configure_model: fully_shard(block, {mesh}, reshard_after_forward={again}) for each block, "
+        f"then fully_shard(self.model, {mesh}{kept})"
+    )
+    return {LAYOUT: layout, RESHARD: f"reshard_after_forward={again} for fully_shard in configure_model"}

@@ -10,6 +10,15 @@ from autofit.workloads.micro_batch_weights import Weighing
 Settings = Mapping[str, object]
 """Settings of a target, by key."""
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
+LAYOUT, VIEWS, RESHARD = "layout", "gradient_as_bucket_view", "reshard_after_forward"
+"""Knobs of the ranks that train together. The batch of such a plan is that of each rank."""
+REPLICATED, OPTIMIZER, FULL = "replicated", "optimizer", "full"
+MEASURED_WITH: Mapping[KnobValue, str] = {
+    REPLICATED: "DistributedDataParallel",
+    OPTIMIZER: "ZeroRedundancyOptimizer",
+    FULL: "fully_shard",
+}
+"""What divides a training among ranks in a plan, by layout."""
 
 
 def has_fixed_batches(answer: Answer) -> bool:
@@ -24,6 +33,46 @@ def max_grad_norm(answer: Answer) -> float | None:
     except ValueError:
         return None
     return norm if norm > 0 and math.isfinite(norm) and not answer.environment.is_inference else None
+
+
+def changes_of(answer: Answer) -> dict[str, KnobValue]:
+    """Returns the values that the plan changes. A layout is always one, since the user's model is not divided."""
+    values = answer.plan.values
+    divided = {LAYOUT: values[LAYOUT]} if LAYOUT in values else {}
+    return {**answer.plan.changes_from(answer.baseline.plan), **divided}
+
+
+def is_divided(answer: Answer) -> bool:
+    """Returns whether several ranks train together, so that the plan's batch is that of each of them."""
+    return LAYOUT in answer.plan.values
+
+
+def gathers_again(answer: Answer) -> bool:
+    """Returns whether weights that were gathered in the forward pass are released, as is the default of the knob."""
+    return answer.plan.values.get(RESHARD) is not False
+
+
+def zero_line(answer: Answer) -> str:
+    """Returns the call of the optimizer of which each rank has a part."""
+    name = f"torch.optim.{optimizer_name(answer)}"
+    return f"ZeroRedundancyOptimizer(model.parameters(), optimizer_class={name}, ...) in place of {name}(...)"
+
+
+def blocks_line(key: str) -> str:
+    """Returns what names the blocks that a trainer of Hugging Face shards one at a time; `key` is that of its field."""
+    return (
+        f"name the class of the blocks as {key} in fsdp_config, unless the model has _no_split_modules, as those of "
+        "transformers do"
+    )
+
+
+def averaged_each_time(answer: Answer) -> Settings:
+    """Returns the field of Hugging Face with which sharded gradients are divided after each micro batch, as in a plan.
+
+    By default every rank keeps a whole gradient until the last micro batch of a step.
+    """
+    several = answer.plan.accumulation_steps > 1
+    return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}} if several else {}
 
 
 def optimizer_name(answer: Answer) -> str:

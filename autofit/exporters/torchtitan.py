@@ -7,7 +7,16 @@ from typing import ClassVar
 from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
-from autofit.exporters.plan_facts import Settings, checkpointing_fields, weighing_of
+from autofit.exporters.plan_facts import (
+    FULL,
+    LAYOUT,
+    REPLICATED,
+    RESHARD,
+    Settings,
+    checkpointing_fields,
+    is_divided,
+    weighing_of,
+)
 
 SUBCOMMANDS_SINCE = "0.3"
 """First version in which a kind of activation checkpointing is chosen by a subcommand, and in which the optimizer does
@@ -15,11 +24,21 @@ not step in the backward pass."""
 
 TF32 = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 """Variable that switches TF32 on for products of matrices; torch reads it. Convolutions use TF32 by default."""
+RANKS = "AUTOFIT_RANKS"
+"""Variable with the number of ranks, which a plan does not know."""
 _SUBCOMMAND = "activation_checkpoint:"
 _FLOAT32 = {"training.dtype": "float32"}
 """The weights stay in float32."""
 _IGNORED = -100
 """Label that torchtitan ignores and does not count. Its data sets shift the labels."""
+
+
+def _degrees(replicate: int | str, shard: int | str) -> Settings:
+    return {"parallelism.data_parallel_replicate_degree": replicate, "parallelism.data_parallel_shard_degree": shard}
+
+
+def _resharding(policy: str) -> Settings:
+    return {"parallelism.fsdp_reshard_after_forward": policy}
 
 
 class Torchtitan(Exporter):
@@ -51,6 +70,15 @@ class Torchtitan(Exporter):
             **{name: {"optimizer.implementation": name} for name in ("for-loop", "foreach", "fused")},
         },
         "recomputed_operators": {"all": {}},
+        LAYOUT: {REPLICATED: _degrees(RANKS, 1), FULL: _degrees(1, RANKS)},
+        # By default, only the last layers stay gathered, as those outside blocks do in a plan.
+        RESHARD: {True: _resharding("default"), False: _resharding("never")},
+    }
+    divides_otherwise: ClassVar[Mapping[KnobValue, str]] = {
+        REPLICATED: "torchtitan 0.2 averages gradients in buckets of 100 MB, and 0.3 has fully_shard with one shard"
+    }
+    casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
+        FULL: "torchtitan gathers weights in 16 bits, and computes in them without autocast"
     }
     clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
 
@@ -60,7 +88,8 @@ class Torchtitan(Exporter):
         size, steps, batch = values.get(MICRO_BATCH_SIZE), values.get(ACCUMULATION_STEPS, 1), dict[str, Settings]()
         if type(size) is int and type(steps) is int and size > 0 and steps > 0:
             # torchtitan derives the number of passes from the two sizes.
-            sizes = {"training.local_batch_size": size, "training.global_batch_size": size * steps}
+            of_all = f"{size * steps} * {RANKS}" if is_divided(answer) else size * steps
+            sizes: Settings = {"training.local_batch_size": size, "training.global_batch_size": of_all}
             batch = {MICRO_BATCH_SIZE: sizes, ACCUMULATION_STEPS: {}}
         # By default torchtitan checkpoints a part of the operators.
         checkpointing = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
@@ -73,14 +102,17 @@ class Torchtitan(Exporter):
     def caveats(self, answer: Answer) -> Sequence[str]:
         """Returns how its gradient differs from that of the plan: it weights each mean loss by its number of labels."""
         weighing, labels = weighing_of(answer), f"labels that are not {_IGNORED}"
+        found = super().caveats(answer)
         if weighing is None or weighing.ignored == _IGNORED:
-            return ()
+            return found
         if weighing.summed:
             return (
+                *found,
                 f"the loss is a sum over samples, and torchtitan trains on a mean over the {labels}: the gradient is "
                 "smaller by their number",
             )
         return (
+            *found,
             f"the loss is a mean over {weighing}, and the plan weights micro batches by it; torchtitan weights those "
             f"of a step by their {labels}. If the two differ, the gradient differs from the plan's",
         )
@@ -90,29 +122,30 @@ class Torchtitan(Exporter):
         variables = [f"export {name}={value}\n" for name, value in settings.items() if name == TF32]
         options = {name: value for name, value in settings.items() if name != TF32}
         subcommand = {name: options.pop(name) for name in list(options) if name.startswith(_SUBCOMMAND)}
-        words = [_words(*option) for option in (*options.items(), *subcommand.items())]
+        one = "The batch is that of one device. With N data-parallel devices, multiply training.global_batch_size by N."
+        several = f'Set {RANKS} to the number of ranks.\n: "${{{RANKS}:?is the number of ranks}}"'
         return "".join(
             [
-                f"{self.comment}The batch is that of one device. With N data-parallel devices, multiply "
-                "training.global_batch_size by N.\n",
+                f"{self.comment}{several if is_divided(answer) else one}\n",
                 f"{self.comment}Use: source {self.filename}, then pass ",
                 '"${AUTOFIT_OVERRIDES[@]}" to torchtitan after all other arguments.\n',
                 *variables,
                 "AUTOFIT_OVERRIDES=(\n",
-                *(f"  {shlex.join(option)}\n" for option in words),
+                *(f"  {_override(*option)}\n" for option in (*options.items(), *subcommand.items())),
                 ")\n",
             ]
         )
 
 
-def _words(name: str, value: object) -> list[str]:
-    """Returns the words of an override. A subcommand is one word; so is a switch, whose name says whether it is on."""
+def _override(name: str, value: object) -> str:
+    """Returns an override for bash. A subcommand is one word; so is a switch, whose name says whether it is on."""
     if name.startswith(_SUBCOMMAND):
-        return [name]
+        return name
     if type(value) is bool:
         section, _, field = name.rpartition(".")
-        return [f"--{section}.{field if value else f'no_{field}'}"]
-    return [f"--{name}", str(value)]
+        return f"--{section}.{field if value else f'no_{field}'}"
+    number = f'"$(({value}))"' if str(value).endswith(RANKS) else shlex.quote(str(value))
+    return f"--{name} {number}"
 
 
 def _kind(kind: str, version: TargetVersion) -> Settings:

@@ -22,7 +22,7 @@ from autofit.core.answer import Answer
 from autofit.core.errors import UsageError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.wording import a_type
-from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings
+from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings, is_divided
 from autofit.fit import Fit
 from autofit.integrations.plan_settings import GivenPlan, fit_of, for_trainer, with_kept_batch
 from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
@@ -89,7 +89,8 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     """Returns a copy of `args` with the fields of the plan. All other fields stay as they are.
 
     Knobs that `TrainingArguments` has no field for are named in a warning, with what to do in your code. With several
-    devices, the accumulation steps are divided among them, so that the plan's global batch is kept.
+    devices, the accumulation steps are divided among them, so that the plan's global batch is kept. The batch of a plan
+    with a layout is that of each device, and is not divided.
 
     Args:
         plan: a plan file, or what `autofit.tune` or `autofit.load` returned.
@@ -160,9 +161,15 @@ def _other_precisions(args: Any, precision: object) -> Iterator[tuple[str, str]]
             yield f"{INHERITED}={name} in the environment", f"the plan has precision={precision}"
 
 
+def _sharers(args: Any, found: Answer) -> int:
+    """Returns the number of devices that share the plan's batch; 1 if it is that of each device."""
+    devices: int = args.world_size * max(args.n_gpu, 1)
+    return 1 if is_divided(found) else devices
+
+
 def _divided(args: Any, found: Answer) -> Mapping[str, int]:
     """Returns the accumulation steps of each device; refuses steps that cannot be divided among the devices."""
-    devices, steps = args.world_size * max(args.n_gpu, 1), found.plan.accumulation_steps
+    devices, steps = _sharers(args, found), found.plan.accumulation_steps
     if devices == 1 or found.environment.is_inference:
         return {}
     if steps % devices:
@@ -206,7 +213,7 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
         from accelerate.state import AcceleratorState  # noqa: PLC0415  # a Trainer has imported it
 
         plan, loader = self.answer.plan, others.get("train_dataloader")
-        sampler, devices = getattr(loader, "batch_sampler", None), args.world_size * max(args.n_gpu, 1)
+        sampler, devices = getattr(loader, "batch_sampler", None), _sharers(args, self.answer)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or args.train_batch_size
         precision, mixed = plan.values.get("precision"), AcceleratorState().mixed_precision
         compared = {

@@ -37,6 +37,11 @@ VALUES: list[tuple[str, KnobValue]] = [
     ("optimizer_implementation", "for-loop"),
     ("optimizer_implementation", "foreach"),
     ("optimizer_implementation", "fused"),
+    ("layout", "replicated"),
+    ("layout", "optimizer"),
+    ("layout", "full"),
+    ("gradient_as_bucket_view", True),
+    ("reshard_after_forward", False),
 ]
 WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed", "axolotl"}
 """Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""
@@ -69,6 +74,12 @@ def answer(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None = None) 
 def of_blocks(count: int, **values: KnobValue) -> Answer:
     """Returns a plan for a model with this number of blocks."""
     return with_blocks(answer(OWN.replace(**values)), count)
+
+
+def on_cuda(found: Answer) -> Answer:
+    """Returns the same answer for a GPU."""
+    environment = found.environment.model_copy(update={"device_type": "cuda"})
+    return found.model_copy(update={"environment": environment})
 
 
 def with_blocks(found: Answer, count: int = 4) -> Answer:
@@ -147,6 +158,15 @@ def test_a_file_never_trains_with_another_global_batch(exporter: Exporter) -> No
     plan = OWN.replace(micro_batch_size=EVIL, accumulation_steps=EVIL)
     with pytest.raises(UsageError, match="another global batch"):
         exporter.export(answer(plan))
+
+
+@pytest.mark.parametrize("layout", ["replicated", "optimizer", "full"])
+def test_a_layout_is_never_the_user_s_own(exporter: Exporter, layout: str) -> None:
+    plan = OWN.replace(layout=layout)
+    export = exporter.export(on_cuda(answer(plan, plan)))
+    said = "layout" in (*export.unmapped, *export.by_hand)
+    assert said or export.settings != exporter.export(on_cuda(answer(OWN))).settings
+    assert not any(key.endswith("train_batch_size") for key in export.settings if "per_device" not in key)
 
 
 def test_a_plan_for_inference_is_refused_by_what_only_trains(exporter: Exporter) -> None:

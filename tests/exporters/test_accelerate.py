@@ -15,7 +15,7 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
-from tests.conformance.test_exporters import OWN, answer
+from tests.conformance.test_exporters import OWN, answer, on_cuda
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +76,27 @@ for inputs, targets in loader:
 print("SEEN" + json.dumps(seen))
 """
 
+PARTS = """
+import os
+import sys
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+accelerator = Accelerator(cpu=True)
+model, loader = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [torch.ones(2, 4)]
+optimizer = {made}
+model, optimizer, _ = {prepared}
+accelerator.backward(model(loader[0]).sum())
+optimizer.step()
+sys.stdout.write(f"STATES {{len(optimizer.optimizer.optim.state)}}\\n")  # in one piece, beside the other rank
+sys.stdout.flush()
+accelerator.wait_for_everyone()
+os._exit(0)  # threads of gloo may abort an ordinary exit
+"""
+
 
 def export(values: Mapping[str, KnobValue] = MappingProxyType({}), version: str | None = None) -> Export:
     return by_name("accelerate").export(answer(PLAN.replace(**values), PLAN), version)
@@ -128,6 +149,67 @@ def test_what_a_launch_makes_of_the_file_compiles_as_the_plan_does(
     plugin = TorchDynamoPlugin()
     assert (plugin.backend.value, plugin.mode, plugin.use_regional_compilation) == ("INDUCTOR", mode, regional)
     assert plugin.dynamic is False  # as the plan was measured, unless batches vary in shape
+
+
+def environment_of(found: Export, folder: Path, *arguments: str) -> dict[str, str]:
+    """Returns what `accelerate launch` would set for each process on several GPUs."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser  # noqa: PLC0415
+    from accelerate.utils.launch import prepare_multi_gpu_env  # noqa: PLC0415
+
+    path = folder / found.filename
+    path.write_text(found.text)
+    given = launch_command_parser().parse_args(["--config_file", str(path), *arguments, "train.py"])
+    args, _, _ = _validate_launch_command(given)
+    assert (args.num_processes, args.multi_gpu or args.use_fsdp) == (4, True)
+    environment: dict[str, str] = prepare_multi_gpu_env(args)
+    return environment
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_sharding_is_that_of_the_plan(reshard: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin  # noqa: PLC0415
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy  # noqa: PLC0415
+
+    plan = PLAN.replace(layout="full", reshard_after_forward=reshard, accumulation_steps=2, precision="bf16")
+    found = by_name("accelerate").export(on_cuda(answer(plan, PLAN)))
+    with pytest.raises(ValueError, match="manually pass in `--num_processes`"):
+        environment_of(found, tmp_path)
+    for name, text in environment_of(found, tmp_path, "--num_processes=4").items():
+        monkeypatch.setenv(name, text)
+    plugin = FullyShardedDataParallelPlugin()
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, reshard)
+    assert plugin.auto_wrap_policy is transformer_auto_wrap_policy
+    line = found.by_hand["accumulation_steps"].partition(", and ")[0]
+    kwargs = eval(line, {"Accelerator": dict, "GradientAccumulationPlugin": GradientAccumulationPlugin})
+    assert kwargs["gradient_accumulation_plugin"].to_kwargs() == {"num_steps": 2, "sync_each_batch": True}
+    assert "fsdp_transformer_layer_cls_to_wrap" in found.by_hand["layout"]
+    assert "averages gradients in 16 bits" in found.warnings[-1]
+    assert found.unmapped == ()
+
+
+def test_replicas_are_processes_of_one_launch(tmp_path: Path) -> None:
+    from accelerate.utils import DistributedDataParallelKwargs  # noqa: PLC0415
+
+    plan = PLAN.replace(layout="replicated", gradient_as_bucket_view=True)
+    found = by_name("accelerate").export(on_cuda(answer(plan, PLAN)))
+    assert read(found, tmp_path).distributed_type.value == "MULTI_GPU"
+    assert "FSDP_VERSION" not in environment_of(found, tmp_path, "--num_processes=4")
+    names = {"Accelerator": dict, "DistributedDataParallelKwargs": DistributedDataParallelKwargs}
+    (handler,) = eval(found.by_hand["gradient_as_bucket_view"], names)["kwargs_handlers"]
+    assert handler.to_kwargs() == {"gradient_as_bucket_view": True}
+    assert by_name("accelerate").export(answer(plan, PLAN)).unmapped == ("layout",)  # on the CPU
+
+
+def test_an_optimizer_in_parts_is_prepared_as_the_line_says(tmp_path: Path) -> None:
+    plan = PLAN.replace(layout="optimizer")
+    line = by_name("accelerate").export(on_cuda(answer(plan, PLAN))).by_hand["layout"]
+    made, prepared = line.partition(" in place")[0].replace("...", "lr=0.1"), line.partition(", and ")[2]
+    (tmp_path / "train.py").write_text(PARTS.format(made=made, prepared=prepared))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    states = sorted(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("STATES"))
+    assert (len(states), sum(states)) == (2, 4)  # four parameters, each updated on one of two ranks
 
 
 def launched(found: Export, folder: Path, script: str = ENVIRONMENT) -> Any:

@@ -18,7 +18,8 @@ FIELDS = frozenset(
         "micro_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "tf32", "gradient_checkpointing",
         "gradient_checkpointing_kwargs", "torch_compile", "torch_compile_mode", "optimizer", "attn_implementation",
         "group_by_length", "pad_to_multiple_of", "pad_to_sequence_len", "dataloader_num_workers",
-        "dataloader_pin_memory", "dataloader_prefetch_factor", "max_grad_norm",
+        "dataloader_pin_memory", "dataloader_prefetch_factor", "max_grad_norm", "ddp", "ddp_find_unused_parameters",
+        "fsdp_version", "fsdp_config", "accelerator_config",
     }
 )  # fmt: skip
 """Fields of `AxolotlInputConfig` that matter here, read from `axolotl/utils/schemas/` of the wheels 0.17.0, 0.18.0 and
@@ -38,6 +39,8 @@ PLANS: dict[str, Values] = {
     "fused": {"optimizer_implementation": "fused"},
     "sdpa": {"attention": "sdpa"},
     "grouped": {"length_grouping": True},
+    "replicated": {"layout": "replicated"},
+    "sharded": {"layout": "full", "reshard_after_forward": False, "accumulation_steps": 2},
 }
 
 
@@ -85,6 +88,8 @@ def test_the_defaults_that_would_choose_another_precision_are_switched_off() -> 
         ("optimizer_implementation", "for-loop"),
         ("activation_offload", True),
         ("optimizer_in_backward", True),
+        ("layout", "optimizer"),
+        ("gradient_as_bucket_view", True),
     ],
 )
 def test_what_axolotl_does_in_another_way_is_listed(knob: str, value: KnobValue) -> None:

@@ -12,7 +12,10 @@ from autofit.exporters.base import Export
 from autofit.exporters.deepspeed import DeepSpeed
 from tests.conformance.test_exporters import EVIL, OWN, answer
 
-COMMON = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "zero_optimization"}
+COMMON = {
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "zero_optimization",
+    "zero_allow_untested_optimizer",
+}  # fmt: skip
 FIELDS = {
     "0.18.0": COMMON | {"torch_autocast"},
     "0.19.8": COMMON | {"torch_autocast"},
@@ -65,6 +68,27 @@ def test_weights_stay_in_float32_under_autocast(precision: str) -> None:
 )
 def test_gradients_are_clipped_as_in_the_measurement(norm: dict[str, str], clipping: float) -> None:
     assert read(exported({}, settings=norm))["gradient_clipping"] == clipping
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "words"),
+    [("replicated", 0, "buckets of its own"), ("optimizer", 1, "a flat copy"), ("full", 3, "by other means")],
+)
+def test_a_layout_is_a_stage_of_zero_whose_figures_are_others(layout: str, stage: int, words: str) -> None:
+    export = exported({"layout": layout, "precision": "bf16", **BATCH})
+    assert read(export)["zero_optimization"] == {"stage": stage}
+    assert "train_batch_size" not in export.text
+    (warning,) = export.warnings
+    assert words in warning
+    assert ("in 16 bits" in warning) is (stage > 0)
+    keys = read(exported({"layout": layout}, settings={"optimizer": "SGD"})).keys()
+    assert ("zero_allow_untested_optimizer" in keys) is (stage > 0)
+    assert keys <= FIELDS["0.19.8"]
+
+
+@pytest.mark.parametrize(("knob", "value"), [("gradient_as_bucket_view", True), ("reshard_after_forward", False)])
+def test_what_zero_has_no_key_for_is_listed(knob: str, value: KnobValue) -> None:
+    assert exported({"layout": "full" if knob.startswith("reshard") else "replicated", knob: value}).unmapped == (knob,)
 
 
 LINES: list[tuple[str, KnobValue, str]] = [

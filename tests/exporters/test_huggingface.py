@@ -23,6 +23,7 @@ COMMON = frozenset(
         "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "bf16", "fp16",
         "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode", "optim", "dataloader_num_workers",
         "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor", "max_grad_norm",
+        "ddp_find_unused_parameters", "fsdp", "fsdp_config", "accelerator_config",
     }
 )  # fmt: skip
 OLDER = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
@@ -48,6 +49,7 @@ PLANS: dict[str, Values] = {
     "not compiled": {"compile": "off"},
     "fused": {"optimizer_implementation": "fused"},
     "grouped": {"length_grouping": True},
+    "replicated": {"layout": "replicated"},
 }
 
 
@@ -170,6 +172,41 @@ def test_what_torch_runs_by_default_is_what_the_names_of_optim_mean() -> None:
     from torch.optim.optimizer import _default_to_fused_or_foreach  # noqa: PLC0415
 
     assert _default_to_fused_or_foreach([torch.ones(1)], differentiable=False) == (False, False)
+
+
+SHARDED: Values = {"layout": "full", "reshard_after_forward": False, "accumulation_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("version", "switch"), [("5.1.0", None), ("5.2.0", "full_shard auto_wrap"), ("5.10", True), ("5.24.0", True)]
+)
+def test_sharding_has_the_fields_of_the_version(version: str, switch: object) -> None:
+    export = exported(SHARDED, version, device="cuda")
+    settings = settings_of(export)
+    assert settings.get("fsdp") == switch
+    assert settings.keys() <= COMMON | OLDER | NEWER
+    assert export.unmapped == (() if switch else ("layout", "reshard_after_forward"))
+    assert exported(SHARDED, version).unmapped == ("layout", "reshard_after_forward")  # on the CPU
+    assert ("transformer_layer_cls_to_wrap" in export.text) is bool(switch)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_the_installed_library_shards_as_the_plan(reshard: bool, tmp_path: Path) -> None:
+    from accelerate.utils import FullyShardedDataParallelPlugin  # noqa: PLC0415
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy  # noqa: PLC0415
+
+    args = loaded(exported({**SHARDED, "reshard_after_forward": reshard}, device="cuda"), tmp_path)
+    plugin = FullyShardedDataParallelPlugin(**args.fsdp_plugin_args)
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, reshard)
+    assert plugin.auto_wrap_policy is transformer_auto_wrap_policy
+    assert args.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
+
+
+def test_what_the_trainer_cannot_do_on_ranks_is_listed() -> None:
+    assert exported({"layout": "optimizer"}).unmapped == ("layout",)
+    export = exported({"layout": "replicated", "gradient_as_bucket_view": True})
+    assert export.unmapped == ("gradient_as_bucket_view",)
+    assert "# The batch is that of each device.\n" in export.text
 
 
 def test_another_optimizer_is_not_replaced_by_adamw() -> None:

@@ -1,5 +1,7 @@
 """The overlay is read by Lightning itself, and a training with it has the plan's batch, steps and precision."""
 
+import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +33,7 @@ VALUES: list[dict[str, KnobValue]] = [
     {"precision": "tf32"},
     {"optimizer_implementation": "fused", "memory_format": "channels_last"},
     {"cudnn_benchmark": True},
+    {"layout": "replicated"},
 ]
 
 pytestmark = [
@@ -148,6 +151,64 @@ def test_the_command_line_of_lightning_merges_the_overlay(tmp_path: Path, monkey
     cli = LightningCLI(BoringModel, BoringDataModule, args=arguments, run=False, trainer_defaults=QUIET)
     assert (cli.trainer.max_steps, cli.trainer.accumulate_grad_batches) == (3, 2)
     assert cli.trainer.precision == "bf16-mixed"
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_the_command_line_of_lightning_makes_the_strategy(
+    views: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI  # noqa: PLC0415
+    from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel  # noqa: PLC0415
+
+    overlay = tmp_path / "autofit_lightning.yaml"
+    found = export({"layout": "optimizer", "gradient_as_bucket_view": views})
+    overlay.write_text(found.text)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    arguments = ["--config", str(overlay)]
+    cli = LightningCLI(BoringModel, BoringDataModule, args=arguments, run=False, trainer_defaults=QUIET)
+    assert type(cli.trainer.strategy).__name__ == "DDPStrategy"
+    assert cli.trainer.strategy._ddp_kwargs.get("gradient_as_bucket_view", False) is views
+    assert "optimizer_class=torch.optim.AdamW" in found.by_hand["layout"]
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_a_training_is_sharded_as_the_lines_say(reshard: bool) -> None:
+    from lightning.pytorch import Trainer  # noqa: PLC0415
+    from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: PLC0415
+    from torch.distributed import destroy_process_group  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    found = export({"layout": "full", "reshard_after_forward": reshard, "precision": "bf16"})
+    line = found.by_hand["layout"]
+    trainer, calls = line.partition(" with ")[0].replace("...", "1"), re.findall(r"fully_shard\([^)]*\)", line)
+    seen: dict[str, list[Any]] = {"rows": [], "dtypes": [], "updates": []}
+    module = net(seen)
+
+    def configure_model() -> None:
+        module.model = nn.Sequential(module.line)
+        for call in calls:
+            eval(call, {"fully_shard": fully_shard, "self": module, "block": module.line})
+
+    type(module).configure_model = lambda self: configure_model()
+    names = {"ModelParallelStrategy": ModelParallelStrategy, "Trainer": lambda **given: given}
+    given = {**yaml.safe_load(found.text)["trainer"], **eval(trainer, names)}
+    before = dict(os.environ)
+    try:
+        Trainer(**given, devices=1, max_steps=1, **QUIET).fit(module, DataLoader(samples(), batch_size=4))
+    finally:
+        destroy_process_group()
+        os.environ.clear()  # which has the address of the process group now
+        os.environ.update(before)
+    assert type(module.line.weight).__name__ == "DTensor"
+    assert seen["dtypes"] == [torch.bfloat16]
+    assert f"reshard_after_forward={reshard}" in calls[0]
+    assert len(calls) == 2
+
+
+def test_what_lightning_does_not_shard_is_listed() -> None:
+    assert export({"layout": "full"}, "2.3").unmapped == ("layout",)
+    assert export({"layout": "full", "precision": "fp16"}).unmapped == ("layout",)
 
 
 def test_compilation_is_a_line_for_configure_model() -> None:

@@ -18,7 +18,8 @@ from tests.conformance.test_exporters import OWN, answer, with_blocks
 COMMON = frozenset(
     {
         "training.local_batch_size", "training.global_batch_size", "training.mixed_precision_param",
-        "training.max_norm", "optimizer.implementation",
+        "training.max_norm", "optimizer.implementation", "parallelism.data_parallel_replicate_degree",
+        "parallelism.data_parallel_shard_degree", "parallelism.fsdp_reshard_after_forward",
     }
 )  # fmt: skip
 BEFORE = COMMON | {"activation_checkpoint.mode", "optimizer.early_step_in_backward"}
@@ -50,7 +51,10 @@ PLANS: dict[str, Values] = {
     "not compiled": {"compile": "off"},
     "for-loop": {"optimizer_implementation": "for-loop"},
     "in backward": {"optimizer_in_backward": True},
+    "replicated": {"layout": "replicated"},
+    "sharded": {"layout": "full", "reshard_after_forward": False},
 }
+RANKS = 4
 
 
 def exported(values: Values, version: str | None = None, settings: dict[str, str] | None = None) -> Export:
@@ -59,7 +63,7 @@ def exported(values: Values, version: str | None = None, settings: dict[str, str
 
 def words_of(export: Export) -> list[str]:
     """Returns the words that bash passes on."""
-    script = f"set -eu\n{export.text}\nprintf '%s\\n' \"${{AUTOFIT_OVERRIDES[@]}}\"\n"
+    script = f"set -eu\nAUTOFIT_RANKS={RANKS}\n{export.text}\nprintf '%s\\n' \"${{AUTOFIT_OVERRIDES[@]}}\"\n"
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -72,7 +76,8 @@ def names_of(words: list[str]) -> set[str]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_override_is_a_field_of_that_version(plan: str, version: str) -> None:
     export = exported(PLANS[plan], version, {"max_grad_norm": "0.5"})
-    assert export.warnings == ()
+    assert all("0.2 averages gradients in buckets of 100 MB" in text for text in export.warnings)
+    assert len(export.warnings) == (plan == "replicated")
     words = words_of(export)
     assert words[words.index("--training.max_norm") + 1] == "0.5"
     assert names_of(words) <= FIELDS[version]
@@ -89,6 +94,27 @@ def test_nothing_follows_a_subcommand() -> None:
 def test_the_global_batch_is_that_of_the_plan() -> None:
     words = words_of(exported({"micro_batch_size": 2, "accumulation_steps": 8}))
     assert words[:4] == ["--training.local_batch_size", "2", "--training.global_batch_size", "16"]
+
+
+@pytest.mark.parametrize(
+    ("values", "degrees", "policy"),
+    [
+        ({"layout": "replicated"}, ["4", "1"], None),
+        ({"layout": "full"}, ["1", "4"], None),
+        ({"layout": "full", "reshard_after_forward": True}, ["1", "4"], "default"),
+        ({"layout": "full", "reshard_after_forward": False}, ["1", "4"], "never"),
+    ],
+)
+def test_the_ranks_are_those_of_the_variable(values: Values, degrees: list[str], policy: str | None) -> None:
+    export = exported({**values, "micro_batch_size": 2, "accumulation_steps": 8})
+    words = words_of(export)
+    assert words[words.index("--training.global_batch_size") + 1] == str(2 * 8 * RANKS)
+    names = (f"--parallelism.data_parallel_{kind}_degree" for kind in ("replicate", "shard"))
+    assert [words[words.index(name) + 1] for name in names] == degrees
+    name = "--parallelism.fsdp_reshard_after_forward"
+    assert (words[words.index(name) + 1] if name in words else None) == policy
+    unset = subprocess.run(["bash", "-c", export.text], capture_output=True, text=True, check=False, env={})
+    assert "AUTOFIT_RANKS: is the number of ranks" in unset.stderr
 
 
 def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:
@@ -109,6 +135,8 @@ def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:
         ("compile", "default"),
         ("activation_offload", True),
         ("length_grouping", True),
+        ("layout", "optimizer"),
+        ("gradient_as_bucket_view", True),
     ],
 )
 def test_what_torchtitan_does_in_another_way_is_listed(knob: str, value: KnobValue) -> None:

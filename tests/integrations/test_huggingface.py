@@ -127,6 +127,8 @@ def test_several_devices_share_the_accumulation_steps(tmp_path: Path) -> None:
     assert (changed.per_device_train_batch_size, changed.gradient_accumulation_steps) == (2, 3)
     with pytest.raises(UsageError, match=r'found 2 devices.*accumulation_steps=3.*pinned={"accumulation_steps": 2}'):
         apply(plan(accumulation_steps=3), args)
+    of_each = apply(plan(accumulation_steps=3, layout="replicated"), args)
+    assert (of_each.gradient_accumulation_steps, of_each.ddp_find_unused_parameters) == (3, False)
 
 
 def test_every_block_is_a_field_and_a_part_is_switched_on_in_the_model(tmp_path: Path) -> None:
