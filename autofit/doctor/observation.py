@@ -75,6 +75,7 @@ class Observation:
         hidden: the allocations of which views outlive their step and use a part only.
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
         device: the device of the training.
+        peaks: `Device.peaks` at the end of the last step.
     """
 
     watch: Watch
@@ -91,6 +92,7 @@ class Observation:
     hidden: Mapping[int, View] = field(default_factory=dict)
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
     device: Device = field(default_factory=devices.host)
+    peaks: tuple[int, int] | None = None
     _views: "_Views | None" = None
 
     @property
@@ -110,6 +112,11 @@ class Observation:
         if self._views is None:
             self._views = _Views(self.watch, self.account, min(self.watch.step, self.steps) - 1)
         return self._views
+
+    @property
+    def whole(self) -> Trace:
+        """All steps as a trace. That of `views`, which is made before the last step, may lack it."""
+        return _Views(self.watch, self.account, self.step).whole
 
     @property
     def peak_bytes(self) -> int:
