@@ -196,6 +196,10 @@ class Device(ABC):
         """Returns the bytes of this process's live tensors on the device; None if they are not counted."""
         return None
 
+    def peaks(self) -> tuple[int, int] | None:
+        """Returns the highest sums of live tensors and of reserved memory so far, in bytes; None if not counted."""
+        return None
+
     def account(self) -> Account | None:
         """Returns the allocator that an estimate of memory imitates; None if memory can only be measured."""
         return None

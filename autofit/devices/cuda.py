@@ -315,6 +315,11 @@ class Cuda(Device):
         """Returns the caching allocator's sum of live tensors."""
         return int(self._stats().get("allocated_bytes.all.current", 0))
 
+    def peaks(self) -> tuple[int, int]:
+        """Returns the caching allocator's peak counters, which the user's code may reset."""
+        stats = self._stats()
+        return int(stats.get("allocated_bytes.all.peak", 0)), int(stats.get("reserved_bytes.all.peak", 0))
+
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the allocator's peak counters. This costs nothing, so the steps may be timed."""
@@ -322,11 +327,10 @@ class Cuda(Device):
         torch.accelerator.reset_peak_memory_stats(self.torch_device)
         yield reading
         self.synchronize()
-        after, stats = self.counters(), self._stats()
-        reserved = int(stats.get("reserved_bytes.all.peak", 0))
+        after, (allocated, reserved) = self.counters(), self.peaks()
         footprint = reserved + self.outside_bytes()
         reading.memory = Memory(
-            allocated_bytes=int(stats.get("allocated_bytes.all.peak", 0)),
+            allocated_bytes=allocated,
             reserved_bytes=reserved,
             footprint_bytes=footprint,
             judged_bytes=footprint,

@@ -75,6 +75,7 @@ class Observation:
         hidden: the allocations of which views outlive their step and use a part only.
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
         device: the device of the training.
+        peaks: `Device.peaks` at the end of the last step.
     """
 
     watch: Watch
@@ -91,6 +92,7 @@ class Observation:
     hidden: Mapping[int, View] = field(default_factory=dict)
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
     device: Device = field(default_factory=devices.host)
+    peaks: tuple[int, int] | None = None
     _views: "_Views | None" = None
 
     @property
@@ -110,6 +112,11 @@ class Observation:
         if self._views is None:
             self._views = _Views(self.watch, self.account, min(self.watch.step, self.steps) - 1)
         return self._views
+
+    @property
+    def whole(self) -> Trace:
+        """All steps as a trace. That of `views`, which is made before the last step, may lack it."""
+        return _Views(self.watch, self.account, self.step).whole
 
     @property
     def peak_bytes(self) -> int:
@@ -172,6 +179,46 @@ class Observation:
         other = {number[handle]: size for handle, size in (sizes or {}).items() if handle in number}
         now = changed(views.trace, ends=early, gaps=away, without=gone, sizes=other)
         return views.peak_bytes - peak_bytes(now, self.account)
+
+    def needless(self, gradients: Iterable[int]) -> tuple[set[int], dict[int, int]]:
+        """Returns the allocations that are not made if some gradients are not computed, and when others are released.
+
+        Without these gradients, operators of a backward pass are not run if only such ones read their results. What was
+        saved for them alone is released when nothing but the graph holds it, as a number of the recorder's events.
+        """
+        watch, gone = self.watch, set(gradients)
+        ends = {~event: place for place, event in enumerate(watch.events) if event < 0}
+        marks = [mark.event for mark in watch.marks] + [len(watch.events)]
+        needed, used, unused = set[int](), set[int](), set[int]()
+        passes = dict[int, int]()  # the end of the last pass that reads each of `unused`
+        for ran in reversed(watch.ran):
+            if not ran.backward:
+                needed.update(ran.reads)
+                continue
+            stop = marks[bisect_left(marks, ran.event)]
+            wanted = {
+                each
+                for each in (*ran.made, *ran.results)
+                if each not in gone
+                and (each in needed or (ends.get(each, stop) >= stop if each in ran.made else self._lasts(each)))
+            }
+            if wanted:
+                needed.update(ran.reads)
+                used.update(ran.reads)
+                gone.update(each for each in ran.results if ran.masked and each in ran.made and each not in wanted)
+            else:
+                gone.update(ran.made)
+                unused.update(ran.reads)
+                for each in ran.reads:
+                    passes.setdefault(each, stop)
+        return gone, {
+            each: watch.let_go[each]
+            for each in unused - used - gone - watch.outside
+            if each in watch.let_go and not self._lasts(each) and ends.get(each, len(watch.events)) < passes[each]
+        }
+
+    def _lasts(self, handle: int) -> bool:
+        return self.watch.kinds[handle] not in PASSING
 
     def alike(self, handles: Iterable[int]) -> list[int]:
         """Returns the allocations of all steps that some lines have made in the same way as these, with these."""

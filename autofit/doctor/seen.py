@@ -3,8 +3,9 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -118,6 +119,26 @@ class Retained:
     ended: int
 
 
+class Ran(NamedTuple):
+    """An operator that computed something.
+
+    Attributes:
+        backward: whether a backward pass ran it.
+        reads: the allocations that it read.
+        made: the allocations that it made, of which some are its own temporary memory.
+        results: the allocations of the tensors that it returned, among them those that it changed in place.
+        masked: whether an argument of it names the results that are needed, so that it makes no other.
+        event: number of events after it.
+    """
+
+    backward: bool
+    reads: Sequence[int]
+    made: range
+    results: Sequence[int]
+    masked: bool
+    event: int
+
+
 class Switched(NamedTuple):
     """A call of a module that computes something else in evaluation mode.
 
@@ -157,6 +178,8 @@ class Seen:
 
     Attributes:
         saved, zeroed, dropped, retained: what happened to saved tensors and gradients.
+        ran: the operators, in order.
+        let_go: number of events after which nothing but a graph held each allocation, by handle, as far as known.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
         last_gradient: the last step in which each parameter, by id, got a gradient.
         ends: number of operators at the end of each step.
@@ -178,6 +201,8 @@ class Seen:
         self.zeroed: list[Zeroed] = []
         self.dropped: list[Dropped] = []
         self.retained: list[Retained] = []
+        self.ran: list[Ran] = []
+        self.let_go: dict[int, int] = {}
         self.gradients: dict[int, int] = {}
         self.last_gradient: dict[int, int] = {}
         self.ends: list[int] = []
@@ -197,6 +222,13 @@ class Seen:
     def with_gradient(self) -> KeysView[int]:
         """The ids of the parameters that got a gradient."""
         return self.last_gradient.keys()
+
+
+class TensorEnd(weakref.ref[torch.Tensor]):
+    """A weak reference to a tensor that knows the handle of its allocation."""
+
+    __slots__ = ("handle",)
+    handle: int
 
 
 class LiveTensors:
@@ -258,6 +290,12 @@ class NoTally(Tally):
 
 
 _VIEWS: dict[Any, bool] = {}
+
+
+@cache
+def is_masked(func: OpOverload) -> bool:
+    """Returns whether an argument of an operator names the results that are needed."""
+    return any(each.name == "output_mask" for each in schema_of(func).arguments)
 
 
 def only_views(func: OpOverload) -> bool:

@@ -179,7 +179,7 @@ class Session:
     def _diagnosed(self, observation: Observation, note: str = "", *, failed: bool = False) -> Diagnosis:
         assert self._device is not None, "the observation has begun"
         self.close()
-        observation.device = self._device
+        observation.device, observation.peaks = self._device, self._device.peaks()
         if self._what_if is not None:
             observation.what_if = self._what_if(partial(_held, observation))
         found, unchecked = list[tuple[Finding, Change | None]](), list[Unchecked]()

@@ -25,12 +25,15 @@ from autofit.doctor.seen import (
     LiveTensors,
     ModuleCall,
     NoTally,
+    Ran,
     Retained,
     Saved,
     Seen,
     Switched,
+    TensorEnd,
     Zeroed,
     has_storage,
+    is_masked,
     only_views,
     operands,
 )
@@ -143,6 +146,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self._numbered, self._firsts, self._places = 0, list[int](), list[Site]()
         self._pending, self._by_gradient = dict[int, _Pending](), dict[int, Zeroed]()
         self._tensors: LiveTensors
+        self._ends: dict[int, TensorEnd] = {}
 
     @contextmanager
     def watching(self, *, called: bool = False) -> Iterator[Self]:
@@ -264,17 +268,35 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         if self.on_operator is not None:
             self.on_operator(self, func)
         if only_views(func):
-            return func(*args, **kwargs) if self._loading else self.recorded(func, args, kwargs)
+            out = func(*args, **kwargs) if self._loading else self.recorded(func, args, kwargs)
+            self._note_results(out)
+            return out
         if self._accelerated:
             self._note_wait_or_cast(func, args, kwargs)
         self.operator += 1
-        read = list(self._read(func, args, kwargs))
+        read, first = list(self._read(func, args, kwargs)), len(self.sizes)
         out = self.recorded(func, args, kwargs)
+        made, results = range(first, len(self.sizes)), self._note_results(out)
+        self.ran.append(Ran(in_backward(), read, made, results, is_masked(func), len(self.events)))
         for handle in read:
             self.reads[handle], self.read_by[handle] = len(self.events), self.operator
         if isinstance(out, torch.Tensor) and out.dtype is torch.float64 and out.dim():
             self._note_widening(func, read)
         return out
+
+    def _note_results(self, out: Any) -> list[int]:
+        """Returns the allocations of an operator's results. Notes when those of a forward pass are let go."""
+        results = operands(out if isinstance(out, (list, tuple)) else (out,), {})
+        known = [(each, handle) for each in results if (handle := self.handle_of(each)) is not None]
+        for tensor, handle in [] if in_backward() else known:
+            end = TensorEnd(tensor, self._let_go)
+            end.handle = handle
+            self._ends[id(end)] = end
+        return [handle for _, handle in known]
+
+    def _let_go(self, end: Any) -> None:
+        self.let_go[end.handle] = len(self.events)
+        self._ends.pop(id(end), None)
 
     def _note_wait_or_cast(self, func: Any, args: Any, kwargs: Any) -> None:
         """Notes an operator for which the host waits, or which casts a parameter. The first not in an update."""

@@ -3,6 +3,7 @@
 {"do": "read"}                          what it sees of the device
 {"do": "hold", "bytes": N}              allocates; {"do": "drop"} gives all of that back
 {"do": "evaluate", "held": MIB, ...}    a probe of `tests.cuda.targets.Sized` with a budget
+{"do": "train", "lengths": [N, ...]}    the peak of reserved memory in steps of `tests.cuda.targets.varying`
 """
 
 import gc
@@ -114,7 +115,16 @@ def serve() -> None:
         outcome = targets.evaluate(targets.sized(held=held), devices.choose("cuda"), options, **plan)
         return {**read(), "outcome": outcome.model_dump(mode="json")}
 
-    answers: dict[str, Callable[..., dict[str, Any]]] = {"read": read, "hold": hold, "drop": drop, "evaluate": evaluate}
+    def train(lengths: list[int]) -> dict[str, Any]:
+        _, step = targets.varying(lengths)
+        gc.disable()
+        for _ in lengths:
+            step()
+        return {"reserved": torch.cuda.max_memory_reserved()}
+
+    answers: dict[str, Callable[..., dict[str, Any]]] = {
+        each.__name__: each for each in (read, hold, drop, evaluate, train)
+    }
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(answers[request.pop("do")](**request)), flush=True)  # noqa: T201  # its answer

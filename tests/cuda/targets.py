@@ -5,11 +5,13 @@ GPU, which only reserves addresses, next to nothing.
 """
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import devices
@@ -19,6 +21,7 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
+from tests.doctor.cases import WORDS, Language
 from tests.phantom.phantom import present
 
 MIB = 2**20
@@ -55,6 +58,20 @@ class Sized(nn.Module):
         y = x.square().mean() * self.weight.mean()
         output: torch.Tensor = Hold.apply(y, self.held * len(x), self.taken * len(x))  # type: ignore[no-untyped-call]  # torch has no types here
         return output
+
+
+def varying(lengths: Iterable[int]) -> tuple[nn.Module, Callable[[], None]]:
+    """Returns a language model, and a function that trains it on a text of the next of these lengths."""
+    model, left = Language().to("cuda"), iter(lengths)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        ids = torch.randint(WORDS, (next(left),), device="cuda")
+        F.cross_entropy(model(ids), ids).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
 
 
 def rows(samples: int = 64, batch_size: int = 8) -> DataLoader[Any]:

@@ -5,6 +5,7 @@ A phantom's kernels compute nothing, but what is allocated, held and released is
 
 import gc
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -14,7 +15,13 @@ from autofit.core.budget import Budget
 from autofit.devices.base import Device
 from autofit.doctor.diagnosis import Diagnosis
 from autofit.doctor.findings import chosen
+from autofit.doctor.findings.accelerators import EXPANDABLE
+from autofit.doctor.observer import Observer
 from autofit.doctor.session import collection_off
+from autofit.doctor.watch import Watch
+from autofit.memory.peak import memory_use
+from tests.cuda.device_process import Process
+from tests.cuda.targets import varying
 from tests.doctor.cases import (
     LEAKS,
     LOOK_ALIKES,
@@ -81,7 +88,7 @@ def test_sizes_are_those_of_the_allocator(name: str, device: Device) -> None:
         assert finding.places[0].line.endswith(line(pair.line))
 
 
-@pytest.mark.parametrize("name", ["taught", "half optimized", "attached adversarial"])
+@pytest.mark.parametrize("name", ["taught", "attached adversarial"])
 def test_bounds_have_their_direction(name: str, device: Device) -> None:
     pair = PAIRS[name]
     found = of(diagnosed(pair.make(False, "cuda"), device, detectors=MEMORY), pair.kind)[0]
@@ -166,6 +173,47 @@ def test_leaks_are_found_with_holder_and_line(name: str, small: Device) -> None:
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 def test_look_alikes_are_no_finding(name: str, small: Device) -> None:
     assert shown(diagnosed(LOOK_ALIKES[name](device="cuda"), small, detectors=MEMORY)) == []
+
+
+LENGTHS = {
+    "growing": [500, 1200, 1900, 2600, 3300, 4000, 4700],
+    "varying": [1000, 3500, 700, 5200, 4100, 1500, 6100],
+    "shrinking": [6100, 5000, 5500, 3000, 2000, 5900, 1000],
+}
+"""Lengths of the texts of 7 steps. The doctor watches all but the first, whose segments the shrinking ones use."""
+
+
+@cache
+def reserved_bytes(name: str, settings: str) -> int:
+    """Returns what the allocator reserves for steps in a fresh process with these options."""
+    with Process(PYTORCH_ALLOC_CONF=settings) as process:
+        return int(process.ask("train", lengths=LENGTHS[name])["reserved"])
+
+
+@pytest.mark.parametrize("settings", ["", EXPANDABLE])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_replayed_options_reserve_what_a_fresh_process_does(name: str, settings: str, device: Device) -> None:
+    account, (model, step) = device.account(), varying(LENGTHS[name])
+    assert account is not None
+    watch = Watch(torch.device("cuda"), [model])
+    observer = Observer(watch, account, 64 * MIB, dict, len(LENGTHS[name]))
+    with collection_off(), watch.watching():
+        for _ in LENGTHS[name]:
+            step()
+            observer.boundary()
+    replayed = memory_use(observer.result().whole, account.model_copy(update={"settings": settings}))
+    assert replayed.reserved_bytes == pytest.approx(reserved_bytes(name, settings), rel=0.05)
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_fragmentation_is_at_least_what_a_fresh_process_avoids(name: str, device: Device) -> None:
+    real = reserved_bytes(name, "") - reserved_bytes(name, EXPANDABLE)
+    torch.cuda.reset_peak_memory_stats()
+    (found,) = of(diagnosed(Case(*varying(LENGTHS[name])), device, chosen(["fragmentation"])), "fragmentation")
+    assert found.size is not None
+    assert found.size.peak_bytes is not None
+    assert found.size.bound == "at least"
+    assert 0.85 * real <= found.size.peak_bytes <= 1.01 * real
 
 
 def waiting(good: bool) -> Case:

@@ -547,7 +547,7 @@ PAIRS: dict[str, Pair] = {
     "zeroed": Pair(zeroed, "zeroed-gradients", "zero_grad", "", True),
     "thawed": Pair(thawed, "frozen-state", "", "", True),
     "taught": Pair(taught, "saved-unused", "teacher"),
-    "half optimized": Pair(half_optimized, "gradient-without-optimizer"),
+    "half optimized": Pair(half_optimized, "gradient-without-optimizer", exact=True),
     "unused head": Pair(unused_head, "no-gradient"),
     "adversarial": Pair(adversarial, "gradient-dropped", "judge"),
     "retained adversarial": Pair(retained_adversarial, "retain-graph", "judge", "", True),

@@ -31,23 +31,27 @@ class Fragmentation(Detector):
     for_accelerators = True
 
     def find(self, observation: Observation) -> Iterator[Finding]:
-        """Yields one finding, by replaying all steps with another option of the allocator."""
-        account, trace = observation.account, observation.views.whole
+        """Yields one finding, by replaying all steps with another option of the allocator.
+
+        Steps before the watch are not in the record. They may have left segments that these steps use, or have needed
+        more memory themselves. Both show in the allocator's own counts.
+        """
+        account, trace = observation.account, observation.whole
         if EXPANDABLE in account.settings:
             return
-        now = memory_use(trace, account).reserved_bytes or 0
+        use = memory_use(trace, account)
         settings = ",".join(part for part in (account.settings, EXPANDABLE) if part)
         then = memory_use(trace, account.model_copy(update={"settings": settings})).reserved_bytes or 0
+        now, live = use.reserved_bytes or 0, use.allocated_bytes
+        if observation.peaks is not None:
+            then, now = max(then, observation.peaks[0]), min(now, observation.peaks[1])
         if is_nothing(observation, now - then):
             return
         yield Finding(
             id=self.id,
-            what=(
-                f"the allocator reserves {format_bytes(now)} for tensors that peak at "
-                f"{format_bytes(observation.peak_bytes)}"
-            ),
+            what=f"the allocator reserves {format_bytes(now)} for tensors that peak at {format_bytes(live)}",
             remedy=f"start the training with PYTORCH_ALLOC_CONF={EXPANDABLE}",
-            **at_peak(observation, now - then),
+            **at_peak(observation, now - then, "at least"),
         )
 
 

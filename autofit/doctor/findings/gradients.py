@@ -34,7 +34,8 @@ class GradientWithoutOptimizer(Detector):
         if not foreign:
             return
         handles = [handle for handle, parameter in watch.gradients.items() if parameter in set(foreign)]
-        saved_bytes = observation.saved_bytes(without=handles)
+        gone, released = observation.needless(handles)
+        saved_bytes = observation.saved_bytes(without=gone, ends_at=released)
         fields = at_peak(observation, saved_bytes, "at least")
         share = sum(names[each][1].numel() for each in foreign) / max(sum(p.numel() for _, p in names.values()), 1)
         yield Finding(

@@ -23,6 +23,7 @@ from autofit.doctor.observation import Observation
 from autofit.doctor.seen import Cast
 from autofit.doctor.sites import NOWHERE
 from autofit.doctor.what_if import HostPace, WhatIf
+from autofit.memory.peak import memory_use
 from autofit.memory.trace import Kind
 from tests.doctor.cases import MIB, Case, held_outputs, observed
 
@@ -47,6 +48,14 @@ def test_segments_that_larger_tensors_cannot_use_are_found() -> None:
     assert found.size is not None
     assert found.size.peak_bytes is not None
     assert found.size.peak_bytes > 8 * MIB
+
+
+def test_segments_left_by_steps_before_the_watch_are_no_finding() -> None:
+    seen = observed(growing(), CACHING)
+    least = memory_use(seen.whole, CACHING.model_copy(update={"settings": EXPANDABLE})).reserved_bytes
+    assert least is not None
+    seen.peaks = least, least
+    assert list(Fragmentation().find(seen)) == []
 
 
 def test_growing_segments_have_no_finding() -> None:

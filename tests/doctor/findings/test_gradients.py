@@ -1,8 +1,12 @@
 """Gradients and optimizer state that nothing uses."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.doctor.cases import (
     MIB,
@@ -61,10 +65,138 @@ def test_the_size_is_that_of_the_real_difference(name: str) -> None:
     assert size_of(name) == pytest.approx(real, rel=0.02)
 
 
-def test_gradients_without_an_optimizer_save_at_least_their_bytes() -> None:
-    """Frozen, the body needs no activations either: what is counted is a lower bound."""
-    real = saved_bytes("half optimized")
-    assert 0.3 * real < size_of("half optimized") <= real
+class Block(nn.Module):
+    """A residual block whose forward pass names what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.wide(self.norm(x))
+        active = nn.functional.gelu(wide)
+        return x + nn.functional.dropout(self.narrow(active), 0.1)
+
+
+class Rerun(Block):
+    """A block that runs its forward pass again in the backward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return found
+
+
+def blocks(kind: type[Block] = Block) -> nn.Sequential:
+    return nn.Sequential(kind(), kind(), nn.Linear(64, 256))
+
+
+def convolutions() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 16, 3), nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 8, 3)),
+    )
+
+
+def encoder() -> nn.Sequential:
+    layers = (nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(2))
+    return nn.Sequential(*layers, nn.Linear(64, 8))
+
+
+def partly(
+    make: Callable[[], nn.Sequential], trained: int, shape: Sequence[int], more: str = ""
+) -> Callable[..., Case]:
+    """Returns what makes a training of one of the parts of a model, the others of which are frozen in the good one."""
+
+    def made(good: bool) -> Case:
+        torch.manual_seed(0)
+        model, x = make(), torch.randn(*shape)
+        for place, part in enumerate(model):
+            part.requires_grad_(place == trained or not good)
+        optimizer = torch.optim.SGD(model[trained].parameters(), lr=0.1)
+
+        def step() -> None:
+            for _ in range(2 if more == "two passes" else 1):
+                model(x).square().mean().backward()
+            if more == "clipping":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            model.zero_grad(set_to_none=more != "zeros")
+
+        return Case(model, step)
+
+    return made
+
+
+PARTLY = {
+    "head": partly(blocks, 2, (2048, 64)),
+    "first block": partly(blocks, 0, (2048, 64)),
+    "block in the middle": partly(blocks, 1, (2048, 64)),
+    "two passes": partly(blocks, 2, (2048, 64), "two passes"),
+    "clipping": partly(blocks, 2, (2048, 64), "clipping"),
+    "zeros": partly(blocks, 2, (2048, 64), "zeros"),
+    "checkpoints": partly(partial(blocks, Rerun), 2, (2048, 64)),
+    "convolutions": partly(convolutions, 7, (16, 1, 48, 48)),
+    "convolution in the middle": partly(convolutions, 4, (16, 1, 48, 48)),
+    "encoder": partly(encoder, 2, (16, 64, 64)),
+    "layer of an encoder": partly(encoder, 1, (16, 64, 64)),
+}
+
+
+def unoptimized_bytes(make: Callable[..., Case]) -> tuple[int, int]:
+    """Returns the size of the finding, and by how much the peak of the good one is lower."""
+    finding = of(diagnosed(make(False)), "gradient-without-optimizer")[0]
+    assert finding.size is not None
+    assert finding.size.peak_bytes is not None
+    assert (finding.size.basis, finding.size.bound) == ("replayed", "at least")
+    return finding.size.peak_bytes, peak_bytes(lambda: make(False)) - peak_bytes(lambda: make(True))
+
+
+@pytest.mark.parametrize("name", PARTLY)
+def test_gradients_without_an_optimizer_have_the_size_that_freezing_saves(name: str) -> None:
+    found, real = unoptimized_bytes(PARTLY[name])
+    assert real > MIB / 2, "large enough that the limit means something"
+    assert found == pytest.approx(real, rel=0.02)
+
+
+HOLDING: dict[str, Callable[[torch.Tensor], object]] = {
+    "nothing": lambda out: None,
+    "the tensor": lambda out: out,
+    "detached": lambda out: out.detach(),
+    "view": lambda out: out[:1],
+    "array": lambda out: out.detach().numpy(),
+    "storage": lambda out: out.untyped_storage(),
+    "parameter": lambda out: nn.Parameter(out.detach()),
+}
+
+
+@pytest.mark.parametrize("what", HOLDING)
+def test_what_the_user_holds_too_is_not_released(what: str) -> None:
+    """The peak is in the head, when the outputs of the frozen body are still held, or not."""
+
+    def made(good: bool) -> Case:
+        torch.manual_seed(0)
+        body, head = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)), nn.Linear(64, 1024)
+        body.requires_grad_(not good)
+        model, x = nn.ModuleList([body, head]), torch.randn(1024, 64)
+        optimizer, held = torch.optim.SGD(head.parameters(), lr=0.1), list[object]()
+
+        def step() -> None:
+            active = body[1](body[0](x))
+            held.append(HOLDING[what](active))
+            out = body[2](active)
+            del active
+            head(out).square().mean().backward()
+            held.clear()
+            optimizer.step()
+            model.zero_grad()
+
+        return Case(model, step)
+
+    found, real = unoptimized_bytes(made)
+    assert found == real > MIB
+
+
+def test_parameters_without_an_optimizer_are_named() -> None:
     [finding] = of(diagnosis_of("half optimized", False), "gradient-without-optimizer")
     assert "4 parameters" in finding.what
     assert [place.module for place in finding.places] == ["0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"]

@@ -100,9 +100,7 @@ class Broken:
 def test_a_store_that_is_gone_means_lost_ranks() -> None:
     rank = Launch(Broken(), 1, 2, "cpu", cast("Ranks", None))
     for call in (rank.next, lambda: rank.reply(1, ""), lambda: rank.replies(1, 1.0)):
-        with pytest.raises(
-            RanksLost, match=r"found no connection to the store of the launch \(Broken pipe\); "
-        ):
+        with pytest.raises(RanksLost, match=r"found no connection to the store of the launch \(Broken pipe\); "):
             call()
 
 
