@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[1]
 
 NAMES = [
     "Answer", "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Diagnosis",
-    "Estimation", "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "RanksLost", "RestoreError", "SpaceError",
-    "StorageError", "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload",
-    "WorkloadError", "diagnose", "estimate", "load", "tune", "watch",
+    "Estimation", "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "RanksLost", "RestoreError",
+    "SpaceError", "StorageError", "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError",
+    "Workload", "WorkloadError", "diagnose", "estimate", "load", "tune", "watch",
 ]  # fmt: skip
 
 FLAGS = {

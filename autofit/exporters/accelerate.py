@@ -83,15 +83,16 @@ class Accelerate(Exporter):
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
         layout, found = _layout(answer), dict(super().fields(answer, version))
+        ranks = answer.environment.ranks if answer.environment.ranks > 1 else _RANKS
         if layout in (REPLICATED, OPTIMIZER):
-            found[LAYOUT] = {"distributed_type": "MULTI_GPU", "num_processes": _RANKS}
+            found[LAYOUT] = {"distributed_type": "MULTI_GPU", "num_processes": ranks}
         elif layout == FULL:
             shards = {
                 "fsdp_version": 2,
                 "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
                 "fsdp_reshard_after_forward": gathers_again(answer),
             }
-            found[LAYOUT] = {"distributed_type": "FSDP", "num_processes": _RANKS, "fsdp_config": shards}
+            found[LAYOUT] = {"distributed_type": "FSDP", "num_processes": ranks, "fsdp_config": shards}
             found |= {RESHARD: {}} if RESHARD in answer.plan.values else {}
         return found
 

@@ -25,7 +25,7 @@ not step in the backward pass."""
 TF32 = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 """Variable that switches TF32 on for products of matrices; torch reads it. Convolutions use TF32 by default."""
 RANKS = "AUTOFIT_RANKS"
-"""Variable with the number of ranks, which a plan does not know."""
+"""Variable with the number of ranks, which a plan of an estimate does not know."""
 _SUBCOMMAND = "activation_checkpoint:"
 _FLOAT32 = {"training.dtype": "float32"}
 """The weights stay in float32."""
@@ -124,6 +124,8 @@ class Torchtitan(Exporter):
         subcommand = {name: options.pop(name) for name in list(options) if name.startswith(_SUBCOMMAND)}
         one = "The batch is that of one device. With N data-parallel devices, multiply training.global_batch_size by N."
         several = f'Set {RANKS} to the number of ranks.\n: "${{{RANKS}:?is the number of ranks}}"'
+        if (ranks := answer.environment.ranks) > 1:
+            several = f'{RANKS} is the number of ranks.\n: "${{{RANKS}:={ranks}}}"'
         return "".join(
             [
                 f"{self.comment}{several if is_divided(answer) else one}\n",

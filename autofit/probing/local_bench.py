@@ -252,8 +252,12 @@ class LocalBench:
 
         A poisoned device cannot be written to, so objects on it stay as they are until the bench is left.
         """
+        return self._or_poisoned(lambda: self._evaluated(plan, purpose, terms))
+
+    def _or_poisoned(self, run: Callable[[], Outcome]) -> Outcome:
+        """Returns the outcome of a run, which may find that the device no longer answers."""
         try:
-            return self._evaluated(plan, purpose, terms)
+            return run()
         except Exception as error:
             if (poison := poison_of(error, self.device)) is None:
                 raise

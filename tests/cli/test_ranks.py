@@ -1,6 +1,7 @@
 """`autofit tune --nproc N`: torchrun starts the ranks, one plan is written, and the exit code is that of rank 0."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def make_workload(fails=False):
 
 def tuned(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(TARGET)
-    asked = ["tune", "train.py:make_workload", "--nproc", "2", "--device", "cpu", "--time", "3s", *words]
+    asked = ["tune", "train.py:make_workload", "--nproc", "2", "--device", "cpu", "--time", "60s", *words]
     return subprocess.run(
         [sys.executable, "-m", "autofit", *asked, "--only", "layout,batching", "--global-batch", "32"],
         cwd=folder,
@@ -61,3 +62,21 @@ def test_an_error_is_said_once_and_is_the_exit_code(tmp_path: Path) -> None:
     assert done.stderr.count("autofit: train.py:make_workload raised ValueError: no data today") == 1
     assert "torch.distributed.elastic" not in done.stderr
     assert not (tmp_path / "autofit.yaml").exists()
+
+
+def test_ranks_of_two_nodes_find_one_plan(tmp_path: Path) -> None:
+    """Two launches of torchrun meet, as those of two machines do."""
+    (tmp_path / "train.py").write_text(TARGET)
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    words += ["--rdzv-id", "test", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+    words += ["-m", "autofit", "tune", "train.py:make_workload", "--device", "cpu", "--time", "60s"]
+    words += ["--only", "layout,batching", "--global-batch", "32"]
+    given = {"cwd": tmp_path, "env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    nodes = [subprocess.Popen(words, **given) for _ in range(2)]  # type: ignore[call-overload]
+    outputs = [node.communicate(timeout=180) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert sum(out.count("Proven by 3 whole steps") for out, _ in outputs) == 1, "one rank speaks for all"
+    assert planfile.load(tmp_path / "autofit.yaml").environment.ranks == 2

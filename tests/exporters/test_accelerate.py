@@ -174,7 +174,10 @@ def test_sharding_is_that_of_the_plan(reshard: bool, tmp_path: Path, monkeypatch
     found = by_name("accelerate").export(on_cuda(answer(plan, PLAN)))
     with pytest.raises(ValueError, match="manually pass in `--num_processes`"):
         environment_of(found, tmp_path)
-    for name, text in environment_of(found, tmp_path, "--num_processes=4").items():
+    searched = on_cuda(answer(plan, PLAN))
+    place = searched.environment.model_copy(update={"settings": {"ranks": "4"}})
+    of_search = by_name("accelerate").export(searched.model_copy(update={"environment": place}))
+    for name, text in environment_of(of_search, tmp_path).items():
         monkeypatch.setenv(name, text)
     plugin = FullyShardedDataParallelPlugin()
     assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, reshard)

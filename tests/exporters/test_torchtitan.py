@@ -115,6 +115,9 @@ def test_the_ranks_are_those_of_the_variable(values: Values, degrees: list[str],
     assert (words[words.index(name) + 1] if name in words else None) == policy
     unset = subprocess.run(["bash", "-c", export.text], capture_output=True, text=True, check=False, env={})
     assert "AUTOFIT_RANKS: is the number of ranks" in unset.stderr
+    searched = exported({**values, "micro_batch_size": 2, "accumulation_steps": 8}, settings={"ranks": "3"})
+    script = f"{searched.text}\necho $AUTOFIT_RANKS"
+    assert subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env={}).stdout == "3\n"
 
 
 def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:

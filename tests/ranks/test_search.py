@@ -18,7 +18,7 @@ GIVEN: dict[str, Any] = {
     "loss_fn": nn.functional.cross_entropy,
     "strategies": ("layout", "batching"),
     "memory_budget": "1GiB",
-    "time_budget": 3.0,
+    "time_budget": 60.0,
     "study": ":memory:",
     "progress": False,
 }
@@ -47,7 +47,9 @@ def trained(ranks: Ranks, layout: str) -> dict[str, Any]:
     """Searches with a layout, and trains an epoch under the plan."""
     model, loader = net(), data()
     before = digest_of(model)
-    fit = autofit.tune(model, loader, optimizer=sgd, global_batch_size=32, pinned={"layout": layout}, **GIVEN)
+    fit = autofit.tune(
+        model, loader, optimizer=sgd, global_batch_size=32, pinned={"layout": layout, "micro_batch_size": 16}, **GIVEN
+    )
     same = digest_of(model) == before
     step = fit.prepare(model, loader)
     samples = [int(each[1].shape[0]) for each in step.loader]

@@ -8,6 +8,7 @@ anybody there, so an out-of-memory is an ordinary outcome of one rank. Only a pl
 """
 
 import gc
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -116,7 +117,7 @@ class RankBench(LocalBench):
         """Returns whether this rank's share of a plan fits, by steps that wait for no other rank."""
         self._ranks = self.launch.fake
         try:
-            return super()._evaluated(plan, Purpose.PROBE, REHEARSAL)
+            return self._or_poisoned(lambda: LocalBench._evaluated(self, plan, Purpose.PROBE, REHEARSAL))
         finally:
             self._ranks = None
 
@@ -143,7 +144,8 @@ class RankBench(LocalBench):
             mean = alone.to(self.device.torch_device)
             distributed.all_reduce(mean, group=ranks.group)
             found, _ = self._gradient(plan, batch, ranks)
-        return GradientDifference(l2=difference(found, mean.cpu().div_(ranks.count)), allowed_l2=allowed)
+        l2 = difference(found, mean.cpu().div_(ranks.count))
+        return GradientDifference(reason="it is zero") if math.isnan(l2) else GradientDifference(l2, allowed)
 
     def _gradient(self, plan: Plan, batch: Batch, ranks: Ranks | None) -> tuple[torch.Tensor, float]:
         """Returns the sketch of the gradient of a batch, and by how much rounding may change it."""
@@ -252,7 +254,9 @@ class LeadingBench(RankBench):
         number = self.launch.command("compare", limit_s=limit_s, **self._request(plan))
         try:
             found = self.compare(number, plan, limit_s)
-        except RuntimeError as error:
+        except RanksLost:
+            raise
+        except Exception as error:  # noqa: BLE001  # raised by the user's code, or because another rank has failed
             found = GradientDifference(reason=_failure(error, self.device).reason)
         failures = [each for each in self.launch.replies(number, limit_s + REPLY_S) if each]
         return GradientDifference(reason=failures[0]) if failures else found
@@ -299,17 +303,20 @@ class LeadingBench(RankBench):
         return joined_outcome(outcome, found, self.briefing.budget.memory_bytes)
 
     def _rehearsed(self, plan: Plan) -> Outcome | None:
-        """Returns why a plan does not fit on each rank, or None."""
+        """Returns why a plan does not fit on each rank, or None. One that fits is not rehearsed again."""
+        if plan.key in self._limits_s:
+            return None
         began, number = perf_counter(), self.launch.command("rehearse", **self._request(plan))
         mine = self.rehearse(plan)
         took_s = perf_counter() - began
         others = self.launch.replies(number, TIMES * took_s + REPLY_S)
         outcomes = [mine, *(Outcome.model_validate(each) for each in others)]
-        slowest_s = max(each.duration_s for each in outcomes)
-        self._limits_s[plan.key] = LEAST_S + TIMES * slowest_s
+        if (worst := _worst(outcomes)) is not None:
+            return worst
+        self._limits_s[plan.key] = LEAST_S + TIMES * max(each.duration_s for each in outcomes)
         if mine.measurement is not None:
             self._growth_bytes[plan.key] = mine.measurement.growth_bytes
-        return _worst(outcomes)
+        return None
 
     def _request(self, plan: Plan) -> dict[str, object]:
         weighing = None if self._weighing is None else str(self._weighing)
@@ -357,7 +364,9 @@ class FollowingBench(RankBench):
         """Compares gradients as the leader does. Returns why that failed here, or ""."""
         try:
             self.compare(number, plan, limit_s)
-        except RuntimeError as error:
+        except RanksLost:
+            raise
+        except Exception as error:  # noqa: BLE001  # raised by the user's code, or because another rank has failed
             return _failure(error, self.device).reason
         return ""
 
