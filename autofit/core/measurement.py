@@ -56,6 +56,7 @@ class Measurement(Strict):
         loss: loss of the last step.
         growth_bytes: bytes of live memory that each whole step on the worst batch left behind; 0 if one left nothing.
         without_gradient: which trained parameters had no gradient in any step that was looked at; "" if all had one.
+        straggler: which of several ranks takes longer than the others for the same work; "" if none does.
         skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
         new_shape_s: seconds per step that kernels for new shapes take, in addition to `step_times_s`.
@@ -80,6 +81,7 @@ class Measurement(Strict):
     loss: float | None = None
     growth_bytes: int = Field(default=0, ge=0)
     without_gradient: str = ""
+    straggler: str = ""
     skipped_steps: int = 0
     phases_s: dict[str, float] = {}
     new_shape_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)

@@ -62,6 +62,8 @@ class Explanations:
                 f"pace, training exceeds the budget after about {steps:,} steps. Look for tensors that are kept from "
                 "step to step: in a list, on the model, by a hook, or a loss with its graph"
             )
+        if found := next((run.straggler for run in reversed(runs) if run.straggler), ""):
+            yield f"{found}, and every step waits for it. See what else runs on its device and its machine"
         # A plan may use up its gradients before they can be looked at.
         runs += [m for t in self._runner.trials if t.plan == self._runner.baseline and (m := t.outcome.measurement)]
         seen = (run.without_gradient for run in reversed(runs) if run.proven and run.without_gradient)

@@ -1,5 +1,6 @@
 """Searches on two real ranks, which communicate by gloo: one answer, whatever happens on one of them."""
 
+import time
 from typing import Any
 
 import pytest
@@ -133,6 +134,23 @@ def test_ranks_that_differ_and_what_cannot_be_divided_are_refused_on_all_ranks()
     assert inference.startswith("SpaceError: no layout can be applied to 2 ranks: inference exchanges nothing between")
     assert technique.startswith("SpaceError: no layout can be applied to 2 ranks: its technique is excluded")
     assert share.startswith("SpaceError: found a global batch of 33 for 2 ranks; expected a multiple of 2")
+
+
+class Slow(Net):
+    """Takes 5 ms longer for a pass on rank 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.005 * distributed.get_rank())
+        return super().forward(x)
+
+
+def delayed(ranks: Ranks) -> list[str]:
+    return list(autofit.tune(Slow(), data(), optimizer=sgd, **GIVEN).caveats)
+
+
+def test_a_straggler_is_named() -> None:
+    for caveats in launched(delayed):
+        assert any(each.startswith("rank 1 takes ") and "every step waits for it" in each for each in caveats), caveats
 
 
 def moved(ranks: Ranks, folder: str) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -57,6 +58,8 @@ REPLY_S = 120.0
 """Seconds that the leader waits for an answer beyond what its own work took: a rank may be disturbed."""
 
 OPENED = "opened"
+LEAST_PACES, STRAGGLES = 3, 1.25
+"""Number of rehearsals from which ranks are compared by their speed, and the ratio at which one of them is named."""
 OF_A_RANK = ("data", "attributes")
 """Names of settings that may differ: each rank may have its own part of the data, and objects that know its number."""
 
@@ -225,6 +228,7 @@ class LeadingBench(RankBench):
         self._limits_s, self._growth_bytes = dict[str, float](), dict[str, int]()
         self._places, self._differences = dict[int, int](), dict[str, GradientDifference]()
         self._known: Typical | None = None
+        self._paces = list[list[float]]()
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
         """Checks a plan as one rank alone, and then its layout on all ranks, unless that was compared before."""
@@ -276,7 +280,9 @@ class LeadingBench(RankBench):
             return outcome
         count, tokens = self.launch.count, found.tokens_per_step
         return outcome.with_measured(
-            samples_per_step=count * found.samples_per_step, tokens_per_step=None if tokens is None else count * tokens
+            samples_per_step=count * found.samples_per_step,
+            tokens_per_step=None if tokens is None else count * tokens,
+            straggler=straggler(self._paces),
         )
 
     def _run_on_all(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
@@ -316,6 +322,8 @@ class LeadingBench(RankBench):
         self._limits_s[plan.key] = LEAST_S + TIMES * max(each.duration_s for each in outcomes)
         if mine.measurement is not None:
             self._growth_bytes[plan.key] = mine.measurement.growth_bytes
+        # Alone, a rank waits for nobody, so that its steps show its own speed.
+        self._paces.append([min(each.measurement.step_times_s) for each in outcomes if each.measurement is not None])
         return None
 
     def _request(self, plan: Plan) -> dict[str, object]:
@@ -450,6 +458,24 @@ def joined_outcome(leaders: Outcome, said: Sequence[dict[str, Any]], budget_byte
     peak, budget = format_bytes(memory.judged_bytes), format_bytes(budget_bytes)
     reason = f"rank {rank}: its peak {peak} is above the budget {budget}"
     return found.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
+
+
+def straggler(paces: Sequence[Sequence[float]]) -> str:
+    """Returns which rank takes longer than the others for the same work, in words; "" if none does.
+
+    Args:
+        paces: seconds of a step of each rank alone, in several rehearsals. The median over these decides.
+    """
+    if len(paces) < LEAST_PACES:
+        return ""
+    ratios = {
+        rank: median(pace[rank] / median([*pace[:rank], *pace[rank + 1 :]]) for pace in paces)
+        for rank in range(len(paces[0]))
+    }
+    slowest = max(ratios, key=lambda rank: ratios[rank])
+    if ratios[slowest] < STRAGGLES:
+        return ""
+    return f"rank {slowest} takes {ratios[slowest]:.1f} times as long as the others for the same work"
 
 
 def _worst(outcomes: Sequence[Outcome | None]) -> Outcome | None:

@@ -8,7 +8,7 @@ from autofit.core.environment import Environment
 from autofit.core.errors import UsageError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
-from autofit.probing.ranks.bench import check_alike, joined_outcome
+from autofit.probing.ranks.bench import check_alike, joined_outcome, straggler
 
 MIB = 2**20
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
@@ -89,3 +89,12 @@ def test_ranks_that_differ_are_named_with_the_difference() -> None:
         check_alike([facts(), facts(), facts(workload="c-b")])
     with pytest.raises(UsageError, match="rank 1 differs from rank 0: torch: 2, was 1; batches: 9, was 8"):
         check_alike([facts(versions={"torch": "1"}), facts(9, versions={"torch": "2"})])
+
+
+def test_a_rank_that_is_slower_in_most_rehearsals_is_named() -> None:
+    even, uneven, disturbed = [1.0, 1.1, 0.9], [1.0, 1.6, 1.0], [3.0, 1.5, 1.0]
+    assert straggler([uneven, uneven]) == "", "two rehearsals decide nothing"
+    assert straggler([even, even, uneven]) == ""
+    named = "rank 1 takes 1.6 times as long as the others for the same work"
+    assert straggler([uneven, uneven, disturbed]) == named
+    assert straggler([[2.0, 1.0]] * 3).startswith("rank 0 takes 2.0 times")
