@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import signal
 import sys
 import tempfile
 import uuid
@@ -11,7 +10,7 @@ import uuid
 import torch
 
 from autofit import devices
-from autofit.cli.outcome import say, terminable
+from autofit.cli.outcome import INTERRUPTED, say, terminable
 from autofit.core.answer import Answer
 from autofit.core.budget import Clock
 from autofit.in_process import search_on_ranks
@@ -28,15 +27,17 @@ LOCAL = "LOCAL_RANK"
 def started(given: argparse.Namespace) -> int:
     """Starts this command on each of several ranks with torchrun. Returns the exit code of the first that failed, or 0.
 
-    An interrupt from the terminal reaches the ranks as well. They end by themselves, and so does this process then.
+    torchrun passes an interrupt on to the ranks. Rank 0 then writes the best plan so far.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415  # take a second
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException  # noqa: PLC0415  # slow
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // given.nproc, 1)))
-    signal.signal(signal.SIGINT, lambda *_: None)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # rank 0 says what failed
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # metering warns of memory from before it, on each rank
+    for name in [*logging.root.manager.loggerDict]:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # rank 0 says what failed
     with tempfile.TemporaryDirectory(prefix="autofit-ranks-") as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -47,10 +48,11 @@ def started(given: argparse.Namespace) -> int:
             rdzv_endpoint="localhost:0",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
-            signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
         )
         try:
             elastic_launch(config, sys.executable)("-m", "autofit", *given.words)
+        except SignalException:  # passed on to the ranks, which have ended
+            return INTERRUPTED
         except ChildFailedError as error:
             _, failure = error.get_first_failure()
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode

@@ -1,6 +1,7 @@
 """`autofit tune --nproc N`: torchrun starts the ranks, one plan is written, and the exit code is that of rank 0."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,11 +29,16 @@ def make_workload(fails=False):
 """
 
 
-def tuned(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def tuning(folder: Path, *words: str) -> list[str]:
+    """Returns a command that tunes on two ranks."""
     (folder / "train.py").write_text(TARGET)
     asked = ["tune", "train.py:make_workload", "--nproc", "2", "--device", "cpu", "--time", "60s", *words]
+    return [sys.executable, "-m", "autofit", *asked, "--only", "layout,batching", "--global-batch", "32"]
+
+
+def tuned(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "autofit", *asked, "--only", "layout,batching", "--global-batch", "32"],
+        tuning(folder, *words),
         cwd=folder,
         env=environment(),
         capture_output=True,
@@ -60,8 +66,22 @@ def test_an_error_is_said_once_and_is_the_exit_code(tmp_path: Path) -> None:
     done = tuned(tmp_path, "--arg", "fails=true")
     assert done.returncode == 5
     assert done.stderr.count("autofit: train.py:make_workload raised ValueError: no data today") == 1
-    assert "torch.distributed.elastic" not in done.stderr
+    assert "distributed/elastic" not in done.stderr
     assert not (tmp_path / "autofit.yaml").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_the_best_plan_so_far(number: signal.Signals, tmp_path: Path) -> None:
+    words, pipe = tuning(tmp_path), subprocess.PIPE
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True) as running:
+        assert running.stderr is not None
+        assert any("trial 1: " in line for line in running.stderr)
+        running.send_signal(number)
+        out, err = running.communicate(timeout=90)
+    assert running.returncode == 130, err
+    assert "the plan is the best so far" in err
+    assert out.count("Use micro batch") + out.count("Keep") == 1, out
+    assert planfile.load(tmp_path / "autofit.yaml").environment.ranks == 2
 
 
 def test_ranks_of_two_nodes_find_one_plan(tmp_path: Path) -> None:
