@@ -208,6 +208,7 @@ def _replicate(draft: Draft, ranks: Ranks, undo: Undo, *, views: bool) -> None:
         # A lambda: torch checks annotations, and not every build has the type that it wants to see.
         wrapped.register_comm_hook(ranks.count, lambda count, bucket: _averaged_alone(count, bucket))  # noqa: PLW0108
     undo.set(draft, "model", wrapped)
+    undo.set(draft, "accumulating", wrapped.no_sync)
 
 
 def _averaged_alone(count: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:

@@ -102,6 +102,8 @@ class Draft:
         varies: whether batches differ in shape within a training.
         compiled: whether parts of the step are compiled when they first run.
         ranks: the ranks that train together; None if there is one.
+        accumulating: returns a new context for each micro batch but the last of a step, whose gradients are not
+            exchanged between ranks yet.
     """
 
     model: nn.Module
@@ -120,6 +122,7 @@ class Draft:
     varies: bool = False
     compiled: bool = False
     ranks: Ranks | None = None
+    accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @classmethod
     def of(
@@ -220,30 +223,36 @@ class TrainStep:
         """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached."""
         draft, total = self.draft, None
         weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
-        for part, weight in zip(batch.parts, weights, strict=True):
-            if not weight:
-                continue  # no entry of this part counts, so its mean is 0 / 0
-            loss = self._forward(part)
-            if weight != 1.0:
-                loss = loss * weight
-            self._enter("backward")
-            try:
-                torch.autograd.backward(loss if draft.scaler is None else draft.scaler.scale(loss))
-            except RuntimeError as error:
-                if "backward through the graph a second time" not in str(error):
-                    raise
-                name = draft.loss.name
-                raise WorkloadError(
-                    f"the loss from {name} was already backpropagated: if {name} calls backward() or "
-                    "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, "
-                    ".detach() it"
-                ) from error
+        # Where no entry of a part counts, its mean is 0 / 0.
+        parts = [(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight]
+        for number, (part, weight) in enumerate(parts, 1):
+            with draft.accumulating() if number < len(parts) else nullcontext():
+                loss = self._part(part, weight)
             if total is not None:
                 total = total + loss.detach()
             else:  # the next run of a CUDA graph overwrites its outputs
                 total = loss.detach().clone() if draft.compiled else loss.detach()
         assert total is not None, "a StepBatch has at least one part"
         return total
+
+    def _part(self, part: Batch, weight: float) -> torch.Tensor:
+        """Adds the gradients of one micro batch to the parameters and returns its weighted loss."""
+        draft, loss = self.draft, self._forward(part)
+        if weight != 1.0:
+            loss = loss * weight
+        self._enter("backward")
+        try:
+            torch.autograd.backward(loss if draft.scaler is None else draft.scaler.scale(loss))
+        except RuntimeError as error:
+            if "backward through the graph a second time" not in str(error):
+                raise
+            name = draft.loss.name
+            raise WorkloadError(
+                f"the loss from {name} was already backpropagated: if {name} calls backward() or "
+                "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, "
+                ".detach() it"
+            ) from error
+        return loss
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
         self._enter("optimizer")

@@ -217,9 +217,14 @@ def joined(device: torch.device) -> Iterator[Launch]:
     A process group that the user has made is used. Otherwise one is made, and removed at the end.
 
     Raises:
-        RanksLost: the ranks did not meet.
+        RanksLost: the ranks did not meet, or cannot communicate.
     """
-    number = next(_searches)
+    number, back_end = next(_searches), BACK_ENDS.get(device.type)
+    if back_end is None or not distributed.is_backend_available(back_end):
+        raise RanksLost(
+            f"found no {back_end or 'library'} through which ranks on {device.type} devices communicate; expected a "
+            f"torch with it. Install one, or unset {', '.join(VARIABLES)} to tune in one process."
+        )
     with ExitStack() as undo:
         if distributed.is_initialized():
             store, rank, count = default_store(), distributed.get_rank(), distributed.get_world_size()

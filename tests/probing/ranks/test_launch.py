@@ -128,3 +128,12 @@ def test_ranks_that_do_not_meet_are_an_error_with_what_was_waited_for(monkeypatc
     assert time.monotonic() - began < 30
     assert RanksLost.exit_code == 8
     assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize(("kind", "found"), [("cuda", "found no nccl through"), ("mps", "found no library through")])
+def test_a_torch_that_cannot_communicate_between_such_devices_is_an_error(
+    kind: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "is_backend_available", lambda name: name == "gloo")
+    with pytest.raises(RanksLost, match=found), joined(torch.device(kind)):
+        pass
