@@ -32,16 +32,20 @@ class Saved:
         site: where it was saved.
         step: the step in which it was saved.
         call: index in `Watch.calls` of the innermost call of a module that ran; -1 for none.
+        created: whether a backward pass with `create_graph=True` saved it, whose line is `site`.
         used_at: number of the operator before which it was last used; -1 if it never was.
         event: number of events before that.
+        trains: whether a pass has used it that makes more than the gradients of inputs.
     """
 
     handle: int
     site: Site
     step: int
     call: int = -1
+    created: bool = False
     used_at: int = -1
     event: int = -1
+    trains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """A backward pass with `retain_graph=True`.
+    """A backward pass with `retain_graph=True` or `create_graph=True`.
 
     Attributes:
         site: its line.
@@ -157,6 +161,8 @@ class Seen:
 
     Attributes:
         saved, zeroed, dropped, retained: what happened to saved tensors and gradients.
+        created: the passes with `create_graph=True`, which are not in `retained`.
+        resting: where modules that depend on their mode were switched to evaluation mode, by index of the module.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
         last_gradient: the last step in which each parameter, by id, got a gradient.
         ends: number of operators at the end of each step.
@@ -165,12 +171,14 @@ class Seen:
         scales: weight of each normalisation when it was first called without gradients, by index of the module.
         recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
         widened: operators that made float64 tensors from others, or from one that was made outside, with their lines.
+        buffers: names of the models' buffers, by handle.
         waits: how often the host waited for the device, by reason and line; not in the update.
         casts: how often parameters were cast to another type.
         cleanings: how often `gc.collect` or the release of the allocator's cache was called, by name and line.
         work: the arithmetic and memory traffic of each step.
         levels: live bytes at the end of each step.
-        nodes: nodes of the largest graph at the end of each step.
+        nodes: nodes of graphs of earlier steps that are alive at the end of each step.
+        begins: the sequence number of autograd's nodes with which each step began.
     """
 
     def __init__(self) -> None:
@@ -178,6 +186,8 @@ class Seen:
         self.zeroed: list[Zeroed] = []
         self.dropped: list[Dropped] = []
         self.retained: list[Retained] = []
+        self.created: list[Retained] = []
+        self.resting: dict[int, Site] = {}
         self.gradients: dict[int, int] = {}
         self.last_gradient: dict[int, int] = {}
         self.ends: list[int] = []
@@ -186,12 +196,14 @@ class Seen:
         self.scales: dict[int, torch.Tensor] = {}
         self.recomputed = False
         self.widened: list[tuple[str, Site]] = []
+        self.buffers: dict[int, str] = {}
         self.waits: Counter[tuple[str, Site]] = Counter()
         self.casts: Counter[Cast] = Counter()
         self.cleanings: Counter[tuple[str, Site]] = Counter()
         self.work: list[Work] = []
         self.levels: list[int] = []
         self.nodes: list[int] = []
+        self.begins: list[int] = []
 
     @property
     def with_gradient(self) -> KeysView[int]:
