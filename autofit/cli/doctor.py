@@ -20,6 +20,7 @@ from autofit.cli import values
 from autofit.cli.outcome import say
 from autofit.cli.saving import check_output
 from autofit.core.errors import UsageError, UserCodeError
+from autofit.core.outcome import Status
 from autofit.core.printable import ascii_json, redacted
 from autofit.core.units import parse_time
 from autofit.doctor.diagnose import diagnose_workload
@@ -28,6 +29,8 @@ from autofit.doctor.findings import chosen
 from autofit.doctor.loops import Enough, ScriptObserver
 from autofit.doctor.page import render
 from autofit.doctor.session import TIME_S, Scope
+from autofit.failures.classify import classify
+from autofit.failures.evidence import collect
 from autofit.probing.remote.worker import workload_of
 from autofit.reports import writing
 from autofit.reports.canvas import Canvas
@@ -37,6 +40,8 @@ from autofit.workloads import factory
 FOUND = 4
 """Exit code if something of `--fail-on` was found."""
 ANY = "any"
+_USAGE = 2
+"""Exit code of a script that `argparse` ends because of its arguments."""
 QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "NEPTUNE_MODE": "debug"}
 """Variables that keep a script's experiment trackers from logging seven steps as a run."""
 UNSET: Mapping[str, object] = {
@@ -157,7 +162,7 @@ def _of_script(given: argparse.Namespace, scope: Scope, end: Callable[[Diagnosis
     observer = ScriptObserver(given.script, scope, end)
     if not given.quiet:
         say(f"running {given.script} until {given.steps + 1} optimizer steps are done ...")
-    failure, trace = _run(given.script, observer)
+    failure, fix, trace = _run(given.script, observer)
     if observer.error is not None:
         raise observer.error
     if (found := observer.diagnosis) is not None:
@@ -165,9 +170,7 @@ def _of_script(given: argparse.Namespace, scope: Scope, end: Callable[[Diagnosis
             print(trace, file=sys.stderr)
         return found
     if failure:
-        raise UserCodeError(
-            f"{given.script} failed before two optimizer steps were done: {failure}. Fix it first.", trace
-        )
+        raise UserCodeError(f"{given.script} failed before two optimizer steps were done: {failure}. {fix}.", trace)
     raise UsageError(
         f"found {counted(observer.updates, 'optimizer step')} that {given.script} made in this process; expected at "
         "least 2, since the first is not watched. For a loop without an optimizer, such as an evaluation, use "
@@ -176,16 +179,20 @@ def _of_script(given: argparse.Namespace, scope: Scope, end: Callable[[Diagnosis
     )
 
 
-def _run(script: str, observer: ScriptObserver) -> tuple[str, str]:
-    """Runs a script and returns how it failed, and the traceback; "" for none."""
+def _run(script: str, observer: ScriptObserver) -> tuple[str, str, str]:
+    """Runs a script and returns how it failed, what to do, and the traceback; "" for none."""
     try:
         with TemporaryDirectory() as folder, observer:
             os.environ.update(QUIET, MLFLOW_TRACKING_URI=folder)
-            runpy.run_path(script, run_name="__main__")
+            vars(observer.module).update(runpy.run_path(script, run_name="__main__"))
     except Enough:
         pass
     except SystemExit as end:
-        return "" if end.code in (None, 0) else f"it ended with the exit code {end.code}", ""
+        fix = "Give it its arguments after `--`" if end.code == _USAGE and len(sys.argv) == 1 else "Fix it first"
+        return "" if end.code in (None, 0) else f"it ended with the exit code {end.code}", fix, ""
     except Exception as error:  # noqa: BLE001  # the script's
-        return f"it raised {type(error).__name__}: {error}", redacted(traceback.format_exc())
-    return "", ""
+        full = classify(collect(error)).status is Status.OUT_OF_MEMORY
+        fix = "Run it with a smaller batch, which shows the same waste" if full else "Fix it first"
+        text = f"it raised {type(error).__name__}: {error}".rstrip(".")
+        return text, fix, redacted(traceback.format_exc())
+    return "", "", ""

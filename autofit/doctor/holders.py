@@ -9,7 +9,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import CO_OPTIMIZED
-from types import FrameType, FunctionType, MethodType
+from itertools import chain
+from traceback import walk_tb
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -87,8 +89,9 @@ class Holder:
 def find_holders(handle_of: Handle, wanted: Iterable[int], roots: Mapping[str, object]) -> dict[int, Holder]:
     """Returns the holders of some allocations, as far as the user's code holds them.
 
-    Looked at are the local variables of the user's frames in all threads, the globals of their modules and of those
-    that define what is in `roots`, and `roots` by name. A variable that holds a tensor itself goes before one whose
+    Looked at are the local variables of the user's frames in all threads and in those that the exception which is
+    handled has left, the globals of their modules, of those in `roots` and of those that define what is there, and
+    `roots` by name. A variable that holds a tensor itself goes before one whose
     graph does.
     """
     left, found = set(wanted), dict[int, Holder]()
@@ -96,7 +99,7 @@ def find_holders(handle_of: Handle, wanted: Iterable[int], roots: Mapping[str, o
     graphs, gradients = list[tuple[Holder, torch.Tensor]](), set[int]()
     if not left:
         return found
-    for holder, tensor in _held(roots):
+    for holder, tensor in held(roots):
         if (handle := handle_of(tensor)) in left:
             left.discard(handle)
             found[handle] = replace(holder, nodes=_nodes(tensor), leaf=tensor.is_leaf and tensor.requires_grad)
@@ -123,10 +126,10 @@ def _gradient(handle_of: Handle, tensor: torch.Tensor) -> set[int]:
 
 def held_tensors(roots: Mapping[str, object]) -> list[torch.Tensor]:
     """Returns the tensors that variables and roots hold themselves, and not only their graphs or views."""
-    return [tensor for _, tensor in _held(roots)]
+    return [tensor for _, tensor in held(roots)]
 
 
-def _held(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor]]:
+def held(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor]]:
     """Yields what variables and roots hold, and how."""
     walk = _HolderWalk()
     for name, where, value in (*_variables(roots), *((name, "", value) for name, value in roots.items())):
@@ -140,17 +143,19 @@ def _nodes(tensor: torch.Tensor) -> int:
 def _variables(roots: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
     """Yields name, place and value of the local variables of the user's frames, then of all of the user's globals."""
     # Only the user's frames: a list with the frame of this function would be a reference cycle, and keep tensors.
-    frames = (frame for top in sys._current_frames().values() for frame in _outwards(top))
+    running = (frame for top in sys._current_frames().values() for frame in _outwards(top))
+    frames = chain(running, _left_frames(sys.exception()))
     both = [frame for frame in frames if owner(frame) in (Owner.USER, Owner.LIBRARY)]
     users = [frame for frame in both if owner(frame) is Owner.USER]
     trainers = [frame for frame in both if owner(frame) is Owner.LIBRARY and "self" in frame.f_code.co_varnames]
-    del frames, both
+    del running, frames, both
     for frame in users:
         if frame.f_code.co_name == "<module>":
             continue  # its local variables are globals
         where = f" in {frame.f_code.co_name} ({line_of(frame)})"
         yield from ((name, where, value) for name, value in _locals(frame).items())
-    modules = [frame.f_globals for frame in users] + [function.__globals__ for function in _functions(roots)]
+    ended = [vars(value) for value in roots.values() if isinstance(value, ModuleType)]
+    modules = [frame.f_globals for frame in users] + ended + [function.__globals__ for function in _functions(roots)]
     for names in {id(each): each for each in modules}.values():
         name = names.get("__name__")
         where = f" in {label(names['__file__']) if name == LOADED else name}"
@@ -189,6 +194,11 @@ def _locals(frame: FrameType) -> dict[str, object]:
         for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
             copied.pop(name, None)
     return found
+
+
+def _left_frames(error: BaseException | None) -> Iterator[FrameType]:
+    """Yields the frames that an exception has left, which still hold their variables."""
+    yield from (frame for frame, _ in walk_tb(None if error is None else error.__traceback__))
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -256,9 +266,11 @@ def _inside(value: object, holder: Holder) -> Iterator[tuple[object, Holder]]:
 
 
 def _of_module(module: nn.Module, holder: Holder) -> Iterator[tuple[object, Holder]]:
-    """Yields the attributes and hooks of a module and of those inside it, but not its parameters and buffers."""
+    """Yields attributes, hooks and buffers with a graph of a module and those inside it, but no parameters."""
     for name, each in module.named_modules():
         path = f"{holder.path}.{name}" if name else holder.path
+        buffers = [pair for pair in each.named_buffers(recurse=False) if pair[1].grad_fn is not None]
+        yield from ((buffer, Holder(f"{path}.{named}", holder.where)) for named, buffer in buffers)
         for attribute, value in list(vars(each).items()):
             if attribute not in _OF_MODULES and not isinstance(value, nn.Module):
                 shown = _HOOK if attribute.endswith("_hooks") else ""

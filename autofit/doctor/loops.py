@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import Lock
+from types import ModuleType
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
@@ -163,6 +164,7 @@ class ScriptObserver:
     Attributes:
         diagnosis: what was found; None if not even one step was observed.
         updates: number of updates that were seen.
+        module: gets the globals of a script that has ended by itself, before the context is left.
         error: with what the observation itself failed; None if it did not.
     """
 
@@ -172,7 +174,8 @@ class ScriptObserver:
         scope: Scope = EVERYTHING,
         end: Callable[[Diagnosis], object] = lambda found: None,
     ) -> None:
-        self._session, self.updates = Session(script, scope=scope), 0
+        self.module = ModuleType("__main__")
+        self._session, self.updates = Session(script, lambda: {"__main__": self.module}, scope=scope), 0
         self._end, self._raised = end, 0
         self.error: Exception | None = None
         self._first: Optimizer | None = None
@@ -190,7 +193,7 @@ class ScriptObserver:
         if self.diagnosis is None and self.error is None:
             failed = error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))
             note = f"the script failed: {type(error).__name__}: {error}" if failed else INCOMPLETE
-            self.diagnosis = self._session.end(note, failed=failed)
+            self.diagnosis = self._session.end(note, failed=failed, over=error is None)
         self._session.close()
         torch.autograd.backward = self._backward  # at last, as the watch puts back what it has found
         if self._alone:

@@ -55,6 +55,21 @@ class View:
     holder: Holder | None
 
 
+@dataclass(slots=True)
+class Carried:
+    """Graphs that are carried from step to step.
+
+    Attributes:
+        holder: a tensor with such a graph; None if no variable holds it.
+        tensors: number of such tensors in its variable.
+        nodes: number of nodes that a step has added to them.
+    """
+
+    holder: Holder | None
+    tensors: int = 0
+    nodes: int = 0
+
+
 @dataclass
 class Observation:
     """The watched steps.
@@ -67,10 +82,13 @@ class Observation:
         held: who holds the allocations that were alive at the peak and never read again, by handle.
         grown: the allocations that each of the last steps left, by what made them; the first is of the last step but
             one.
-        growers: who holds the first allocation of each group of `grown`; None if nothing of the user's does.
+        growers: who holds the largest allocation of each group of `grown`; None if nothing of the user's does.
         cycles: the groups of `grown` that a garbage collection released.
         asked: whether it is known who holds what at the peak.
-        longest: who holds the tensor that carries the largest graph from step to step, at the end.
+        over: whether the functions that trained have returned, and their variables are gone.
+        carried: the graphs that have nodes of each step, at the end.
+        lengthened: the allocations that each step has made anew from the one before, and larger; with the variable that
+            holds each and the bytes that a step adds.
         what_if: runs further steps with changes; None if the steps cannot be run again.
         hidden: the allocations of which views outlive their step and use a part only.
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
@@ -87,7 +105,9 @@ class Observation:
     growers: Mapping[tuple[str, Site], Holder | None] = field(default_factory=dict)
     cycles: frozenset[tuple[str, Site]] = frozenset()
     asked: bool = False
-    longest: Holder | None = None
+    over: bool = False
+    carried: Sequence[Carried] = ()
+    lengthened: Mapping[int, tuple[Holder, int]] = field(default_factory=dict)
     what_if: WhatIf | None = None
     hidden: Mapping[int, View] = field(default_factory=dict)
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -295,17 +315,25 @@ class Observation:
         evaluation whose result is kept, these are what is alive at the peak.
         """
         used, calls = {each.handle for each in self.watch.saved if each.used_at >= 0}, self.used_calls
-        known = self.views.assembly.numbers
+        known, second = self.views.assembly.numbers, self.second_uses
         return {
-            each.handle: next((self.watch.calls[one].site for one in self._around(each) if one not in calls), each.site)
+            each.handle: each.site
+            if each.created
+            else next((self.watch.calls[one].site for one in self._around(each) if one not in calls), each.site)
             for each in self.watch.saved
             if (each.step == self.step or (each.step < self.step and known.get(each.handle) in self.views.alive))
             and each.handle not in used
+            and not (each.created and each.site in second)
             and not self.grows(each.handle)
             and each.handle in known
             and each.handle not in self.watch.outside
             and self.watch.kinds[each.handle] in PASSING
         }
+
+    @cached_property
+    def second_uses(self) -> set[Site]:
+        """The lines of passes with `create_graph=True` that made a graph which another pass has used."""
+        return {each.site for each in self.watch.saved if each.created and each.used_at >= 0}
 
     def _around(self, saved: Saved) -> Iterator[int]:
         """Yields the calls of modules in which a tensor was saved, the outermost first."""
@@ -321,6 +349,11 @@ class Observation:
         return {call for each in self.watch.saved if each.used_at >= 0 for call in self._around(each)}
 
     @cached_property
+    def trained_calls(self) -> set[int]:
+        """Those of `used_calls` of which a pass made more than the gradients of inputs, as an attack does."""
+        return {call for each in self.watch.saved if each.trains for call in self._around(each)}
+
+    @cached_property
     def retained(self) -> dict[Site, list[int]]:
         """The allocations at the peak that a pass with `retain_graph=True` used last, by the line of that pass."""
         unread, found = set(self.views.unread), defaultdict[Site, list[int]](list)
@@ -331,13 +364,15 @@ class Observation:
         return {site: handles for site, handles in found.items() if handles}
 
     def ended_by(self, site: Site, kept: Iterable[int]) -> dict[int, int]:
-        """Returns the allocations that passes at a line with `retain_graph=True` would have released without, and when.
+        """Returns the allocations that passes at a line would have released without `retain_graph=True`, and when.
+
+        A pass with `create_graph=True` retains its graph too.
 
         That is a number of the recorder's events: autograd releases what a node has saved when the next one begins.
         Those that variables keep stay: they are like the ones of `kept` that do.
         """
         stay = set(self.alike([each for each in kept if self.in_variable(each)]))
-        passes = [each for each in self.watch.retained if each.site == site]
+        passes = [each for each in (*self.watch.retained, *self.watch.created) if each.site == site]
         used = [each for each in self.watch.saved if any(one.begun <= each.used_at < one.ended for one in passes)]
         begins, found = sorted({each.event for each in used}), dict[int, int]()
         for each in used:
@@ -395,7 +430,7 @@ class Observation:
 
     @property
     def graph_rises(self) -> bool:
-        """Whether the largest graph became larger in each of the last steps."""
+        """Whether there were more nodes of earlier steps after each of the last steps."""
         rises = [later > earlier for earlier, later in pairwise(self.watch.nodes[1:])]
         return len(rises) >= GROWING - 1 and all(rises[1 - GROWING :])
 
@@ -403,10 +438,6 @@ class Observation:
     def place_at(site: Site) -> Place:
         """Returns a line as a place."""
         return Place(line=site.user, library=site.library)
-
-    def place_of_longest(self) -> Place:
-        """Returns who holds the tensor with the largest graph, as a place."""
-        return Place(holder=str(self.longest))
 
     @property
     def of_step(self) -> Iterator[int]:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from autofit.core.account import Account
-from autofit.doctor.holders import Holder, find_holders, held_tensors
-from autofit.doctor.observation import GROWING, PASSING, STEPS, Observation, View, places
+from autofit.doctor.graphs import DatedGraphs, nodes_of
+from autofit.doctor.holders import Holder, find_holders, held, held_tensors
+from autofit.doctor.observation import GROWING, PASSING, STEPS, Carried, Observation, View, places
 from autofit.doctor.sites import Site
 from autofit.doctor.watch import Watch
 from autofit.memory.trace import Kind
-from autofit.torch_internals import base_of
+from autofit.torch_internals import base_of, sequence_number
 
 
 class Observer:
@@ -113,11 +114,11 @@ class Observer:
         # The last step may keep its own results until the next one: what the step before it left is certain.
         grown = {made: by for made, by in steps.items() if all(step in by for step in wanted) and last >= GROWING}
         one_step = {made: tuple(by[last - 1]) for made, by in grown.items()}
-        first = {handles[0]: made for made, handles in one_step.items()}
-        longest = watch.longest_graph(held_tensors(self._roots())) if self._found.graph_rises else None
-        asked = [*first, *([] if longest is None else [longest])]
-        holders = find_holders(watch.handle_of, asked, self._roots())
-        self._found.longest = None if longest is None else holders.get(longest)
+        first = {max(handles, key=watch.sizes.__getitem__): made for made, handles in one_step.items()}
+        self._found.carried = _carried(watch, self._roots()) if self._found.graph_rises else ()
+        longer = _lengthened(watch) if last >= GROWING else {}
+        holders = find_holders(watch.handle_of, [*first, *longer], self._roots())
+        self._found.lengthened = {each: (holders[each], size) for each, size in longer.items() if each in holders}
         self._found.grown = one_step
         self._found.growers = {made: holders.get(handle) for handle, made in first.items()}
         unheld = {handle: made for handle, made in first.items() if handle not in holders}
@@ -125,6 +126,46 @@ class Observer:
             gc.collect()
             left = set(watch.live())
             self._found.cycles = frozenset(made for handle, made in unheld.items() if handle not in left)
+
+
+def _carried(watch: Watch, roots: Mapping[str, object]) -> list[Carried]:
+    """Returns the graphs that have nodes of each step but the last, by the variable that holds them.
+
+    What was made first goes first, such as a state before the loss that is made of it.
+    """
+    dated, last, seen = DatedGraphs(watch.begins), watch.step - 1, set[Any]()
+    wanted = sum(1 << step for step in range(1, last))
+    named = [*held(roots), *((None, tensor) for tensor in watch.alive())]
+    rooted = [(holder, tensor.grad_fn) for holder, tensor in named if tensor.grad_fn is not None]
+    whole = [(holder, root) for holder, root in rooted if dated.steps(root) & wanted == wanted]
+    found = dict[str, Carried]()
+    for holder, root in sorted(whole, key=lambda each: (each[0] is None, sequence_number(each[1]))):
+        nodes = sum(1 for node in nodes_of([root], seen) if dated.step_of(node) == last - 1)
+        if nodes:
+            carried = found.setdefault("" if holder is None else holder.variable, Carried(holder))
+            carried.tensors, carried.nodes = carried.tensors + 1, carried.nodes + nodes
+    return list(found.values())
+
+
+def _lengthened(watch: Watch) -> dict[int, int]:
+    """Returns the live allocations that each step has made from the one before, and the bytes that a step adds.
+
+    The operator that makes one is the last that reads the one before, as `kept = torch.cat([kept, new])` does.
+    """
+    readers, last, found = defaultdict[int, list[int]](list), watch.step - 1, dict[int, int]()
+    for handle, number in enumerate(watch.read_by):
+        readers[number].append(handle)
+    for handle in watch.live():
+        sizes, present = dict[int, int](), [handle]
+        while present and watch.kinds[handle] in PASSING:
+            now = present[0]
+            sizes.setdefault(watch.steps[now], watch.sizes[now])
+            way, size = (watch.operators[now], watch.sites[now]), watch.sizes[now]
+            before = (each for each in readers[watch.born[now]] if each < now and watch.sizes[each] < size)
+            present = [each for each in before if (watch.operators[each], watch.sites[each]) == way]
+        if all(step in sizes for step in range(1, last + 1)):
+            found[handle] = (sizes[last] - sizes[1]) // (last - 1)
+    return found
 
 
 def used_bytes(watch: Watch, roots: Mapping[str, object]) -> dict[int, int]:

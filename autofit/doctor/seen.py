@@ -3,7 +3,8 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from autofit.core.work import Work
 from autofit.doctor.sites import Site
+from autofit.memory.trace import Mark
 from autofit.torch_internals import (
     FakeTensor,
     OpOverload,
@@ -33,16 +35,20 @@ class Saved:
         site: where it was saved.
         step: the step in which it was saved.
         call: index in `Watch.calls` of the innermost call of a module that ran; -1 for none.
+        created: whether a backward pass with `create_graph=True` saved it, whose line is `site`.
         used_at: number of the operator before which it was last used; -1 if it never was.
         event: number of events before that.
+        trains: whether a pass has used it that makes more than the gradients of inputs.
     """
 
     handle: int
     site: Site
     step: int
     call: int = -1
+    created: bool = False
     used_at: int = -1
     event: int = -1
+    trains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """A backward pass with `retain_graph=True`.
+    """A backward pass with `retain_graph=True` or `create_graph=True`.
 
     Attributes:
         site: its line.
@@ -117,6 +123,21 @@ class Retained:
     step: int
     begun: int
     ended: int
+
+
+@dataclass(slots=True)
+class Pending:
+    """The gradient of a parameter that no optimizer has read yet.
+
+    It was made before the operator number `made_at` + 1, in the backward pass `number` of its step.
+    """
+
+    gradient: "weakref.ref[torch.Tensor]"
+    handle: int | None
+    size_bytes: int
+    site: Site
+    number: int
+    made_at: int
 
 
 class Ran(NamedTuple):
@@ -180,6 +201,8 @@ class Seen:
         saved, zeroed, dropped, retained: what happened to saved tensors and gradients.
         ran: the operators, in order.
         let_go: number of events after which nothing but a graph held each allocation, by handle, as far as known.
+        created: the passes with `create_graph=True`, which are not in `retained`.
+        resting: where modules that depend on their mode were switched to evaluation mode, by index of the module.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
         last_gradient: the last step in which each parameter, by id, got a gradient.
         ends: number of operators at the end of each step.
@@ -188,12 +211,17 @@ class Seen:
         scales: weight of each normalisation when it was first called without gradients, by index of the module.
         recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
         widened: operators that made float64 tensors from others, or from one that was made outside, with their lines.
+        buffers: names of the models' buffers, by handle.
         waits: how often the host waited for the device, by reason and line; not in the update.
         casts: how often parameters were cast to another type.
         cleanings: how often `gc.collect` or the release of the allocator's cache was called, by name and line.
         work: the arithmetic and memory traffic of each step.
         levels: live bytes at the end of each step.
-        nodes: nodes of the largest graph at the end of each step.
+        nodes: nodes of graphs of earlier steps that are alive at the end of each step.
+        begins: the sequence number of autograd's nodes with which each step began.
+        outside: handles of allocations that were made where the watch does not see them, such as in a loader's workers.
+        ready: those among them that were there before the watch, such as batches in a list.
+        marks: where phases begin.
     """
 
     def __init__(self) -> None:
@@ -203,6 +231,8 @@ class Seen:
         self.retained: list[Retained] = []
         self.ran: list[Ran] = []
         self.let_go: dict[int, int] = {}
+        self.created: list[Retained] = []
+        self.resting: dict[int, Site] = {}
         self.gradients: dict[int, int] = {}
         self.last_gradient: dict[int, int] = {}
         self.ends: list[int] = []
@@ -211,12 +241,17 @@ class Seen:
         self.scales: dict[int, torch.Tensor] = {}
         self.recomputed = False
         self.widened: list[tuple[str, Site]] = []
+        self.buffers: dict[int, str] = {}
         self.waits: Counter[tuple[str, Site]] = Counter()
         self.casts: Counter[Cast] = Counter()
         self.cleanings: Counter[tuple[str, Site]] = Counter()
         self.work: list[Work] = []
         self.levels: list[int] = []
         self.nodes: list[int] = []
+        self.begins: list[int] = []
+        self.outside: set[int] = set()
+        self.ready: set[int] = set()
+        self.marks: list[Mark] = []
 
     @property
     def with_gradient(self) -> KeysView[int]:
@@ -261,6 +296,19 @@ def _tensors_in(objects: Iterable[object]) -> Iterator[torch.Tensor]:
 
 def _collections() -> int:
     return sum(int(each["collections"]) for each in gc.get_stats())
+
+
+def replace_with(undo: ExitStack, owner: Any, name: str, instead: Callable[[Any], Any]) -> None:
+    """Replaces a function by what is made of it, until the stack is left."""
+    before = getattr(owner, name)
+    now = instead(before)
+
+    def put_back() -> None:
+        if getattr(owner, name) is now:  # else someone has replaced it since
+            setattr(owner, name, before)
+
+    undo.callback(put_back)
+    setattr(owner, name, now)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

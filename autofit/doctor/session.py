@@ -121,12 +121,17 @@ class Session:
         observation = self._observer.boundary()
         return None if observation is None else self._diagnosed(observation)
 
-    def end(self, note: str = "", *, failed: bool = False) -> Diagnosis | None:
-        """Ends the observation early, such as after an error. Returns the diagnosis if a whole step was observed."""
+    def end(self, note: str = "", *, failed: bool = False, over: bool = False) -> Diagnosis | None:
+        """Ends the observation early, such as after an error. Returns the diagnosis if a whole step was observed.
+
+        `over` says that the functions which trained have returned, so that their variables are gone.
+        """
         if self._observer is None or self._watch is None or self._watch.step < 2:  # the first is over
             self.close()
             return None
-        return self._diagnosed(self._observer.result(), note, failed=failed)
+        observation = self._observer.result()
+        observation.over = over
+        return self._diagnosed(observation, note, failed=failed)
 
     def loading(self) -> AbstractContextManager[None]:
         """Returns a context for making a batch: see `Watch.loading`."""

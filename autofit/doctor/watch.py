@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any, Self
@@ -18,13 +17,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from autofit.doctor.graphs import nodes_of
+from autofit.doctor.graphs import ACCUMULATES, DatedGraphs, nodes_of
 from autofit.doctor.seen import (
     Cast,
     Dropped,
     LiveTensors,
     ModuleCall,
     NoTally,
+    Pending,
     Ran,
     Retained,
     Saved,
@@ -36,6 +36,7 @@ from autofit.doctor.seen import (
     is_masked,
     only_views,
     operands,
+    replace_with,
 )
 from autofit.doctor.sites import NOWHERE, Site, here
 from autofit.doctor.waits import CAST, wait_of
@@ -65,23 +66,6 @@ CLEANING: tuple[tuple[Any, str, str], ...] = (
     (torch.get_device_module("cuda"), "empty_cache", "torch.cuda.empty_cache()"),
 )
 """Functions that clean up, with the object that has them and their name in texts."""
-_ACCUMULATES = 2**63
-"""Sequence numbers from here on are those of nodes that add to a parameter's gradient."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """The gradient of a parameter that no optimizer has read yet.
-
-    It was made before the operator number `made_at` + 1, in the backward pass `number` of its step.
-    """
-
-    gradient: "weakref.ref[torch.Tensor]"
-    handle: int | None
-    size_bytes: int
-    site: Site
-    number: int
-    made_at: int
 
 
 class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no types here
@@ -104,10 +88,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         site: where the operator that runs was called.
         reads: number of events after which each allocation was read no more, by handle.
         read_by: number of the operator that read each allocation last, by handle; the one that made it if none did.
-        outside: handles of allocations that were made where the watch does not see them, such as in a loader's workers.
-        ready: those among them that were there before the watch, such as batches in a list.
         calls: the calls of modules.
-        marks: where phases begin.
         step: number of the current step, from 1.
         operator: number of operators so far.
         saves: whether what autograd saves is observed.
@@ -126,25 +107,23 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.born: list[int] = []
         self.reads: list[int] = []
         self.read_by: list[int] = []
-        self.outside: set[int] = set()
-        self.ready: set[int] = set()
         self.calls: list[ModuleCall] = []
-        self.marks: list[Mark] = []
         self.step, self.operator = 1, 0
         self.models = weakref.WeakValueDictionary[str, nn.Module]()
         self.followed: set[int] = set()
-        self._parts = weakref.WeakSet[nn.Module]()
+        self._parts, self._wide = weakref.WeakSet[nn.Module](), set[str]()
         self.on_operator: Callable[[Watch, Any], None] | None = None
         self._called_before: Counter[int] = Counter()
         self._given, self.saves, self._call = models, saves, -1
-        self._aside, self._loading = False, False
+        self._aside, self._loading, self._of_inputs = False, False, False
+        self._creating: Site | None = None
         self._thread = get_ident()
         self._accelerated, self._updating = device.type != "cpu", False
         self.tally, self._since, self._undo = self._new_tally(), 0, ExitStack()
         self._hooks = graph.saved_tensors_hooks(partial(_pack, weakref.ref(self)), partial(_unpack, weakref.ref(self)))
         self.site, self._backward_from, self._passes = NOWHERE, NOWHERE, 0
         self._numbered, self._firsts, self._places = 0, list[int](), list[Site]()
-        self._pending, self._by_gradient = dict[int, _Pending](), dict[int, Zeroed]()
+        self._pending, self._by_gradient = dict[int, Pending](), dict[int, Zeroed]()
         self._tensors: LiveTensors
         self._ends: dict[int, TensorEnd] = {}
 
@@ -167,14 +146,17 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 disable = graph.disable_saved_tensors_hooks
                 undo.callback(setattr, graph, "disable_saved_tensors_hooks", disable)
                 graph.disable_saved_tensors_hooks = partial(self._without_hooks, disable)
-            _replace(undo, torch.autograd, "backward", self._watched)
-            _replace(undo, _BaseDataLoaderIter, "__next__", self._loaded)
+            replace_with(undo, torch.autograd, "backward", self._watched)
+            replace_with(undo, torch.autograd, "grad", self._differentiated)
+            replace_with(undo, nn.Module, "train", self._switched)
+            replace_with(undo, _BaseDataLoaderIter, "__next__", self._loaded)
             for owner, name, shown in CLEANING:
-                _replace(undo, owner, name, partial(self._counted, shown))
+                replace_with(undo, owner, name, partial(self._counted, shown))
             undo.callback(self.stop)
             self._undo, self._tensors = undo, LiveTensors()
             for model in self._given:
                 self.adopt(model)
+            self.begins.append(next_sequence_number())
             self._mark("forward")
             with self:
                 yield self
@@ -196,8 +178,10 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
                 self._undo.callback(hook.remove)
                 self.followed.add(id(parameter))
-        for buffer in model.buffers():
+        for named, buffer in model.named_buffers():
             self.record(buffer, Kind.BUFFER, initial=True)
+            if (handle := self.handle_of(buffer)) is not None:
+                self.buffers.setdefault(handle, named)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the qualified names and the parameters of all models."""
@@ -216,7 +200,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.label((gradient for gradient in gradients if gradient is not None), Kind.GRADIENT)
             self.work.append(self.tally.work())
             self.levels.append(sum(self.sizes[handle] for handle in self.live()))
-            self.nodes.append(self._largest_graph()[0])
+            self.nodes.append(self._old_nodes())
         self.ends.append(self.operator)
         self.step, self.tally = self.step + 1, self._new_tally()
         self._call, self._passes = -1, 0
@@ -225,6 +209,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.modules.forget()
         self._called_before.clear()
         self._since = len(self.sizes)
+        self.begins.append(next_sequence_number())
         self._mark("forward")
 
     def _new_tally(self) -> Tally:
@@ -308,13 +293,20 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 self.casts[Cast(self.step, handle, wanted, args[0].requires_grad)] += 1
 
     def _note_widening(self, func: Any, read: Sequence[int]) -> None:
-        """Notes an operator whose float64 result has no float64 operand that the steps have made."""
+        """Notes an operator whose float64 result has no float64 operand that the steps have made.
+
+        A backward pass computes in the types of its forward pass, and brings none in.
+        """
         wide = [
             each for each in read if (form := self.forms[each]) is not None and form[0] is torch.float64 and form[1]
         ]
-        known = (func.name(), self.site)
-        if all(each in self.outside for each in wide) and known not in self.widened:
-            self.widened.append(known)
+        if in_backward() or not all(each in self.outside or each in self.buffers for each in wide):
+            return
+        names = [self.buffers[each] for each in wide if each in self.buffers]
+        before = self._wide.issuperset(names) and bool(names)
+        self._wide.update(names)
+        if not before and not any(site == self.site and text.endswith(func.name()) for text, site in self.widened):
+            self.widened.append((f"the buffer {names[0]} in {func.name()}" if names else func.name(), self.site))
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Iterator[int]:
         """Yields the allocations that an operator reads."""
@@ -375,7 +367,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             node = current_node()
             number = -1 if node is None else sequence_number(node)
             place = bisect_right(self._firsts, number) - 1
-            found = self._places[place] if 0 <= number < _ACCUMULATES and place >= 0 else here()
+            found = self._places[place] if 0 <= number < ACCUMULATES and place >= 0 else here()
             return found if found.user else self._backward_from
         site, numbered = here(), next_sequence_number()
         if numbered > self._numbered and (not self._places or self._places[-1] != site):
@@ -421,7 +413,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
     def _pack(self, tensor: torch.Tensor) -> Any:
         if self._aside or isinstance(tensor, nn.Parameter) or (handle := self.handle_of(tensor)) is None:
             return tensor
-        found = Saved(handle, here(), self.step, self._call)
+        found = Saved(handle, self._creating or here(), self.step, self._call, created=self._creating is not None)
         self.saved.append(found)
         with self.aside():  # a node that saves its own output would keep itself alive through the hook
             return tensor.detach(), found
@@ -440,34 +432,15 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         finally:
             self._hooks.__enter__()
 
-    def _largest_graph(self) -> tuple[int, torch.Tensor | None]:
-        """Returns the number of nodes of the largest graph, and a tensor with it."""
-        roots = {tensor.grad_fn: tensor for tensor in self._tensors.alive() if tensor.grad_fn is not None}
-        most: tuple[int, torch.Tensor | None] = 0, None
-        seen = set[Any]()
-        # The newest first: what another graph contains is smaller.
-        for root in sorted(roots, key=sequence_number, reverse=True):
-            if root not in seen:
-                inside = set(nodes_of([root]))
-                seen |= inside
-                most = max(most, (len(inside), roots[root]), key=lambda each: each[0])
-        return most
+    def alive(self) -> Iterator[torch.Tensor]:
+        """Yields the tensors that are alive."""
+        yield from self._tensors.alive()
 
-    def longest_graph(self, held: Iterable[torch.Tensor] = ()) -> int | None:
-        """Returns the allocation of a tensor with the largest graph; None if there is none that is recorded.
-
-        Args:
-            held: tensors that go before it if they carry that graph from step to step, such as a state before the loss
-                that is made of it: the first that the graph of all steps reaches.
-        """
-        largest = self._largest_graph()[1]
-        if largest is None:
-            return None
-        inside, steps = set(nodes_of([largest.grad_fn])), self.nodes[-2:]
-        least = (steps[-1] - steps[0]) * (len(self.nodes) - 1)  # what the steps have added
-        sizes = {each: sum(1 for _ in nodes_of([each.grad_fn])) for each in held if each.grad_fn in inside}
-        carrying = (each for each in sizes if sizes[each] >= least > 0)
-        return self.handle_of(min(carrying, key=sizes.__getitem__, default=largest))
+    def _old_nodes(self) -> int:
+        """Returns the number of nodes of earlier steps that are alive."""
+        dated = DatedGraphs(self.begins)
+        nodes = nodes_of({tensor.grad_fn: None for tensor in self.alive()})
+        return sum(1 for node in nodes if 0 < dated.step_of(node) < self.step)
 
     def _mark(self, phase: str) -> None:
         self.marks.append(Mark(name=f"step {self.step} {phase}", event=len(self.events)))
@@ -483,15 +456,53 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 if handle >= self._since and self.kinds[handle] is Kind.TEMPORARY:
                     self.kinds[handle] = Kind.ACTIVATION
             self._mark("backward")
+            creates = bool(given.get("create_graph"))
             try:
-                return backward(*args, **kwargs)
+                with self._passing(self._backward_from, creates=creates):
+                    return backward(*args, **kwargs)
             finally:
-                if given.get("retain_graph") and not given.get("create_graph"):
+                if given.get("retain_graph") and not creates:
                     self.retained.append(Retained(self._backward_from, self.step, begun, self.operator + 1))
                 self._since = len(self.sizes)
                 self._mark("forward")
 
         return watched
+
+    def _differentiated(self, grad: Callable[..., Any]) -> Callable[..., Any]:
+        def differentiated(*args: Any, **kwargs: Any) -> Any:
+            if self._elsewhere() or in_backward():
+                return grad(*args, **kwargs)
+            names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
+            given = dict(zip(names, args, strict=False)) | kwargs
+            trained = any(isinstance(each, nn.Parameter) for each in tensors(given.get("inputs")))
+            creates = bool(given.get("create_graph"))
+            with self._passing(here(), creates=creates, of_inputs=not trained and not creates):
+                return grad(*args, **kwargs)
+
+        return differentiated
+
+    @contextmanager
+    def _passing(self, site: Site, *, creates: bool, of_inputs: bool = False) -> Iterator[None]:
+        """Runs a backward pass, which may create a graph, or make no gradients but those of inputs."""
+        begun = self.operator + 1
+        self._creating, self._of_inputs = site if creates else None, of_inputs
+        try:
+            yield
+        finally:
+            self._creating, self._of_inputs = None, False
+            if creates:
+                self.created.append(Retained(site, self.step, begun, self.operator + 1))
+
+    def _switched(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        def switched(module: nn.Module, mode: bool = True) -> Any:
+            index = self.modules.index_of(module) if isinstance(module, (DropoutNd, BatchNorm)) else None
+            if index is not None:
+                self.resting.pop(index, None)
+                if not mode and (site := here()).user:
+                    self.resting[index] = site
+            return train(module, mode)
+
+        return switched
 
     def _loaded(self, following: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def loaded(batches: Any) -> Any:
@@ -529,9 +540,9 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.dropped.append(Dropped(name, before.handle, before.size_bytes, before.site, before.number, self.step))
         size = gradient.numel() * gradient.element_size()
         origin, made_at = (self._backward_from, self._passes), self.operator
-        self._pending[name] = _Pending(weakref.ref(gradient), handle, size, *origin, made_at)
+        self._pending[name] = Pending(weakref.ref(gradient), handle, size, *origin, made_at)
 
-    def _was_read(self, pending: "_Pending") -> bool:
+    def _was_read(self, pending: Pending) -> bool:
         """Returns whether the user's code has read a gradient, such as to move weights by it or to clip it."""
         return pending.handle is not None and self.read_by[pending.handle] > pending.made_at
 
@@ -561,19 +572,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self._mark("forward")
 
 
-def _replace(undo: ExitStack, owner: Any, name: str, instead: Callable[[Any], Any]) -> None:
-    """Replaces a function by what is made of it, until the stack is left."""
-    before = getattr(owner, name)
-    now = instead(before)
-
-    def put_back() -> None:
-        if getattr(owner, name) is now:  # else someone has replaced it since
-            setattr(owner, name, before)
-
-    undo.callback(put_back)
-    setattr(owner, name, now)
-
-
 def _pack(watch: "weakref.ref[Watch]", tensor: torch.Tensor) -> Any:
     """Returns what autograd saves. A graph keeps this function, and so it does not keep the watch and its models."""
     known = watch()
@@ -587,4 +585,5 @@ def _unpack(watch: "weakref.ref[Watch]", packed: Any) -> torch.Tensor:
     tensor, found = packed
     if (known := watch()) is not None and not known._aside:
         found.used_at, found.event = known.operator, len(known.events)
+        found.trains = found.trains or not known._of_inputs
     return tensor  # type: ignore[no-any-return]  # what `Watch._pack` returned

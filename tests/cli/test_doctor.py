@@ -218,6 +218,34 @@ def test_a_script_that_ends_early_gives_what_was_found_until_then(script: Callab
     assert "trained to the end" in err
     assert 2 <= found.steps < 6
     assert any("it ended before all steps were observed" in note for note in found.notes)
+    assert [each.reason for each in found.unchecked if each.id == "dead-at-peak"] == [
+        "no further step came, in which it is asked who holds what at the peak"
+    ]
+
+
+@pytest.mark.parametrize("end", ["break", "sys.exit(0)", "raise ValueError('damaged')"])
+def test_what_the_globals_keep_of_a_script_that_ends_early_is_found_with_its_holder(
+    end: str, script: Callable[..., str], run: Run
+) -> None:
+    _, out, _ = run("doctor", "--script", script(end), "--json", "--", "6")
+    [grows] = [each for each in Diagnosis.model_validate_json(out).findings if each.id == "grows"]
+    assert "held by `kept[4]` (of 6 items) in __main__" in grows.what
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_the_functions_keep_of_a_script_that_ends_early_is_found_or_not_checked(
+    ends: bool, folder: Path, run: Run
+) -> None:
+    body = textwrap.indent(textwrap.dedent(TRAIN).replace("{end}", STOP if ends else "raise ValueError"), "    ")
+    (folder / "loop.py").write_text(f"def main():\n{body}\nmain()\n", encoding="utf-8")
+    _, out, _ = run("doctor", "--script", "loop.py", "--json", "--", "6")
+    found = Diagnosis.model_validate_json(out)
+    assert [each.reason for each in found.unchecked if each.id == "grows"] == [
+        "the script had ended, and what its functions had kept was gone"
+    ] * ends
+    assert ["`kept[4]` (of 6 items) in main" in each.what for each in found.findings if each.id == "grows"] == [
+        True
+    ] * (not ends)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +273,15 @@ def test_a_script_that_ends_by_exit_code_0_has_not_failed(script: Callable[..., 
 @pytest.mark.parametrize(
     ("end", "says"),
     [
-        ("raise ValueError('the data are damaged')", "it raised ValueError: the data are damaged"),
-        ("sys.exit(3)", "it ended with the exit code 3"),
+        (
+            "raise ValueError('the data are damaged.')",
+            "it raised ValueError: the data are damaged. Fix it first.",
+        ),
+        (
+            "raise torch.OutOfMemoryError('CUDA out of memory.')",
+            "out of memory. Run it with a smaller batch",
+        ),
+        ("sys.exit(3)", "it ended with the exit code 3. Fix it first."),
     ],
 )
 def test_a_script_that_fails_before_anything_was_seen_is_exit_code_5(
@@ -254,12 +289,20 @@ def test_a_script_that_fails_before_anything_was_seen_is_exit_code_5(
 ) -> None:
     code, out, err = run("doctor", "--script", script(end), "--", "1")
     assert (code, out) == (5, "")
-    assert says in err
+    assert says in " ".join(err.split())
     assert ("Traceback" in err) == end.startswith("raise")
     code, out, _ = run("doctor", "--script", script(end), "--json", "--", "0")
     error = json.loads(out)["error"]
     assert (code, error["type"], error["exit_code"]) == (5, "UserCodeError", 5)
     assert says in error["message"]
+
+
+def test_a_script_that_lacks_an_argument_is_to_get_it_after_two_dashes(folder: Path, run: Run) -> None:
+    text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('data')\nparser.parse_args()\n"
+    (folder / "loop.py").write_text(text, encoding="utf-8")
+    code, _, err = run("doctor", "--script", "loop.py")
+    assert code == 5
+    assert "exit code 2. Give it its arguments after `--`." in " ".join(err.split())
 
 
 def test_a_script_that_does_not_train_here_is_a_usage_error(script: Callable[..., str], run: Run) -> None:

@@ -209,6 +209,10 @@ def keeping(what: str, device: str = "cpu") -> Case:
         elif what == "cycle":
             box: dict[str, Any] = {"out": out.detach().clone()}  # bad: cycle
             box["me"] = box
+        elif what == "dict":
+            tables[len(tables)] = out.detach()
+        elif what == "several in a dict":
+            kept.append({"loss": loss, "out": out, "y": y.clone()})
         elif what == "numbers":
             kept.append(loss.item())
         elif what == "sum of detached":
@@ -236,6 +240,42 @@ def keeping(what: str, device: str = "cpu") -> Case:
     return Case(model, step)
 
 
+def appended(how: str, device: str = "cpu") -> Case:
+    """A tensor that each step makes longer by its outputs, never, or up to a limit."""
+    model, x, y = mlp(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = {"out": torch.empty(0, 10, device=device)}
+
+    def step() -> None:
+        out = model(x)
+        F.cross_entropy(out, y).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        optimizer.step()
+        optimizer.zero_grad()
+        longer = torch.cat([kept["out"], out.detach()])  # bad: appended
+        kept["out"] = {"all": longer, "last": longer[-64:].clone(), "within the step": longer[:0].clone()}[how]
+
+    return Case(model, step)
+
+
+def averaged(good: bool, device: str = "cpu") -> Case:
+    """A moving average of the weights that carries its graph, in a training whose own graph is larger."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(20))).to(device)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(8, 16).to(device)
+    shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+    last: dict[str, torch.Tensor] = {}
+
+    def step() -> None:
+        last["loss"] = loss = model(x).square().mean()  # its graph is the largest
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.set_grad_enabled(not good):
+            shadow.update({name: 0.9 * shadow[name] + 0.1 * each for name, each in model.named_parameters()})
+
+    return Case(model, step)
+
+
 def hooked(keeps: bool, device: str = "cpu") -> Case:
     """A forward hook that keeps what it sees, or only its mean."""
     model, x, y = mlp(device)
@@ -259,10 +299,15 @@ def hooked(keeps: bool, device: str = "cpu") -> Case:
 class Recurrent(nn.Module):
     """A recurrent model that goes on from the state of its last call."""
 
-    def __init__(self, detaches: bool) -> None:
+    state: torch.Tensor | None
+
+    def __init__(self, detaches: bool, registers: bool = False) -> None:
         super().__init__()
         self.rnn, self.head = nn.GRU(16, 32, batch_first=True), nn.Linear(32, 10)
-        self.state: torch.Tensor | None = None
+        if registers:
+            self.register_buffer("state", None)
+        else:
+            self.state = None
         self.detaches = detaches
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -272,10 +317,10 @@ class Recurrent(nn.Module):
         return found
 
 
-def recurrent(detaches: bool, device: str = "cpu") -> Case:
+def recurrent(detaches: bool, device: str = "cpu", *, registers: bool = False) -> Case:
     """A hidden state that is carried on. No optimizer: torch would find weights that were changed in place."""
     torch.manual_seed(0)
-    model = Recurrent(detaches).to(device)
+    model = Recurrent(detaches, registers).to(device)
     x, y = torch.randn(8, 6, 16).to(device), torch.randint(10, (8,)).to(device)
 
     def step() -> None:
@@ -318,6 +363,9 @@ LEAKS: dict[str, Leak] = {
     "cycle": Leak(partial(keeping, "cycle"), ["grows"], "", "held by objects that refer to each other"),
     "hook": Leak(partial(hooked, True), ["grows"], "`seen["),
     "hidden state": Leak(partial(recurrent, False), ["graph-kept"], "state`"),
+    "hidden state in a buffer": Leak(partial(recurrent, False, registers=True), ["graph-kept"], "state`"),
+    "appended": Leak(partial(appended, "all"), ["grows"], "`kept['out']`", "makes anew from the one before"),
+    "average with a graph": Leak(partial(averaged, False), ["graph-grows"], "`shadow['0.weight']`", "of 40 tensors"),
 }
 LOOK_ALIKES: dict[str, Make] = {
     **{
@@ -329,6 +377,10 @@ LOOK_ALIKES: dict[str, Make] = {
     },
     "hook": partial(hooked, False),
     "hidden state": partial(recurrent, True),
+    "hidden state in a buffer": partial(recurrent, True, registers=True),
+    "appended and cut": partial(appended, "last"),
+    "appended within a step": partial(appended, "within the step"),
+    "average without a graph": partial(averaged, True),
 }  # fmt: skip
 
 
@@ -373,6 +425,29 @@ def outputs_in_state(good: bool, device: str = "cpu") -> Case:
     return Case(model, step)
 
 
+def halves(good: bool, device: str = "cpu") -> Case:
+    """Two variables keep gradients that one line makes, through the backward pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)).to(device)
+    x, y = torch.randn(1024, 64).to(device), torch.randint(10, (1024,)).to(device)
+    optimizer, (_, _, weight, *_) = torch.optim.SGD(model.parameters(), lr=0.1), model.parameters()
+
+    def step() -> None:
+        out = model(x)
+        first, second = F.cross_entropy(out, y), out.square().mean()
+        of_first = torch.autograd.grad(first, [weight], retain_graph=True)[0]
+        of_second = torch.autograd.grad(second, [weight], retain_graph=True)[0]
+        ratio = (of_first.norm() / of_second.norm()).item()
+        if good:
+            del of_first, of_second
+        optimizer.zero_grad()
+        first.backward(retain_graph=True)  # type: ignore[no-untyped-call]  # torch has no types here
+        (ratio * second).backward()
+        optimizer.step()
+
+    return Case(model, step)
+
+
 def retained(good: bool, device: str = "cpu") -> Case:
     """A graph that is kept for a second pass, and by a variable into the next step."""
     model, ids, optimizer = language(device)
@@ -398,6 +473,41 @@ def zeroed(good: bool, device: str = "cpu") -> Case:
         optimizer.step()
         if good:
             optimizer.zero_grad()
+
+    return Case(model, step)
+
+
+def first_order(good: bool, device: str = "cpu", *, uses: bool = False) -> Case:
+    """Gradients whose own graph nothing uses, or, with `uses`, the loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1)).to(device)
+    x, optimizer = torch.randn(1024, 64).to(device), torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        inputs = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=not good)  # bad: create_graph
+        aim = slope.square().mean() if uses else slope.detach().square().mean()
+        optimizer.zero_grad()
+        (model(x).square().mean() + aim).backward()
+        optimizer.step()
+
+    return Case(model, step)
+
+
+def replaced(good: bool, device: str = "cpu") -> Case:
+    """A head that was replaced after the optimizer was made."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 16)).to(device)
+    x, y = torch.randn(64, 64).to(device), torch.randint(16, (64,)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[2] = nn.Linear(1024, 512).to(device)
+    if good:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        optimizer.step()
 
     return Case(model, step)
 
@@ -548,6 +658,8 @@ PAIRS: dict[str, Pair] = {
     "thawed": Pair(thawed, "frozen-state", "", "", True),
     "taught": Pair(taught, "saved-unused", "teacher"),
     "half optimized": Pair(half_optimized, "gradient-without-optimizer", exact=True),
+    "first order": Pair(first_order, "saved-unused", "create_graph"),
+    "replaced": Pair(replaced, "gradient-without-optimizer"),
     "unused head": Pair(unused_head, "no-gradient"),
     "adversarial": Pair(adversarial, "gradient-dropped", "judge"),
     "retained adversarial": Pair(retained_adversarial, "retain-graph", "judge", "", True),

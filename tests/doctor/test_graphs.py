@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.doctor.graphs import NODE_BYTES, nodes_of, saved_tensors
+from autofit.doctor.graphs import NODE_BYTES, DatedGraphs, nodes_of, saved_tensors
+from autofit.torch_internals import next_sequence_number
 
 
 def names(tensor: torch.Tensor) -> list[str]:
@@ -36,6 +37,18 @@ def test_a_long_graph_is_no_recursion() -> None:
     for _ in range(5000):
         total = total + 1
     assert sum(1 for _ in nodes_of([total.grad_fn])) == 5001
+
+
+def test_nodes_are_dated_by_the_steps_that_made_them() -> None:
+    total, begins = torch.ones((), requires_grad=True) + 1, list[int]()
+    for _ in range(3):
+        begins.append(next_sequence_number())
+        total = total + 1
+        apart = torch.ones((), requires_grad=True) * total.detach()
+    dated = DatedGraphs(begins)
+    assert dated.steps(total.grad_fn) == 0b1111, "before, and in each of three steps"
+    assert dated.steps(apart.grad_fn) == 0b1001, "what adds to a gradient has no date"
+    assert dated.step_of(total.grad_fn) == 3
 
 
 def test_saved_tensors_are_found_until_a_pass_frees_them() -> None:

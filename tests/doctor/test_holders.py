@@ -5,6 +5,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -190,6 +191,41 @@ def test_a_variable_goes_before_a_graph() -> None:
     assert (found.path, found.graph) == ("activation", False)
     assert found.nodes == 2
     assert total.requires_grad
+
+
+def test_buffers_are_found_if_they_carry_a_graph() -> None:
+    net = nn.Module()
+    net.register_buffer("plain", torch.ones(3))
+    net.register_buffer("state", torch.ones(3, requires_grad=True).exp())
+    plain, state = (handle_of(each) for each in net.buffers())
+    assert only(plain) is None
+    found = only(state)
+    assert found is not None
+    assert found.path == "net.state"
+
+
+def test_what_a_function_has_that_failed_is_found_while_its_error_is_handled() -> None:
+    def fails(address: list[int]) -> None:
+        outputs = new()
+        address.append(handle_of(outputs))
+        raise ValueError
+
+    address: list[int] = []
+    try:
+        fails(address)
+    except ValueError:
+        found = only(address[0])
+    assert found is not None
+    assert (found.path, " in fails (" in found.where) == ("outputs", True)
+    assert only(address[0]) is None
+
+
+def test_a_module_among_the_roots_is_searched_for_its_globals() -> None:
+    script = ModuleType("__main__")
+    vars(script)["kept"] = [new()]
+    address = handle_of(vars(script)["kept"][0])
+    found = find_holders(handle_of, [address], {"__main__": script})
+    assert str(found[address]) == "`kept[0]` (of 1 items) in __main__"
 
 
 def test_what_nobody_holds_has_no_holder() -> None:

@@ -116,11 +116,14 @@ def test_gaps_of_zeroed_gradients_are_those_of_the_judged_step() -> None:
     assert observed(zeroed(True)).zero_gaps == []
 
 
-@pytest.mark.parametrize(("name", "rises"), [("sum after backward", True), ("losses", False), ("numbers", False)])
-def test_a_graph_rises_if_it_is_longer_in_each_step(name: str, rises: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "rises", "carries"),
+    [("sum after backward", True, True), ("losses", True, False), ("numbers", False, False)],
+)
+def test_a_graph_that_has_nodes_of_each_step_is_carried(name: str, rises: bool, carries: bool) -> None:
     observation = observed(keeping(name))
     assert observation.graph_rises == rises
-    assert (observation.longest is not None) == rises
+    assert len(observation.carried) == carries
 
 
 def test_parameters_of_optimizers_are_known() -> None:

@@ -1,7 +1,7 @@
 """Memory that is alive at the peak of a step and never read again, by what keeps it."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from autofit.core.units import format_bytes, format_names
@@ -28,7 +28,11 @@ class DeadAtPeak(Detector):
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, if the steps differ so much that the peak did not come again."""
-        return "" if observation.asked else "the last step did not reach the operator at which the one before peaked"
+        if observation.asked:
+            return ""
+        if len(observation.watch.levels) < observation.steps:
+            return "no further step came, in which it is asked who holds what at the peak"
+        return "the last step did not reach the operator at which the one before peaked"
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each variable."""
@@ -45,8 +49,7 @@ class DeadAtPeak(Detector):
             released = holder.graph and handle in used
             if not (handle in others or observation.grows(handle) or released or str(holder) in viewed):
                 variables[holder.variable].append(handle)
-        for handles in variables.values():
-            alike = set(observation.alike(handles))
+        for alike, handles in _joined(observation, variables.values()):
             is_history = any(observation.watch.steps[each] <= observation.step - HISTORY for each in alike & unread)
             if is_history or observation.read_in_later_steps(alike):
                 continue
@@ -56,7 +59,12 @@ class DeadAtPeak(Detector):
                 continue
             largest = largest_of(observation, handles)
             holder = observation.held[largest]
-            smaller = f", with {counted(len(handles) - 1, 'smaller tensor')}" if len(handles) > 1 else ""
+            holders = {held.variable: held for each in handles if (held := observation.held[each]) is not holder}
+            holders.pop(holder.variable, None)
+            more = len(handles) - 1 - len(holders)
+            smaller = f", with {counted(more, 'smaller tensor')}" if more else ""
+            beside = format_names([str(each) for each in holders.values()], NAMED)
+            smaller += f"; the same holds for {beside}" if holders else ""
             elsewhere = [str(each) for each in holder.others if each.where != holder.where]
             also = f"; also held by {format_names(elsewhere, NAMED)}" if elsewhere else ""
             yield Finding(
@@ -65,8 +73,9 @@ class DeadAtPeak(Detector):
                     f"{holder} keeps {made(observation, largest)}, through the peak, where no "
                     f"watched step reads it again{smaller}{also}"
                 ),
-                remedy=_release(holder, observation.peak_phase),
+                remedy=_release([holder, *holders.values()], observation.peak_phase),
                 places=(place_of(observation, largest, holder), *places_of(observation, handles)),
+                evidence=("The peak is lower by this if all of them are released.",) if holders else (),
                 **at_peak(observation, saved_bytes),
             )
 
@@ -121,9 +130,25 @@ class SavedUnused(Detector):
             yield from (each.model_copy(update={"evidence": (text,)}) for each in self._found(higher))
 
     def _found(self, observation: Observation) -> Iterator[Finding]:
+        created = {each.site for each in observation.watch.saved if each.created}
         for site, handles in _passes(observation).items():
-            saved_bytes = observation.saved_bytes(ends=handles)
+            ended = observation.ended_by(site, ()) if site in created else {}
+            saved_bytes = observation.saved_bytes(
+                ends_at=ended | {each: observation.watch.reads[each] for each in handles}
+            )
             if is_nothing(observation, saved_bytes):
+                continue
+            if site in created:
+                yield Finding(
+                    id=self.id,
+                    what=(
+                        f"the pass at {site} has create_graph=True, but no later pass uses the graph that it makes, "
+                        f"which keeps {counted(len(handles), 'tensor')}"
+                    ),
+                    remedy="remove create_graph=True there: only a gradient of a gradient needs it",
+                    places=(observation.place_at(site), *places_of(observation, handles)),
+                    **at_peak(observation, saved_bytes, "at least"),  # the pass keeps more than what is saved
+                )
                 continue
             module = observation.module_of(largest_of(observation, handles))
             inside = f", in modules such as {module}" if module else ""
@@ -149,12 +174,29 @@ class SavedUnused(Detector):
         return Change(f"{names} under torch.no_grad()", partial(without_graph, calls))
 
 
-def _release(holder: Holder, phase: str) -> str:
-    """Returns how to release what a variable holds at a peak in a phase, in words."""
+def _joined(observation: Observation, groups: Iterable[list[int]]) -> list[tuple[set[int], list[int]]]:
+    """Returns groups of allocations, after all that were made in the same way. Those that share such a way are one.
+
+    The record does not say which of them is which in another step.
+    """
+    found = list[tuple[set[int], list[int]]]()
+    for handles in groups:
+        alike, same = set(observation.alike(handles)), handles
+        for each in [each for each in found if each[0] & alike]:
+            found.remove(each)
+            alike, same = each[0] | alike, each[1] + same
+        found.append((alike, same))
+    return found
+
+
+def _release(holders: Sequence[Holder], phase: str) -> str:
+    """Returns how to release what variables hold at a peak in a phase, in words."""
     when = "before the backward pass" if phase == "backward" else "after the last use"
+    holder = holders[0]
     if holder.is_attribute:
-        return f"release `{holder.path}` {when}, or do not keep it"
-    names = ", ".join(dict.fromkeys(each.name for each in (holder, *holder.others) if each.where == holder.where))
+        return f"release {format_names([f'`{each.path}`' for each in holders], NAMED)} {when}, or do not keep it"
+    same = (each for one in holders for each in (one, *one.others) if each.where == holder.where)
+    names = ", ".join(dict.fromkeys(each.name for each in same))
     if holder.path != holder.name:  # the object that holds it may be needed, as for outputs.loss.backward()
         return f"keep only the part that is still read, such as the loss, or `del {names}` {when}"
     return f"delete it before the peak (`del {names}` {when}), or do not keep it"

@@ -37,15 +37,22 @@ class GradientWithoutOptimizer(Detector):
         gone, released = observation.needless(handles)
         saved_bytes = observation.saved_bytes(without=gone, ends_at=released)
         fields = at_peak(observation, saved_bytes, "at least")
+        lost = len(observation.optimized - names.keys() - watch.with_gradient)
+        stale = f"; an optimizer has {counted(lost, 'parameter')} instead that no watched model has" if lost else ""
         share = sum(names[each][1].numel() for each in foreign) / max(sum(p.numel() for _, p in names.values()), 1)
         yield Finding(
             id=self.id,
             what=(
                 f"the backward pass computes the gradients of {counted(len(foreign), 'parameter')} "
                 f"({share:.0%} of the model), such as {names[foreign[0]][0]}, which no optimizer updates, so that "
-                "their memory and time are lost"
+                f"their memory and time are lost{stale}"
             ),
-            remedy="freeze them with requires_grad_(False), or give them to an optimizer",
+            remedy=(
+                "make the optimizer after the model was changed, from its present parameters"
+                if stale
+                else "freeze them with requires_grad_(False), or compute what is only a target under torch.no_grad(); "
+                "give them to an optimizer only if they are to be trained"
+            ),
             places=tuple(Place(module=names[each][0]) for each in foreign[:8]),
             **fields | {"minor": fields["minor"] and share < LEAST_RATIO},
         )
@@ -140,11 +147,11 @@ class NoGradient(Detector):
             id=self.id,
             what=(
                 f"an optimizer has {counted(len(found), 'parameter')} ({format_bytes(size_bytes)}), such as "
-                f"{found[0][0]}, which no loss of the observed steps reaches and no step trains"
+                f"{found[0][0]}, which no loss of the {counted(len(watch.levels), 'watched step')} reaches, so that "
+                "none of these steps trains them"
             ),
             remedy="if that is not intended, use their module in the loss; else freeze them or remove the module",
             places=tuple(Place(module=name) for name, _ in found[:8]),
-            minor=size_bytes < LEAST_RATIO * observation.peak_bytes,
         )
 
 

@@ -1,10 +1,12 @@
 """grows: memory that each step leaves behind."""
 
+import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from autofit.core.units import format_bytes
-from autofit.doctor.diagnosis import Finding, Size
+from autofit.doctor.diagnosis import Finding, Place, Size
 from autofit.doctor.findings.base import Detector, is_slow, largest_of, made, place_of, places_of
 from autofit.doctor.graphs import NODE_BYTES
 from autofit.doctor.holders import Holder
@@ -32,7 +34,7 @@ class Grows(Detector):
             largest = largest_of(observation, handles)
             size_bytes = observation.size_of(handles)
             if holder is not None:
-                held, remedy = f"held by {holder}", "keep numbers instead (loss.item()), or tensors only while needed"
+                held, remedy = f"held by {holder}", _instead(observation, largest, holder)
                 if (view := observation.hidden.get(largest)) is not None:
                     held += f", which uses only {format_bytes(view.used_bytes)} of it"
                     remedy = "keep a copy of the part: tensor.clone() instead of the view"
@@ -60,6 +62,19 @@ class Grows(Detector):
                 size=size,
                 evidence=_limits(observation, holder),
                 minor=is_slow(observation, max(size_bytes, host_bytes)),
+            )
+        for handle, (holder, size_bytes) in observation.lengthened.items():
+            yield Finding(
+                id=self.id,
+                what=(
+                    f"memory grows by {format_bytes(size_bytes)} per step{_until_full(observation, size_bytes)}: "
+                    f"{made(observation, handle)}, held by {holder}, which each step makes anew from the one before"
+                ),
+                remedy="keep a metric of what is added to it instead, such as a sum and a count",
+                places=(place_of(observation, handle, holder),),
+                size=Size(bytes_per_step=size_bytes, basis="counted"),
+                evidence=("A tensor that is cut to a limit looks the same until it has it: watch more steps to tell.",),
+                minor=is_slow(observation, size_bytes),
             )
 
 
@@ -106,28 +121,35 @@ class GraphGrows(Detector):
         return _too_few(observation, GROWING + 1)
 
     def find(self, observation: Observation) -> Iterator[Finding]:
-        """Yields one finding if the largest graph grew in each of the last steps."""
-        nodes, holder = observation.watch.nodes, observation.longest
+        """Yields a finding for each variable whose graphs have nodes of each step."""
         kept = {each.variable for _, each, _ in _groups(observation) if each is not None and each.graph}
-        if not observation.graph_rises or (kept and (holder is None or holder.variable in kept)):
-            return  # `GraphKept` has found what the graph holds, which is more
-        size_bytes = (nodes[-1] - nodes[-2]) * NODE_BYTES
-        held = "a tensor that no variable holds" if holder is None else str(holder)
-        yield Finding(
-            id=self.id,
-            what=(
-                f"the graph of {held} grows by {counted(nodes[-1] - nodes[-2], 'node')} per step, about "
-                f"{format_bytes(size_bytes)} of main memory"
-            ),
-            remedy="detach what is carried from step to step: state.detach(), or a sum of loss.item()",
-            places=() if holder is None else (observation.place_of_longest(),),
-            size=Size(host_bytes_per_step=size_bytes, basis="counted"),
-        )
+        for each in observation.carried:
+            if kept and (each.holder is None or each.holder.variable in kept):
+                continue  # `GraphKept` has found what the graph holds, which is more
+            size_bytes = each.nodes * NODE_BYTES
+            held = "a tensor that no variable holds" if each.holder is None else str(each.holder)
+            several = f"the graphs of {each.tensors} tensors, such as {held}, grow"
+            yield Finding(
+                id=self.id,
+                what=(
+                    f"{several if each.tensors > 1 else f'the graph of {held} grows'} by "
+                    f"{counted(each.nodes, 'node')} per step, about {format_bytes(size_bytes)} of main memory"
+                ),
+                remedy=(
+                    "detach what is carried from step to step: state.detach(), a sum of loss.item(), or an average of "
+                    "weights under torch.no_grad()"
+                ),
+                places=() if each.holder is None else (Place(holder=str(each.holder)),),
+                size=Size(host_bytes_per_step=size_bytes, basis="counted"),
+            )
 
 
 def _too_few(observation: Observation, least: int) -> str:
     steps = len(observation.watch.levels)
-    return "" if steps >= least else f"{counted(steps, 'step')} could be watched; expected at least {least}"
+    if steps < least:
+        return f"{counted(steps, 'step')} could be watched; expected at least {least}"
+    nothing = not (observation.grown or observation.carried or observation.lengthened)
+    return "the script had ended, and what its functions had kept was gone" if observation.over and nothing else ""
 
 
 def _unfreed(observation: Observation, handles: Iterable[int]) -> tuple[str, str]:
@@ -140,12 +162,21 @@ def _unfreed(observation: Observation, handles: Iterable[int]) -> tuple[str, str
     return "no backward pass has used up", "compute it under torch.no_grad(), or keep loss.item() or tensor.detach()"
 
 
+def _instead(observation: Observation, handle: int, holder: Holder) -> str:
+    """Returns what to keep instead of a tensor, in words. What is in a buffer or a cache is not a loss."""
+    form = observation.watch.forms[handle]
+    if holder.nodes or (form is not None and math.prod(form[1]) == 1):
+        return "keep numbers instead (loss.item()), or tensors only while needed"
+    return "keep a metric of such tensors, or the last ones alone, as in deque(maxlen=...)"
+
+
 def _limits(observation: Observation, holder: Holder | None) -> tuple[str, ...]:
-    """Returns that a list may have a limit which the watched steps do not reach, if a list it is."""
-    if holder is None or not holder.size:
+    """Returns that a container may have a limit which the watched steps do not reach, if there is one."""
+    if holder is None or not (holder.size or (holder.path.endswith("]") and not holder.graph)):
         return ()
-    steps = len(observation.watch.levels)
-    return (f"A list with room for more than {counted(steps, 'item')} looks the same: watch more steps to tell.",)
+    kind = "list" if holder.size else "dict"
+    room = f"A {kind} with room for more than {counted(len(observation.watch.levels), 'item')}"
+    return (f"{room}, such as a buffer or a cache, looks the same until it is full: watch more steps to tell.",)
 
 
 def _until_full(observation: Observation, bytes_per_step: int) -> str:
@@ -159,10 +190,17 @@ def _groups(observation: Observation) -> Iterator[tuple[list[int], Holder | None
     """Yields the allocations of one step that grow, by the variable that holds them; the last is whether by a cycle."""
     groups = defaultdict[Hashable, list[int]](list)
     holders = dict[Hashable, tuple[Holder | None, bool]]()
-    for group, handles in observation.grown.items():
+    # The largest first: its holder is named, with as many nodes as any of them keeps.
+    for group, handles in sorted(observation.grown.items(), key=lambda each: -_largest(observation, each[1])):
         holder, cyclic = observation.growers.get(group), group in observation.cycles
         key: Hashable = (holder.variable, holder.graph) if holder is not None else cyclic or group
         groups[key] += handles
-        holders.setdefault(key, (holder, cyclic))
+        first, _ = holders.setdefault(key, (holder, cyclic))
+        if holder is not None and first is not None and holder.nodes > first.nodes:
+            holders[key] = (replace(first, nodes=holder.nodes), cyclic)
     for key, found in groups.items():
         yield found, *holders[key]
+
+
+def _largest(observation: Observation, handles: Sequence[int]) -> int:
+    return observation.watch.sizes[largest_of(observation, handles)]

@@ -9,6 +9,7 @@ from autofit.core.units import format_names
 from autofit.doctor.diagnosis import Finding, Place
 from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import Observation
+from autofit.doctor.sites import Site
 from autofit.reports.sentences import counted
 from autofit.torch_internals import BatchNorm, DropoutNd
 
@@ -24,7 +25,7 @@ class Modes(Detector):
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for modules in evaluation mode, and one for statistics that an evaluation updates."""
-        resting, updated = list[str](), list[str]()
+        resting, updated, lines = list[str](), list[str](), list[Site]()
         alive = observation.modules
         fed = _feeding(observation)
         for call in (each for each in sorted(observation.watch.switches) if each.module in alive):
@@ -32,18 +33,24 @@ class Modes(Detector):
             if (
                 not call.training
                 and call.gradients
-                and call.caller in observation.used_calls
+                and call.caller in observation.trained_calls
                 and not _is_frozen(module)
             ):
                 resting.append(f"{observation.name_of(module)} ({type(module).__name__})")
+                lines += [each for each in [observation.watch.resting.get(call.module)] if each is not None]
             if call.training and not call.gradients and call.module not in fed and _has_statistics(module):
                 updated.append(f"{observation.name_of(module)} ({type(module).__name__})")
         if resting := list(dict.fromkeys(resting)):
             yield Finding(
                 id=self.id,
-                what=f"the step trains {format_names(resting, NAMED)} in evaluation mode",
-                remedy="call model.train() before the loop; from_pretrained returns a model in evaluation mode",
-                places=tuple(Place(module=name) for name in resting[:8]),
+                what=f"the step trains {format_names(resting, NAMED)} in evaluation mode"
+                + (f", into which {lines[0]} has put them" if lines else ""),
+                remedy=(
+                    "call model.train() after that line and before the next step"
+                    if lines
+                    else "call model.train() before the loop; from_pretrained returns a model in evaluation mode"
+                ),
+                places=(*map(observation.place_at, lines[:1]), *(Place(module=name) for name in resting[:8])),
             )
         if updated := list(dict.fromkeys(updated)):
             yield Finding(

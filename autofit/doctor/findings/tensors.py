@@ -42,7 +42,10 @@ class Float64(Detector):
                 f"{made(observation, largest_of(observation, handles))}, because of "
                 f"{' and '.join(sources[:3]) or 'a tensor that was made outside the step'}"
             ),
-            remedy="make the constant or array float32, as with .float() or dtype=torch.float32",
+            remedy=(
+                "make the constant, buffer or array float32, as with .float() or dtype=torch.float32, or leave out the "
+                "cast, unless the precision is needed"
+            ),
             places=(*(observation.place_at(site) for _, site in watch.widened[:3]), *places_of(observation, handles)),
             size=Size(peak_bytes=max(saved_bytes, 0), bound="at least"),  # casts to and from float64 go as well
             minor=total_bytes < LEAST_RATIO * observation.peak_bytes,

@@ -1,5 +1,7 @@
 """Memory at the peak that nothing reads again: its line, holder and size against the real allocation record."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from tests.doctor.cases import (
     adversarial,
     diagnosed,
     diagnosis_of,
+    first_order,
+    halves,
     held_outputs,
     language,
     line,
@@ -60,6 +64,18 @@ def test_the_size_is_that_of_the_real_difference(name: str) -> None:
     assert finding.size.peak_bytes == pytest.approx(real, rel=0.02)
 
 
+def test_a_graph_of_gradients_that_nothing_uses_is_no_case_for_no_grad() -> None:
+    [finding] = of(diagnosis_of("first order", False), "saved-unused")
+    assert "create_graph=True" in finding.what
+    assert "no_grad" not in finding.remedy
+    assert finding.size is not None
+    assert finding.size.bound == "at least"
+    real = saved_bytes("first order")
+    assert real > MIB
+    assert 0.5 * real <= (finding.size.peak_bytes or 0) <= 1.02 * real
+    assert of(diagnosed(first_order(False, uses=True)), "saved-unused") == []
+
+
 def test_the_size_of_a_pass_without_use_is_an_upper_bound() -> None:
     [finding] = of(diagnosis_of("taught", False), "saved-unused")
     assert finding.size is not None
@@ -68,6 +84,18 @@ def test_the_size_of_a_pass_without_use_is_an_upper_bound() -> None:
     assert real > MIB
     assert real <= finding.size.peak_bytes <= 1.5 * real
     assert (finding.size.basis, finding.size.bound) == ("replayed", "at most")
+
+
+def test_variables_whose_tensors_one_line_makes_are_one_finding_with_the_size_of_both() -> None:
+    found, good = diagnosed(halves(False)), diagnosed(halves(True))
+    [finding] = [each for each in of(found, "dead-at-peak") if not each.minor]
+    assert {"`of_first`", "`of_second`"} <= set(re.findall("`[a-z_]+`", finding.what))
+    assert re.search("del of_(first|second), of_(first|second)", finding.remedy)
+    assert finding.size is not None
+    real = peak_bytes(lambda: halves(False)) - peak_bytes(lambda: halves(True))
+    assert real > MIB
+    assert finding.size.peak_bytes == pytest.approx(real, rel=0.02)
+    assert [each for each in of(good, "dead-at-peak") if not each.minor] == []
 
 
 def test_a_local_variable_is_named_with_its_line() -> None:

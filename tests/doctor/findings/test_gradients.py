@@ -58,6 +58,18 @@ def test_the_good_one_is_silent(name: str) -> None:
     assert shown(diagnosis_of(name, True)) == []
 
 
+def test_what_no_optimizer_has_is_first_to_be_frozen_and_only_then_to_be_optimized() -> None:
+    remedy = of(diagnosis_of("half optimized", False), "gradient-without-optimizer")[0].remedy
+    assert remedy.index("requires_grad_(False)") < remedy.index("no_grad") < remedy.index("give them to an optimizer")
+
+
+def test_an_optimizer_that_has_what_is_no_more_in_the_model_is_to_be_made_anew() -> None:
+    [found] = of(diagnosis_of("replaced", False), "gradient-without-optimizer")
+    assert "an optimizer has 2 parameters instead that no watched model has" in found.what
+    assert "make the optimizer after the model was changed" in found.remedy
+    assert "freeze" not in found.remedy
+
+
 @pytest.mark.parametrize("name", [name for name in MINE if PAIRS[name].exact])
 def test_the_size_is_that_of_the_real_difference(name: str) -> None:
     real = saved_bytes(name)
@@ -222,7 +234,7 @@ def test_parameters_without_a_gradient_are_named() -> None:
     assert finding.size is None
 
 
-def test_a_small_head_without_a_gradient_is_minor() -> None:
+def test_a_small_head_without_a_gradient_is_no_minor_finding() -> None:
     model, x, y = mlp(width=512)
     both = nn.ModuleDict({"body": model, "spare": nn.Linear(2, 2)})
     optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
@@ -232,7 +244,9 @@ def test_a_small_head_without_a_gradient_is_minor() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    assert [finding.minor for finding in of(diagnosed(Case(both, step)), "no-gradient")] == [True]
+    [found] = of(diagnosed(Case(both, step)), "no-gradient")
+    assert not found.minor
+    assert "no loss of the 6 watched steps reaches" in found.what
 
 
 def test_the_state_of_frozen_parameters_is_named() -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from autofit.doctor.graphs import NODE_BYTES
-from tests.doctor.cases import LEAKS, LOOK_ALIKES, SMALL_BYTES, Small, diagnosed, line, of, shown
+from tests.doctor.cases import LEAKS, LOOK_ALIKES, SMALL_BYTES, Small, diagnosed, keeping, line, of, shown
 
 GROWTH = {"grows", "graph-kept", "graph-grows"}
 
@@ -74,6 +74,23 @@ def test_activations_of_a_graph_without_a_pass_are_all_counted() -> None:
     assert size.bytes_per_step == pytest.approx(found.levels[-1] - found.levels[-2], abs=16), "but the loss itself"
     assert size.bytes_per_step > 2 * 4 * 64 * 64
     assert "torch.no_grad()" in of(found, "graph-kept")[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "remedy"),
+    [("losses", "list", "loss.item()"), ("detached outputs", "list", "maxlen"), ("dict", "dict", "maxlen")],
+)
+def test_a_container_may_have_a_limit_and_data_are_no_losses(name: str, kind: str, remedy: str) -> None:
+    [found] = of(diagnosed(keeping(name)), "grows")
+    assert found.evidence[0].startswith(f"A {kind} with room for more than 6 items")
+    assert remedy in found.remedy
+
+
+def test_of_several_tensors_in_a_dict_the_largest_is_named_with_its_own_key() -> None:
+    [found] = of(diagnosed(keeping("several in a dict")), "grows")
+    assert "float32 [64, 10]" in found.what
+    assert "['out']" in found.what
+    assert "loss.item()" in found.remedy
 
 
 def test_slow_growth_is_minor() -> None:

@@ -1,6 +1,7 @@
 """Switches of modules that are not as a training needs them."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -45,6 +46,44 @@ def test_a_model_left_in_evaluation_mode_is_found_with_its_modules() -> None:
     assert {place.module.rpartition(".")[2].partition(" ")[0] for place in found.places} == {"1", "3"}
     assert "train()" in found.remedy
     assert of(diagnosed(trained(Block())), "modes") == []
+
+
+def test_the_line_that_left_the_model_in_evaluation_mode_is_named() -> None:
+    model, data = Block(), torch.randn(16, 8)
+    case = trained(model)
+
+    def step(undone: bool) -> None:
+        case.step()
+        model.eval()
+        with torch.no_grad():
+            model(data)
+        if undone:
+            model.train()
+
+    (found,) = of(diagnosed(Case(case.model, partial(step, False))), "modes")
+    line = step.__code__.co_firstlineno + 2
+    assert f"test_modes.py:{line} has put them" in found.what
+    assert found.places[0].line.endswith(f"test_modes.py:{line}")
+    assert "after that line" in found.remedy
+    model.train()
+    assert of(diagnosed(Case(case.model, partial(step, True))), "modes") == []
+
+
+@pytest.mark.parametrize("of_weights", [False, True])
+def test_evaluation_mode_is_right_for_an_attack_which_needs_the_gradient_of_the_input_alone(of_weights: bool) -> None:
+    model, data = Block(), torch.randn(16, 8)
+    case = trained(model)
+
+    def step() -> None:
+        model.eval()
+        attacked = data.clone().requires_grad_()
+        wanted = [attacked, *(model.parameters() if of_weights else ())]
+        gradients = torch.autograd.grad(model(attacked).square().mean(), wanted)
+        data.add_(gradients[0].sign(), alpha=0.01)
+        model.train()
+        case.step()
+
+    assert len(of(diagnosed(Case(model, step)), "modes")) == of_weights
 
 
 def test_a_teacher_in_evaluation_mode_is_as_it_should_be() -> None:

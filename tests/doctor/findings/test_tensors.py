@@ -39,6 +39,34 @@ def test_a_constant_in_float64_is_found_with_its_line() -> None:
     assert shown(diagnosed(weighted(True))) == []
 
 
+@pytest.mark.parametrize("good", [False, True])
+def test_a_buffer_in_float64_is_named_once_and_no_operator_of_the_backward_pass(good: bool) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+            self.register_buffer("mask", torch.ones(WIDTH, dtype=torch.float32 if good else torch.float64))
+
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer((data * self.mask).float()) * (1 - self.mask)  # type: ignore[operator]
+            return out
+
+    model, data = nn.Sequential(Masked(), Masked()), torch.randn(ROWS, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step() -> None:
+        model(data).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = of(diagnosed(Case(model, step)), "float64")
+    assert len(found) == (not good)
+    for each in found:
+        assert each.what.count("the buffer 0.mask in aten::mul.Tensor") == each.what.count("the buffer 0.mask") == 1
+        assert "_to_copy" not in each.what
+        assert "div" not in each.what
+
+
 def test_a_model_in_float64_is_left_alone() -> None:
     case = weighted(False)
     model = case.model.double()
