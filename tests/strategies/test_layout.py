@@ -12,10 +12,12 @@ from torch.distributed.fsdp import fully_shard
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
+from autofit.strategies import layout as layouts
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.layout import RankLayout, zero_redundancy_optimizer
 from autofit.tracing.ranks import fake_ranks
+from autofit.workloads.step import StepBatch
 from tests.conformance.test_strategies import Case, convolutions, mlp, transformer
 
 LAYOUT = RankLayout()
@@ -187,3 +189,25 @@ def test_the_heaviest_rank_has_the_most_optimizer_state(make: Callable[[], Any],
     assert sum(loads) == sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     assert LAYOUT.heaviest_rank(plan, optimizer, count) == loads.index(max(loads))
     assert LAYOUT.heaviest_rank(plan.replace(layout="full"), optimizer, count) == 0
+
+
+@pytest.mark.parametrize("layout", ["replicated", "optimizer"])
+@pytest.mark.parametrize("weights", [(0.25,) * 4, (0.5, 0.5, 0.0, 0.0)])
+def test_gradients_are_exchanged_once_after_the_last_micro_batch_that_counts(
+    layout: str, weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchanged, averaged = list[int](), layouts._averaged_alone
+
+    def counted(count: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        exchanged.append(bucket.index())
+        return averaged(count, bucket)
+
+    monkeypatch.setattr(layouts, "_averaged_alone", counted)
+    case = Case(mlp)
+    plan = Plan(values={"micro_batch_size": 2, "accumulation_steps": 4, "layout": layout})
+    with fake_ranks(2) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
+        for _ in range(2):
+            exchanged.clear()
+            step(StepBatch([case.step_batch(plan).parts[0]] * 4, weights))
+            assert exchanged == sorted(set(exchanged)), "each bucket once"
+            assert exchanged

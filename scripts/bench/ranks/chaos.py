@@ -222,7 +222,8 @@ def rank_main(seeds: Iterable[int]) -> None:
     from autofit.probing.ranks import bench, launch  # noqa: PLC0415
 
     bench.LEAST_S, bench.REPLY_S = STEP_S, REPLY_S
-    launch.ARRIVAL_S, launch.SILENCE_S = DEADLINE_S / 2, DEADLINE_S / 3
+    launch.ARRIVAL_S = vars(bench)["ARRIVAL_S"] = DEADLINE_S / 2
+    launch.SILENCE_S = DEADLINE_S / 3
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for seed in seeds:
