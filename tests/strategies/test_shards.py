@@ -1,6 +1,7 @@
 """Layouts are applied and undone without a trace, on ranks without peers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,3 +156,27 @@ def test_a_block_whose_weights_are_tied_to_others_belongs_to_the_root(
     with fake_ranks(2) as case.draft.ranks, prepare(PLANS[3], case.draft, members()) as step:
         step(case.batch)
     assert {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)} == same
+
+
+def test_on_guarded_ranks_whole_weights_take_no_memory_and_come_back_without_content() -> None:
+    case = Case(WORKLOADS["mlp"])
+    whole = list(case.model.parameters())
+    shared, sizes = whole[0].detach().numpy(), [each.untyped_storage().nbytes() for each in whole]
+    before = shared.copy()
+    with fake_ranks(2) as ranks:
+        case.draft.ranks = replace(ranks, guarded=True)
+        with prepare(PLANS[3], case.draft, members()) as step:
+            step(case.batch)
+            held = [each.untyped_storage().nbytes() for each in whole]
+            assert held[0] == sizes[0], "NumPy shares this memory, and it cannot be released"
+            assert not any(held[1:])
+    assert [each.untyped_storage().nbytes() for each in whole] == sizes
+    assert all(now is then for now, then in zip(case.model.parameters(), whole, strict=True))
+    assert (shared == before).all()
+
+
+def test_meshes_of_one_process_differ_so_that_none_is_taken_for_another() -> None:
+    with fake_ranks(2) as first:
+        pass
+    with fake_ranks(2) as second:
+        assert first.mesh != second.mesh
