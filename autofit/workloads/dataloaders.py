@@ -249,13 +249,14 @@ def shared(loader: Any, number: int, count: int) -> Any:
     """
     if type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler:
         return loader
-    sampler = loader.sampler
-    whole = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == known_length(loader.dataset)
+    lists, samples = loader.batch_sampler, loader.dataset
+    sampler: Any = lists.sampler
+    whole = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == known_length(samples)
     if type(sampler) is not SequentialSampler and not whole:
         return loader
-    part = Share(loader.dataset, count, number, shuffle=whole, drop_last=loader.drop_last)
+    part = Share(samples, count, number, shuffle=whole, drop_last=lists.drop_last)
     given = {name: getattr(loader, name) for name in _KEPT}
-    return DataLoader(**given, batch_size=loader.batch_size, sampler=part, drop_last=loader.drop_last)
+    return DataLoader(**given, batch_size=lists.batch_size, sampler=part, drop_last=lists.drop_last)
 
 
 def _usual_size(drawn: Sequence[list[Any]], name: str) -> tuple[int, tuple[str, ...], Sequence[list[Any]]]:
