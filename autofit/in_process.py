@@ -16,7 +16,7 @@ from autofit.failures.evidence import named_error
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.ranks.bench import FollowingBench, LeadingBench, opened
-from autofit.probing.ranks.launch import joined, rank_count
+from autofit.probing.ranks.launch import ARRIVAL_S, joined, rank_count
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Examine, Listen, Request
@@ -25,6 +25,8 @@ from autofit.trackers.progress import Progress, heartbeat, waiting, watched
 from autofit.workloads.workload import Workload
 
 NO_EVALUATION = "the plan for evaluation was not searched: it is on one rank; tune it alone, with mode='inference'"
+LEAST_ARRIVAL_S = 60.0
+"""Seconds that ranks wait for each other to arrive, at least: a longer time budget is waited for."""
 _Bench = TypeVar("_Bench", bound=LocalBench)
 
 
@@ -110,8 +112,12 @@ def search_on_ranks(
         RanksLost: a rank no longer answers, or does not arrive.
         AutofitError: see `autofit.tune`.
     """
-    with private_cache(), joined(chosen.torch_device) as launch, ExitStack() as held:
+    limit_s = max(LEAST_ARRIVAL_S, min(ARRIVAL_S, request.time_s or ARRIVAL_S))
+    with private_cache(), ExitStack() as held:
         watch = Watchdog(clock)
+        with watched(progress, None, request, clock, watch) as listen:
+            said = partial(_waits, listen)
+            launch = held.enter_context(joined(chosen.torch_device, said, limit_s))
         if not launch.leads:
 
             def following() -> FollowingBench:
@@ -127,7 +133,6 @@ def search_on_ranks(
                 return _opened(watch, lambda: LeadingBench(launch, workload, chosen, options, watch))
 
         bench = opened(launch, leading)
-        held.enter_context(launch.leading())
         try:
             found, result = _searched(bench, request, clock, progress, followers, watch, None)
         except SearchInterrupted as interrupted:
@@ -139,6 +144,10 @@ def search_on_ranks(
             raise
         bench.end(answer=found.model_dump(mode="json", by_alias=True))
         return found, result
+
+
+def _waits(listen: Listen, text: str) -> None:
+    listen(Event("waiting", text))
 
 
 def _followed(bench: FollowingBench) -> Answer:

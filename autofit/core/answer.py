@@ -130,3 +130,7 @@ class Answer(Strict):
     duration_s: float = 0.0
     created: str = ""
     evaluation: "Answer | None" = None
+
+    def global_batch(self, plan: Plan) -> int:
+        """Returns the samples per optimizer step of all ranks under a plan."""
+        return self.environment.ranks * plan.global_batch_size

@@ -277,7 +277,9 @@ class _Absent(Device):
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
 
 
-def check_divided(space: SpaceFacts, layout: str | None, ranks: int) -> None:
+def check_divided(
+    space: SpaceFacts, layout: str | None, ranks: int, otherwise: str = "choose another layout, or estimate one rank"
+) -> None:
     """Checks that a training can be divided among ranks.
 
     Raises:
@@ -292,7 +294,7 @@ def check_divided(space: SpaceFacts, layout: str | None, ranks: int) -> None:
     found = "no layout can" if layout is None else f"the layout {layout} cannot"
     raise SpaceError(
         f"{found} be applied to {ranks} ranks: {'; '.join(reasons) or 'its technique is excluded'}. Change that, "
-        "choose another layout, or estimate one rank."
+        f"{otherwise}."
     )
 
 

@@ -118,7 +118,7 @@ def _of_answer(source: Source) -> dict[str, Any]:
         "proof_rate_per_s": contradicting_rate(r),
         "apply_code": apply_code(r, source.plan_file),
         "evaluation": evaluation_sentences(r),
-        "global_batch_size": r.plan.global_batch_size,
+        "global_batch_size": r.global_batch(r.plan),
         "duration_s": r.duration_s,
         "strategies": r.strategies,
         "created": r.created,

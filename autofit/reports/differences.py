@@ -96,7 +96,7 @@ def _results(before: Answer, after: Answer) -> Iterator[Difference]:
     yield Difference("result", "over the baseline", *(str(r.gain) if r.gain else _NONE for r in (before, after)))
     yield compared("peak memory", lambda r: r.proof.memory.judged_bytes or None, format_bytes)
     yield compared("budget", lambda r: r.budget.memory_bytes, format_bytes)
-    yield compared("samples per optimizer step", lambda r: r.plan.global_batch_size, lambda count: f"{count:,}")
+    yield compared("samples per optimizer step", lambda r: r.global_batch(r.plan), lambda count: f"{count:,}")
 
 
 def _environment(r: Answer) -> Mapping[str, object]:

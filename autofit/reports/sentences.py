@@ -63,7 +63,7 @@ def brought(gain: Ratio, unit: str) -> str:
 def chosen(r: Answer) -> str:
     """Returns the plan in words, how it changes the global batch, and its peak, as sentences."""
     plan, peak = in_words(r), r.proof.memory.judged_bytes
-    change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
+    change = batch_change(r.global_batch(r.baseline.plan), r.global_batch(r.plan))
     within = f" Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
     return f"The plan: {plan}{change}.{within}"
 

@@ -78,7 +78,9 @@ def summarize(
 
 def _headline(r: Answer, width: int) -> list[Line]:
     plan = describe_plan(r.plan, r.baseline.plan)
-    change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
+    if r.environment.ranks > 1:
+        plan = f"{plan} on each of {r.environment.ranks} ranks"
+    change = batch_change(r.global_batch(r.baseline.plan), r.global_batch(r.plan))
     if r.plan == r.baseline.plan:
         text, colour = f"Keep the baseline: {plan}. {kept_because(r)}.", "title"
     elif r.gain is None:
@@ -126,7 +128,7 @@ def _changes(r: Answer, width: int) -> list[str]:
     before, after = r.baseline.plan, r.plan
     if before == after:
         return []
-    rows = [("samples per step", f"{before.global_batch_size:,}", f"{after.global_batch_size:,}")]
+    rows = [("samples per step", f"{r.global_batch(before):,}", f"{r.global_batch(after):,}")]
     rows += [("micro batch", f"{before.micro_batch_size:,}", f"{after.micro_batch_size:,}")]
     rows += [("accumulation steps", str(before.accumulation_steps), str(after.accumulation_steps))]
     rows += [
@@ -171,7 +173,7 @@ def _labelled(r: Answer, plan_file: str | None) -> Iterator[tuple[str, str]]:
         about = f"an {UPPER_BOUND}" if r.estimate.worst_case else error
         yield "estimate", f"{format_bytes(value)} before it ran, {about}"
     if r.objective.planned_samples is not None:
-        samples, size = r.objective.planned_samples, r.plan.global_batch_size
+        samples, size = r.objective.planned_samples, r.global_batch(r.plan)
         yield "planned", f"{samples:,} samples, {samples / size:,.0f} steps of {size}; warm-up is part of samples/s"
     yield "budget", r.budget.memory_note or format_bytes(r.budget.memory_bytes)
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())

@@ -198,7 +198,7 @@ def search(
     if steps is None and any(knob.warm_up_s for knob in briefing.space.knobs):
         steps = PLANNED_STEPS
     if steps is not None:  # in samples, which are independent of a plan's batch
-        planned = {"planned_samples": steps * briefing.space.baseline.global_batch_size}
+        planned = {"planned_samples": steps * briefing.environment.ranks * briefing.space.baseline.global_batch_size}
         request = replace(request, objective=request.objective.model_copy(update=planned))
     location = DEFAULT_STUDY if request.study is None else request.study
     name = f"{briefing.environment.workload}-{request.objective.unit}"
@@ -369,11 +369,11 @@ def _changes_batch(plan: Plan, briefing: Briefing) -> bool:
 
 def _caveats(findings: Findings, briefing: Briefing, clock: Clock) -> Iterator[str]:
     """Yields the caveats: what to change with the answer, doubts about it, then how it was found."""
-    space, plan, proof = briefing.space, findings.plan, findings.proof
+    space, plan, proof, ranks = briefing.space, findings.plan, findings.proof, briefing.environment.ranks
     if _changes_batch(plan, briefing):
         yield (
-            f"{BATCH_CHANGED} from {space.baseline.global_batch_size} to {plan.global_batch_size}: adjust the learning "
-            f"rate and the number of steps ({LEARNING_RATE_RULE}). "
+            f"{BATCH_CHANGED} from {ranks * space.baseline.global_batch_size} to {ranks * plan.global_batch_size}: "
+            f"adjust the learning rate and the number of steps ({LEARNING_RATE_RULE}). "
             "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
         )
     changed = plan.changes_from(space.baseline)
@@ -385,7 +385,7 @@ def _caveats(findings: Findings, briefing: Briefing, clock: Clock) -> Iterator[s
     if proof.last_batch:
         yield proof.last_batch
     if space.batch_limit and plan.micro_batch_size in space.sizes[-2:]:
-        yield f"the search tried at most {space.sizes[-1]:,} samples per step, {space.batch_limit}"
+        yield f"the search tried at most {ranks * space.sizes[-1]:,} samples per step, {space.batch_limit}"
     yield from loading_caveats(proof)
     if clock.waited_s >= LEAST_WAIT_S:
         waited, whole = format_duration(clock.waited_s), format_duration(clock.elapsed_s)

@@ -121,16 +121,16 @@ def _divides(size: int, facts: Facts) -> bool:
 
 
 def _most_per_step(facts: Facts) -> int:
-    """Returns the maximum number of samples per optimizer step: the user's limit, or a share of the data set.
+    """Returns the maximum number of samples per optimizer step of a rank: the user's limit, or a share of the data set.
 
     The baseline's batch is always allowed.
     """
     baseline_batch = facts.micro_batch_size * facts.accumulation_steps
     if facts.max_global_batch_size is not None:
-        return facts.max_global_batch_size
+        return facts.max_global_batch_size // facts.ranks
     if facts.dataset_size is None:
         return MOST_TIMES_LARGER * baseline_batch
-    return max(int(facts.dataset_size * FREE_SHARE), baseline_batch)
+    return max(int(facts.dataset_size * FREE_SHARE) // facts.ranks, baseline_batch)
 
 
 def _limit(facts: Facts) -> str:

@@ -9,11 +9,14 @@ anybody there, so an out-of-memory is an ordinary outcome of one rank. Only a pl
 
 import gc
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
@@ -24,7 +27,7 @@ from torch import distributed
 from autofit.core.briefing import Options
 from autofit.core.environment import RANKS, Environment
 from autofit.core.errors import AutofitError, RanksLost, UsageError, from_record, to_record
-from autofit.core.measurement import Memory
+from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Refusal
@@ -37,6 +40,7 @@ from autofit.gates.compare import difference, order_l2
 from autofit.gates.gradients import generators_restored, seed_all, sketch
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.probing.local_bench import LocalBench, undivided
+from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.standin_bench import check_divided
 from autofit.probing.watchdog import Watchdog
@@ -57,8 +61,9 @@ LOST = re.compile(r"gloo|NCCL|Connection (?:closed|reset|refused)|[Tt]imed out (
 REPLY_S = 120.0
 """Seconds that the leader waits for an answer beyond what its own work took: a rank may be disturbed."""
 
-OPENED = "opened"
-LEAST_PACES, STRAGGLES = 3, 1.25
+OPENED, HERE = "opened", "LOCAL_WORLD_SIZE"
+"""What ranks say once their benches are open, and torchrun's variable with the number of ranks on a machine."""
+LEAST_PACES, STRAGGLES = 4, 1.5
 """Number of rehearsals from which ranks are compared by their speed, and the ratio at which one of them is named."""
 OF_A_RANK = ("data", "attributes")
 """Names of settings that may differ: each rank may have its own part of the data, and objects that know its number."""
@@ -93,10 +98,13 @@ class RankBench(LocalBench):
         self.launch = launch
         self._traced_ranks = launch.fake
         super().__init__(workload, device, options.model_copy(update={"ranks": launch.count}), watch=watch)
-        check_divided(self.briefing.space, None, launch.count)
+        check_divided(self.briefing.space, None, launch.count, "or tune it in one process")
         found = self.briefing.environment
         environment = found.model_copy(update={"settings": {**found.settings, RANKS: str(launch.count)}})
         self.briefing = self.briefing.model_copy(update={"environment": environment})
+        if device.is_host and options.memory_budget is None:  # the ranks of a machine share its memory
+            here = int(os.environ.get(HERE, launch.count))
+            self.agree(self.briefing.budget.memory_bytes // here)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -106,6 +114,7 @@ class RankBench(LocalBench):
         settings = {name: value for name, value in found.settings.items() if name not in OF_A_RANK}
         return {
             "environment": found.model_copy(update={"settings": settings}).model_dump(mode="json"),
+            "parameters": [f"{name} {[*each.shape]}" for name, each in self.workload.model.named_parameters()],
             "batch_size": source.user_batch_size,
             "batches": None if source.length is None else source.length // source.user_batch_size,
             "memory_bytes": self.briefing.budget.memory_bytes,
@@ -113,7 +122,11 @@ class RankBench(LocalBench):
 
     def agree(self, memory_bytes: int) -> None:
         """Takes the memory budget that all ranks have."""
-        budget = self.briefing.budget.model_copy(update={"memory_bytes": memory_bytes})
+        found = self.briefing.budget
+        if memory_bytes == found.memory_bytes:
+            return
+        note = f"{format_bytes(memory_bytes)}, the least of all ranks"
+        budget = found.model_copy(update={"memory_bytes": memory_bytes, "memory_note": note})
         self.briefing = self.briefing.model_copy(update={"budget": budget})
 
     def rehearse(self, plan: Plan) -> Outcome:
@@ -189,7 +202,9 @@ def opened(launch: Launch, make: Callable[[], _Bench]) -> _Bench:
     said = launch.exchanged(OPENED, mine, ARRIVAL_S)
     failed = next((rank for rank, each in enumerate(said) if "error" in each), None)
     if failed is not None:
-        raise error if error is not None and failed == launch.number else from_record(said[failed]["error"])
+        record, everywhere = said[failed]["error"], all(each == said[failed] for each in said)
+        message = record["message"] if everywhere else f"rank {failed}: {record['message']}"
+        raise from_record({**record, "message": message}) from error
     assert bench is not None, "no rank failed"
     check_alike(said)
     bench.agree(min(each["memory_bytes"] for each in said))
@@ -205,14 +220,20 @@ def check_alike(facts: Sequence[dict[str, Any]]) -> None:
     first, *others = facts
     for rank, each in enumerate(others, 1):
         found = Environment.model_validate(each["environment"])
-        differences = found.differences(Environment.model_validate(first["environment"]))
+        given = found.differences(Environment.model_validate(first["environment"]))
+        differences = [f"{text.partition(', was ')[0]} (rank 0: {text.partition(', was ')[2]})" for text in given]
         for name in ("batch_size", "batches"):
             if each[name] != first[name]:
-                differences.append(f"{name.replace('_', ' ')}: {each[name]}, was {first[name]}")
+                differences.append(f"{name.replace('_', ' ')}: {each[name]} (rank 0: {first[name]})")
+        for mine, theirs in zip_longest(each["parameters"], first["parameters"], fillvalue="none"):
+            if mine != theirs:
+                differences.append(f"parameter: {mine} (rank 0: {theirs})")
+                break
         if differences:
             raise UsageError(
                 f"found that rank {rank} differs from rank 0: {'; '.join(differences)}; expected the same model, loss, "
-                "optimizer, number of batches, versions and device on all ranks. Change what differs, and start again."
+                "kind of optimizer, number of batches, versions and device on all ranks. Change what differs, then "
+                "start again."
             )
 
 
@@ -225,7 +246,7 @@ class LeadingBench(RankBench):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._limits_s, self._growth_bytes = dict[str, float](), dict[str, int]()
+        self._limits_s, self._rehearsals = dict[str, float](), dict[str, Measurement]()
         self._places, self._differences = dict[int, int](), dict[str, GradientDifference]()
         self._known: Typical | None = None
         self._paces = list[list[float]]()
@@ -303,10 +324,17 @@ class LeadingBench(RankBench):
             if said is None:
                 number = self.launch.command("close")
         found = self.launch.replies(number, limit_s + REPLY_S) if said is None else said
-        if self.device.is_host and plan.key in self._growth_bytes:
-            # Threads of the group release what its collectives hold, which the record of this thread does not see.
-            outcome = outcome.with_measured(growth_bytes=self._growth_bytes[plan.key])
+        if self.device.is_host and (alone := self._rehearsals.get(plan.key)) is not None:
+            # What gloo copies, and releases in threads of its own, differs from run to run and is not the plan's.
+            outcome = outcome.with_measured(memory=alone.memory, growth_bytes=alone.growth_bytes)
+            found = [{**each, "memory": None} for each in found]
         return joined_outcome(outcome, found, self.briefing.budget.memory_bytes)
+
+    def _probe(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Probe:
+        probe = super()._probe(plan, purpose, terms)
+        if self.device.is_host and not terms.fit_alone:
+            probe.budget_bytes = sys.maxsize  # its rehearsal was inside the budget
+        return probe
 
     def _rehearsed(self, plan: Plan) -> Outcome | None:
         """Returns why a plan does not fit on each rank, or None. One that fits is not rehearsed again."""
@@ -320,10 +348,10 @@ class LeadingBench(RankBench):
         if (worst := _worst(outcomes)) is not None:
             return worst
         self._limits_s[plan.key] = LEAST_S + TIMES * max(each.duration_s for each in outcomes)
-        if mine.measurement is not None:
-            self._growth_bytes[plan.key] = mine.measurement.growth_bytes
+        measured = [each.measurement for each in outcomes if each.measurement is not None]
+        self._rehearsals[plan.key] = max(measured, key=lambda each: each.memory.judged_bytes)
         # Alone, a rank waits for nobody, so that its steps show its own speed.
-        self._paces.append([min(each.measurement.step_times_s) for each in outcomes if each.measurement is not None])
+        self._paces.append([min(each.step_times_s) for each in measured])
         return None
 
     def _request(self, plan: Plan) -> dict[str, object]:

@@ -5,9 +5,10 @@ that fails, or never arrives, leaves nobody waiting.
 """
 
 import json
+import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,8 +28,10 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun, and whatever starts ranks as it does, tells each rank."""
 ARRIVAL_S = 300.0
 """Seconds that ranks wait for each other to begin: imports and data sets may take one longer than another."""
-PULSE_S, SILENCE_S = 5.0, 60.0
-"""How often the leader gives a sign of life, and after how long without one it is lost."""
+PULSE_S, SILENCE_S = 2.0, 30.0
+"""How often each rank gives a sign of life, from a thread, and after how long without one it is lost."""
+SAID_S = 10.0
+"""Seconds after which a rank that waits for others to arrive says so."""
 PAUSE_SHARE, LONGEST_PAUSE_S = 0.1, 0.02
 """A rank that waits for another pauses for this share of the time that it has waited, and at most this long."""
 BACK_ENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -63,7 +66,7 @@ class Launch:
     number: int
     count: int
     device_type: str
-    fake: Ranks
+    fake: Ranks = field(init=False)
     _said: int = 0
     _heard: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -86,16 +89,8 @@ class Launch:
             RanksLost: the leader gave no sign of life for `SILENCE_S`.
         """
         self._heard += 1
-        key, since, pulse = f"command/{self._heard}", monotonic(), None
-        while not self._is_there(key, PULSE_S):
-            found = self._get("pulse") if self._has("pulse") else None
-            if found != pulse:
-                since, pulse = monotonic(), found
-            elif monotonic() - since > SILENCE_S:
-                raise RanksLost(
-                    f"found no sign of life of rank 0 for {SILENCE_S:.0f} s; expected its next command. See the output "
-                    "of that rank, and start again."
-                )
+        key = f"command/{self._heard}"
+        self._await(0, key, "its next command")
         return self._heard, self._get(key)
 
     def reply(self, number: int, what: object) -> None:
@@ -114,14 +109,18 @@ class Launch:
         """Says to all ranks what this one says in `exchanged`, without waiting for theirs."""
         self._put(f"{about}/{self.number}", what)
 
-    def exchanged(self, about: str, what: object, limit_s: float) -> list[Any]:
+    def exchanged(
+        self, about: str, what: object, limit_s: float, say: Callable[[str], None] | None = None
+    ) -> list[Any]:
         """Returns what each rank says about something, in their order. No rank leads.
+
+        With `say`, the ranks may still have to arrive: it gets a text if one of them takes long.
 
         Raises:
             RanksLost: one of them does not within `limit_s` seconds.
         """
         self.tell_all(about, what)
-        return self._all([f"{about}/{rank}" for rank in range(self.count)], limit_s)
+        return self._all([f"{about}/{rank}" for rank in range(self.count)], limit_s, say=say)
 
     @contextmanager
     def group(self, limit_s: float) -> Iterator[Ranks]:
@@ -140,14 +139,14 @@ class Launch:
                 distributed.destroy_process_group(made)
 
     @contextmanager
-    def leading(self) -> Iterator[None]:
+    def alive(self) -> Iterator[None]:
         """Gives signs of life from a thread, until the context is left."""
         store = self.store.clone()  # a connection of its own: waiting for a key takes the other one
 
         def pulse() -> None:
             for number in counting():
                 with suppress(Exception):
-                    store.set("pulse", str(number))
+                    store.set(f"pulse/{self.number}", str(number))
                 if self._ended.wait(PULSE_S):
                     return
 
@@ -190,16 +189,49 @@ class Launch:
         except RuntimeError as error:
             raise _lost(error) from None
 
-    def _all(self, keys: Sequence[str], limit_s: float, first: int = 0) -> list[Any]:
-        until, found = monotonic() + limit_s, list[Any]()
+    def _all(
+        self, keys: Sequence[str], limit_s: float, first: int = 0, say: Callable[[str], None] | None = None
+    ) -> list[Any]:
+        """Returns what is under the keys of several ranks, in their order; `say` gets a text if one is waited for."""
+        began, found = monotonic(), list[Any]()
         for rank, key in enumerate(keys, first):
-            if not self._is_there(key, until - monotonic()):
-                raise RanksLost(
-                    f"found no answer of rank {rank} within {limit_s:.0f} s; expected one from each of {self.count} "
-                    "ranks. All ranks must call autofit alike. See the output of that rank, and start again."
-                )
+            if say is not None and not self._is_there(key, SAID_S):
+                say(f"waiting for rank {rank} of {self.count}, up to {limit_s:.0f} s: all ranks must call autofit")
+            self._await(rank, key, "an answer", limit_s - (monotonic() - began), limit_s, has_begun=say is None)
             found.append(self._get(key))
         return found
+
+    def _await(
+        self,
+        rank: int,
+        key: str,
+        what: str,
+        left_s: float = math.inf,
+        limit_s: float = math.inf,
+        *,
+        has_begun: bool = True,
+    ) -> None:
+        """Waits until a rank has set a key.
+
+        Raises:
+            RanksLost: it does not in time; or it `has_begun`, and gives no sign of life.
+        """
+        until, since, pulse = monotonic() + left_s, monotonic(), None
+        while not self._is_there(key, min(PULSE_S, until - monotonic())):
+            now, found = monotonic(), self._pulse(rank)
+            if found != pulse:
+                since, pulse = now, found
+            silent = has_begun and now - since > SILENCE_S
+            if silent or now >= until:
+                answer, sign = f"answer of rank {rank} within {limit_s:.0f} s", f"sign of life of rank {rank} for"
+                raise RanksLost(
+                    f"found no {f'{sign} {SILENCE_S:.0f} s' if silent else answer}; expected {what}, as from each of "
+                    f"{self.count} ranks. All ranks must call autofit alike. See what that rank printed, then start "
+                    "again."
+                )
+
+    def _pulse(self, rank: int) -> str | None:
+        return self._get(f"pulse/{rank}") if self._has(f"pulse/{rank}") else None
 
 
 def _lost(error: Exception) -> RanksLost:
@@ -211,10 +243,15 @@ def _lost(error: Exception) -> RanksLost:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Launch]:
+def joined(device: torch.device, say: Callable[[str], None], limit_s: float) -> Iterator[Launch]:
     """Joins the ranks of this launch until the context is left.
 
     A process group that the user has made is used. Otherwise one is made, and removed at the end.
+
+    Args:
+        device: the device of this rank.
+        say: gets a text if another rank takes long to arrive.
+        limit_s: seconds that the ranks wait for each other to arrive.
 
     Raises:
         RanksLost: the ranks did not meet, or cannot communicate.
@@ -232,21 +269,21 @@ def joined(device: torch.device) -> Iterator[Launch]:
             store, rank, count = _met()
         # Keys of its own, so that a group that the user makes later finds none of these.
         store = torch_distributed.PrefixStore(f"autofit/{number}", store)
-        if not distributed.is_initialized():
-            limit = timedelta(seconds=ARRIVAL_S)
-            try:
-                distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
-            except RuntimeError as error:
-                raise _not_met(error) from None
-            undo.callback(distributed.destroy_process_group)
-        undo.enter_context(fakes_allowed(device.type))
+        launch = Launch(store, rank, count, device.type)
+        launch.exchanged("arrived", "", limit_s, say)
+        undo.enter_context(launch.alive())
         try:
+            if not distributed.is_initialized():
+                limit = timedelta(seconds=ARRIVAL_S)
+                distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
+                undo.callback(distributed.destroy_process_group)
+            undo.enter_context(fakes_allowed(device.type))
             beside: Any = distributed.new_group(backend=FAKE)
         except RuntimeError as error:
             raise _not_met(error) from None
         undo.callback(_forgotten, beside)
-        fake = Ranks.of(beside, device.type, is_fake=True, guarded=True)
-        yield Launch(store, rank, count, device.type, fake)
+        launch.fake = Ranks.of(beside, device.type, is_fake=True, guarded=True)
+        yield launch
 
 
 def _forgotten(group: Any) -> None:

@@ -223,7 +223,7 @@ def rank_main(seeds: Iterable[int]) -> None:
 
     bench.LEAST_S, bench.REPLY_S = STEP_S, REPLY_S
     launch.ARRIVAL_S = vars(bench)["ARRIVAL_S"] = DEADLINE_S / 2
-    launch.SILENCE_S = DEADLINE_S / 3
+    launch.SILENCE_S = DEADLINE_S / 6
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for seed in seeds:

@@ -77,6 +77,7 @@ def facts(batches: int = 8, **environment: Any) -> dict[str, Any]:
     place = {"workload": "a-b", "device_type": "cpu", "device_name": "chip", "capacity_bytes": 2**30, **environment}
     return {
         "environment": Environment(**place).model_dump(mode="json"),
+        "parameters": ["weight [4, 4]"],
         "batch_size": 4,
         "batches": batches,
         "memory_bytes": 1,
@@ -85,16 +86,22 @@ def facts(batches: int = 8, **environment: Any) -> dict[str, Any]:
 
 def test_ranks_that_differ_are_named_with_the_difference() -> None:
     check_alike([facts(), facts()])
-    with pytest.raises(UsageError, match="rank 2 differs from rank 0: workload: c-b, was a-b; expected the same model"):
+    with pytest.raises(UsageError, match=r"rank 2 differs from rank 0: workload: c-b \(rank 0: a-b\); expected"):
         check_alike([facts(), facts(), facts(workload="c-b")])
-    with pytest.raises(UsageError, match="rank 1 differs from rank 0: torch: 2, was 1; batches: 9, was 8"):
+    with pytest.raises(UsageError, match=r"rank 1 .*: torch: 2 \(rank 0: 1\); batches: 9 \(rank 0: 8\)"):
         check_alike([facts(versions={"torch": "1"}), facts(9, versions={"torch": "2"})])
 
 
 def test_a_rank_that_is_slower_in_most_rehearsals_is_named() -> None:
     even, uneven, disturbed = [1.0, 1.1, 0.9], [1.0, 1.6, 1.0], [3.0, 1.5, 1.0]
     assert straggler([uneven, uneven]) == "", "two rehearsals decide nothing"
-    assert straggler([even, even, uneven]) == ""
+    assert straggler([even, even, uneven, uneven]) == ""
     named = "rank 1 takes 1.6 times as long as the others for the same work"
-    assert straggler([uneven, uneven, disturbed]) == named
-    assert straggler([[2.0, 1.0]] * 3).startswith("rank 0 takes 2.0 times")
+    assert straggler([uneven, uneven, uneven, disturbed]) == named
+    assert straggler([[2.0, 1.0]] * 4).startswith("rank 0 takes 2.0 times")
+
+
+def test_models_that_differ_are_named_by_their_first_parameter_that_does() -> None:
+    other = facts() | {"parameters": ["weight [4, 5]", "bias [4]"]}
+    with pytest.raises(UsageError, match=r"parameter: weight \[4, 5\] \(rank 0: weight \[4, 4\]\); expected"):
+        check_alike([facts(), other])

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +12,13 @@ from torch import distributed
 from autofit.core.errors import RanksLost
 from autofit.probing.ranks import launch
 from autofit.probing.ranks.launch import VARIABLES, Launch, joined, rank_count
-from autofit.workloads.step import Ranks
 
 
 def ranks(count: int = 3) -> list[Launch]:
     """Returns the ranks of one launch, in this process."""
     module: Any = distributed  # torch does not declare all its names
     store = module.HashStore()
-    return [Launch(store, number, count, "cpu", cast("Ranks", None)) for number in range(count)]
+    return [Launch(store, number, count, "cpu") for number in range(count)]
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,10 +58,30 @@ def test_a_rank_that_says_nothing_is_named() -> None:
     leader, first, _ = ranks()
     number = leader.command("rehearse")
     first.reply(number, "fits")
-    with pytest.raises(RanksLost, match="found no answer of rank 2 within 0 s; expected one from each of 3 ranks"):
+    with pytest.raises(RanksLost, match="found no answer of rank 2 within 0 s; expected an answer, as from each of 3"):
         leader.replies(number, 0.05)
     with pytest.raises(RanksLost, match="no answer of rank 0"):
         first.exchanged("opened", "", 0.05)
+
+
+def test_a_rank_that_takes_long_to_arrive_is_named_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "SAID_S", 0.05)
+    first, second = ranks(2)
+    late, said = threading.Timer(0.2, lambda: second.tell_all("arrived", "")), list[str]()
+    late.start()
+    assert first.exchanged("arrived", "", 5.0, said.append) == ["", ""]
+    assert said == ["waiting for rank 1 of 2, up to 5 s: all ranks must call autofit"]
+    late.join()
+
+
+def test_a_follower_that_dies_is_noticed_long_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent(monkeypatch)
+    leader, follower = ranks(2)
+    with follower.alive():
+        pass
+    number = leader.command("close")
+    with pytest.raises(RanksLost, match="found no sign of life of rank 1 for 0 s; expected an answer"):
+        leader.replies(number, 60.0)
 
 
 def silent(monkeypatch: pytest.MonkeyPatch, *, pulse_s: float = 0.02, silence_s: float = 0.2) -> None:
@@ -79,7 +98,7 @@ def test_a_leader_without_a_sign_of_life_is_lost(monkeypatch: pytest.MonkeyPatch
 def test_a_leader_that_is_busy_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     silent(monkeypatch)
     leader, follower = ranks(2)
-    with leader.leading():
+    with leader.alive():
         later = threading.Timer(0.6, lambda: leader.command("end"))
         later.start()
         assert follower.next()[1] == {"do": "end"}
@@ -98,7 +117,7 @@ class Broken:
 
 
 def test_a_store_that_is_gone_means_lost_ranks() -> None:
-    rank = Launch(Broken(), 1, 2, "cpu", cast("Ranks", None))
+    rank = Launch(Broken(), 1, 2, "cpu")
     for call in (rank.next, lambda: rank.reply(1, ""), lambda: rank.replies(1, 1.0)):
         with pytest.raises(RanksLost, match=r"found no connection to the store of the launch \(Broken pipe\); "):
             call()
@@ -122,7 +141,7 @@ def test_ranks_that_do_not_meet_are_an_error_with_what_was_waited_for(monkeypatc
     began = time.monotonic()
     with (
         pytest.raises(RanksLost, match="the ranks did not meet at localhost:1 within 0 s"),
-        joined(torch.device("cpu")),
+        joined(torch.device("cpu"), print, 0.5),
     ):
         pass
     assert time.monotonic() - began < 30
@@ -135,5 +154,5 @@ def test_a_torch_that_cannot_communicate_between_such_devices_is_an_error(
     kind: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "is_backend_available", lambda name: name == "gloo")
-    with pytest.raises(RanksLost, match=found), joined(torch.device(kind)):
+    with pytest.raises(RanksLost, match=found), joined(torch.device(kind), print, 1.0):
         pass
