@@ -146,6 +146,9 @@ class Fit:
     ) -> TrainStep:
         """Returns the train step that was measured, applied to your objects and ready to train with.
 
+        Use it as `for batch in step.loader: loss = step(batch)`. With several accumulation steps, such a batch is a
+        `StepBatch`, whose micro batches are `batch.parts`.
+
         A plan for inference gives a step that runs only the forward pass and returns the model's output.
 
         Args:

@@ -1,9 +1,12 @@
 """A whole search in this process, on the user's own objects: the device is locked, and everything is put back."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import TypeVar
 
 from autofit import locks
@@ -125,7 +128,8 @@ def search_on_ranks(
                     _locked(chosen, request, watch, held, lambda event: None)
                 return FollowingBench(launch, workload, chosen, options, watch)
 
-            return _followed(opened(launch, following)), None
+            with _interrupted_by_leader():  # before the bench, which restores the handlers that it finds
+                return _followed(opened(launch, following)), None
 
         def leading() -> LeadingBench:
             with watched(progress, None, request, clock, watch) as listen:
@@ -144,6 +148,26 @@ def search_on_ranks(
             raise
         bench.end(answer=found.model_dump(mode="json", by_alias=True))
         return found, result
+
+
+@contextmanager
+def _interrupted_by_leader() -> Iterator[None]:
+    """Leaves the first interrupt to rank 0, which a launcher interrupts as well: it ends the search with an answer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, arrived = signal.getsignal(signal.SIGINT), list[int]()
+
+    def once(number: int, frame: FrameType | None) -> None:
+        if arrived:
+            (before if callable(before) else signal.default_int_handler)(number, frame)
+        arrived.append(number)
+
+    signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _waits(listen: Listen, text: str) -> None:

@@ -173,6 +173,9 @@ def _lack(layout: str, model: nn.Module, optimizer: Optimizer) -> str | None:
 
 def _lack_of_shards(model: nn.Module, optimizer: Optimizer) -> str | None:
     """Returns why the parameters of a model cannot be sharded, or None."""
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    if fused and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):
+        return f"torch has no fused {type(optimizer).__name__} for sharded parameters"
     known = set()
     for name, parameter in model.named_parameters():
         known.add(id(parameter))

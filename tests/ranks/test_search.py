@@ -1,5 +1,7 @@
 """Searches on two real ranks, which communicate by gloo: one answer, whatever happens on one of them."""
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -9,6 +11,8 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
+from autofit.fit import Fit
+from autofit.search.search import SearchInterrupted
 from autofit.workloads.step import Ranks
 from scripts.bench.ranks.chaos import Net, judged, outcomes
 from scripts.bench.ranks.launching import launched
@@ -151,6 +155,31 @@ def delayed(ranks: Ranks) -> list[str]:
 def test_a_straggler_is_named() -> None:
     for caveats in launched(delayed):
         assert any(each.startswith("rank 1 takes ") and "every step waits for it" in each for each in caveats), caveats
+
+
+def interrupted(ranks: Ranks) -> list[str]:
+    """Interrupts all ranks after the first trial, as a launcher does."""
+    processes: list[Any] = [0] * ranks.count
+    distributed.all_gather_object(processes, os.getpid())
+
+    def listen(event: Any) -> None:
+        if event.kind == "trial" and ranks.number == 0:
+            while processes:
+                os.kill(processes.pop(), signal.SIGINT)  # its own comes last
+
+    try:
+        autofit.tune(net(), data(), optimizer=sgd, **{**GIVEN, "progress": listen})
+    except SearchInterrupted as error:
+        found = error.fit
+        assert isinstance(found, Fit)
+        return [type(error).__name__, str(found.plan)]
+    return ["nothing"]
+
+
+def test_an_interrupt_of_all_ranks_ends_with_the_answer_on_all() -> None:
+    first, second = launched(interrupted)
+    assert first == second
+    assert first[0] == "SearchInterrupted"
 
 
 def moved(ranks: Ranks, folder: str) -> list[str]:

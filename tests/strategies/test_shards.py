@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
@@ -180,3 +181,17 @@ def test_meshes_of_one_process_differ_so_that_none_is_taken_for_another() -> Non
         pass
     with fake_ranks(2) as second:
         assert first.mesh != second.mesh
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_an_optimizer_without_a_fused_implementation_for_shards_is_refused(kind: Any) -> None:
+    case = Case(WORKLOADS["mlp"])
+    case.draft.optimizer = kind(case.model.parameters(), lr=0.1)
+    plan = Plan(values={"layout": "full", "optimizer_implementation": "fused"})
+    with (
+        fake_ranks(2) as case.draft.ranks,
+        pytest.raises(SpaceError, match=f"torch has no fused {kind.__name__} for sharded parameters"),
+        prepare(plan, case.draft, members()),
+    ):
+        pass
+    assert not any(isinstance(each, DTensor) for each in case.model.parameters())
