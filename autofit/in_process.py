@@ -143,7 +143,11 @@ def search_on_ranks(
             bench.end(answer=interrupted.answer.model_dump(mode="json", by_alias=True), interrupted=True)
             raise
         except BaseException as error:
-            raised = error if isinstance(error, AutofitError) else AutofitError(f"rank 0: {named_error(error)}")
+            raised = (
+                error
+                if isinstance(error, AutofitError)
+                else AutofitError(f"rank 0 failed: {named_error(error)}. See what it printed.")
+            )
             bench.end(error=to_record(raised))
             raise
         bench.end(answer=found.model_dump(mode="json", by_alias=True))

@@ -232,6 +232,7 @@ class TrainStep:
                 total = total + loss.detach()
             else:  # the next run of a CUDA graph overwrites its outputs
                 total = loss.detach().clone() if draft.compiled else loss.detach()
+            del loss  # the next micro batch runs without it
         assert total is not None, "a StepBatch has at least one part"
         return total
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.train import ScalingConfig, get_context
 from ray.train.torch import TorchTrainer, get_device
-from train import make_model_and_loader  # your own code
+from train import make_model_and_loader  # type: ignore[import-not-found]  # your own code
 
 import autofit
 

@@ -97,14 +97,14 @@ MUTATIONS = (
     ),
     in_cuda(
         "what is reserved in the end stands for the peak",
-        'reserved = int(stats.get("reserved_bytes.all.peak", 0))',
-        'reserved = int(stats.get("reserved_bytes.all.current", 0))',
+        'int(stats.get("reserved_bytes.all.peak", 0))',
+        'int(stats.get("reserved_bytes.all.current", 0))',
         "device_checks",
     ),
     in_cuda(
         "what is live in the end stands for the peak",
-        'allocated_bytes=int(stats.get("allocated_bytes.all.peak", 0))',
-        'allocated_bytes=int(stats.get("allocated_bytes.all.current", 0))',
+        'int(stats.get("allocated_bytes.all.peak", 0))',
+        'int(stats.get("allocated_bytes.all.current", 0))',
         "meter",
     ),
     in_cuda(
