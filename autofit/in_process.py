@@ -58,6 +58,7 @@ def search_in_process(
         held.enter_context(private_cache())
         with watched(progress, None, request, clock, watch) as listen:
             _locked(chosen, request, watch, held, listen)
+            held.enter_context(watch)
             bench = _opened(watch, lambda: LocalBench(workload, chosen, options, watch=watch))
         examine = None if examiner is None else partial(bench.examine, examiner)
         return _searched(bench, request, clock, progress, followers, watch, examine)
@@ -119,8 +120,8 @@ def search_on_ranks(
     with private_cache(), ExitStack() as held:
         watch = Watchdog(clock)
         with watched(progress, None, request, clock, watch) as listen:
-            said = partial(_waits, listen)
-            launch = held.enter_context(joined(chosen.torch_device, said, limit_s))
+            arriving = joined(chosen.torch_device, lambda text: listen(Event("waiting", text)), limit_s)
+            launch = held.enter_context(arriving)
         if not launch.leads:
 
             def following() -> FollowingBench:
@@ -134,6 +135,7 @@ def search_on_ranks(
         def leading() -> LeadingBench:
             with watched(progress, None, request, clock, watch) as listen:
                 _locked(chosen, request, watch, held, listen)
+                held.enter_context(watch)  # the others have no clock of their own
                 return _opened(watch, lambda: LeadingBench(launch, workload, chosen, options, watch))
 
         bench = opened(launch, leading)
@@ -143,12 +145,8 @@ def search_on_ranks(
             bench.end(answer=interrupted.answer.model_dump(mode="json", by_alias=True), interrupted=True)
             raise
         except BaseException as error:
-            raised = (
-                error
-                if isinstance(error, AutofitError)
-                else AutofitError(f"rank 0 failed: {named_error(error)}. See what it printed.")
-            )
-            bench.end(error=to_record(raised))
+            other = AutofitError(f"rank 0 failed: {named_error(error)}. See what it printed.")
+            bench.end(error=to_record(error if isinstance(error, AutofitError) else other))
             raise
         bench.end(answer=found.model_dump(mode="json", by_alias=True))
         return found, result
@@ -174,10 +172,6 @@ def _interrupted_by_leader() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _waits(listen: Listen, text: str) -> None:
-    listen(Event("waiting", text))
-
-
 def _followed(bench: FollowingBench) -> Answer:
     """Returns the answer of the search that rank 0 leads."""
     with bench.backstop, bench:
@@ -196,7 +190,6 @@ def _locked(device: Device, request: Request, watch: Watchdog, held: ExitStack, 
     asked_s = clock.elapsed_s
     held.enter_context(locks.held(device.lock_key, about, wait_s, waiting(watch, listen)))
     clock.waited_s += clock.elapsed_s - asked_s
-    held.enter_context(watch)
 
 
 def _searched(

@@ -15,6 +15,7 @@ from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
 from autofit.core.briefing import DOCTOR, Examiner, Options
 from autofit.core.budget import Clock
+from autofit.core.environment import launched_ranks
 from autofit.core.errors import AutofitError, PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json
@@ -38,12 +39,12 @@ def execute(given: argparse.Namespace) -> int:
     request = _request(given)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     check_output(Path(given.output), force=given.force)
-    rank = _rank()
-    if rank is None and (given.nproc or 1) > 1:
+    rank, ranks = launched_ranks()
+    if ranks == 1 and (given.nproc or 1) > 1:
         from autofit.cli.ranks import started  # noqa: PLC0415  # loads torch
 
         return started(given)
-    if rank:
+    if rank > 0:
         return _followed(target, request, clock, given)
     interrupted = False
     try:
@@ -65,12 +66,6 @@ def execute(given: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _rank() -> int | None:
-    """Returns the number of this rank, if a launcher such as torchrun has started several; else None."""
-    number, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return int(number) if number.isdecimal() and count.isdecimal() and int(count) > 1 else None
-
-
 def _followed(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> int:
     """Follows the search of rank 0, which says all there is to say. Returns the exit code."""
     from autofit.cli.ranks import searched  # noqa: PLC0415  # loads torch
@@ -87,7 +82,7 @@ def _followed(target: Target, request: Request, clock: Clock, given: argparse.Na
 
 def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Answer:
     """Returns the result of the search, with that of evaluation if the target has an `eval_loader`."""
-    if _rank() is not None:
+    if launched_ranks()[1] > 1:
         from autofit.cli.ranks import searched as searched_on_ranks  # noqa: PLC0415  # loads torch
 
         return searched_on_ranks(target, request, clock, given)

@@ -1,5 +1,7 @@
 """Environment: where a measurement was made, which decides what it may be compared with."""
 
+import os
+
 from autofit.core.strict import Strict
 
 UPDATE, UPDATE_FN = "update", "update_fn"
@@ -9,6 +11,17 @@ RANKS = "ranks"
 WEIGHING, TRAINER = "weighing", "trainer"
 """Settings of an answer's environment: how micro batches are weighted, absent if by their samples; the library
 whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""
+
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun, and whatever starts ranks as it does, tells each rank, by variable."""
+
+
+def launched_ranks() -> tuple[int, int]:
+    """Returns the number of this rank and how many a launcher has started; (0, 1) if none has."""
+    found = [os.environ.get(name, "") for name in LAUNCHED]
+    number, count = found[:2]
+    return (int(number), int(count)) if all(found) and number.isdecimal() and count.isdecimal() else (0, 1)
 
 
 class Environment(Strict):

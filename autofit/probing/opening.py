@@ -26,6 +26,7 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
+from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes, format_names
 from autofit.devices.base import Device
 from autofit.failures.classify import classify
@@ -135,6 +136,27 @@ def share_of(global_batch_size: int | None, ranks: int) -> int | None:
             "each rank has as many samples. Change one of the two."
         )
     return global_batch_size // ranks
+
+
+def check_divided(
+    space: SpaceFacts, layout: str | None, ranks: int, otherwise: str = "choose another layout, or estimate one rank"
+) -> None:
+    """Checks that a training can be divided among ranks.
+
+    Raises:
+        SpaceError: no layout is offered; the message says why.
+    """
+    techniques = [member for member in members() if member.for_ranks]
+    owned = {knob for member in techniques for knob in member.owns}
+    if any(knob.name in owned for knob in space.knobs):
+        return
+    names = {member.name for member in techniques}
+    reasons = [each.reason for each in space.refused if each.name.partition("=")[0] in names]
+    found = "no layout can" if layout is None else f"the layout {layout} cannot"
+    raise SpaceError(
+        f"{found} be applied to {ranks} ranks: {'; '.join(reasons) or 'its technique is excluded'}. Change that, "
+        f"{otherwise}."
+    )
 
 
 def baseline_batch(

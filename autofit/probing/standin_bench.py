@@ -17,9 +17,8 @@ from autofit import devices
 from autofit.chips import StandIn, ceilings_of
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.errors import AutofitError, SpaceError, UsageError, WorkloadError
+from autofit.core.errors import AutofitError, UsageError, WorkloadError
 from autofit.core.plan import Plan
-from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Device, Reading
@@ -29,9 +28,16 @@ from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.prepare import PlanBatches
 from autofit.probing.block_profile import profiled_on_copy
-from autofit.probing.opening import as_users_errors, batch_to_trace, chosen, facts_of, place, training_notes
+from autofit.probing.opening import (
+    as_users_errors,
+    batch_to_trace,
+    check_divided,
+    chosen,
+    facts_of,
+    place,
+    training_notes,
+)
 from autofit.probing.survey import Survey
-from autofit.strategies import members
 from autofit.strategies.base import Span
 from autofit.tracing import isolation, tracing
 from autofit.tracing.cuda import standin
@@ -275,27 +281,6 @@ class _Absent(Device):
         """Returns the caching allocator with the options of this process, and a typical context."""
         options = next((os.environ[name] for name in OPTIONS if name in os.environ), "")
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
-
-
-def check_divided(
-    space: SpaceFacts, layout: str | None, ranks: int, otherwise: str = "choose another layout, or estimate one rank"
-) -> None:
-    """Checks that a training can be divided among ranks.
-
-    Raises:
-        SpaceError: no layout is offered; the message says why.
-    """
-    techniques = [member for member in members() if member.for_ranks]
-    owned = {knob for member in techniques for knob in member.owns}
-    if any(knob.name in owned for knob in space.knobs):
-        return
-    names = {member.name for member in techniques}
-    reasons = [each.reason for each in space.refused if each.name.partition("=")[0] in names]
-    found = "no layout can" if layout is None else f"the layout {layout} cannot"
-    raise SpaceError(
-        f"{found} be applied to {ranks} ranks: {'; '.join(reasons) or 'its technique is excluded'}. Change that, "
-        f"{otherwise}."
-    )
 
 
 def _nothing_runs(plan: Plan) -> TrainStep:

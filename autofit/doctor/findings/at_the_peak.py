@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from autofit.core.units import format_bytes, format_names
-from autofit.doctor.diagnosis import Finding
+from autofit.doctor.diagnosis import Bound, Finding
 from autofit.doctor.findings.base import Detector, at_peak, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import Observation
@@ -138,29 +138,20 @@ class SavedUnused(Detector):
             )
             if is_nothing(observation, saved_bytes):
                 continue
+            count = counted(len(handles), "tensor")
+            bound: Bound = "at least" if site in created else "at most"  # a pass with a graph keeps more than it saves
+            what, remedy = f"keeps {count} for a backward pass that never comes", "run it under torch.no_grad()"
             if site in created:
-                yield Finding(
-                    id=self.id,
-                    what=(
-                        f"the pass at {site} has create_graph=True, but no later pass uses the graph that it makes, "
-                        f"which keeps {counted(len(handles), 'tensor')}"
-                    ),
-                    remedy="remove create_graph=True there: only a gradient of a gradient needs it",
-                    places=(observation.place_at(site), *places_of(observation, handles)),
-                    **at_peak(observation, saved_bytes, "at least"),  # the pass keeps more than what is saved
-                )
-                continue
-            module = observation.module_of(largest_of(observation, handles))
-            inside = f", in modules such as {module}" if module else ""
+                what = f"has create_graph=True, but no later pass uses the graph that it makes, which keeps {count}"
+                remedy = "remove create_graph=True there: only a gradient of a gradient needs it"
+            elif module := observation.module_of(largest_of(observation, handles)):
+                what = f"{what}, in modules such as {module}"
             yield Finding(
                 id=self.id,
-                what=(
-                    f"the pass at {site} keeps {counted(len(handles), 'tensor')} for a backward pass that never comes"
-                    f"{inside}"
-                ),
-                remedy="run it under torch.no_grad()",
+                what=f"the pass at {site} {what}",
+                remedy=remedy,
                 places=(observation.place_at(site), *places_of(observation, handles)),
-                **at_peak(observation, saved_bytes, "at most"),
+                **at_peak(observation, saved_bytes, bound),
             )
 
     def change(self, observation: Observation, finding: Finding) -> Change | None:

@@ -40,9 +40,9 @@ from autofit.gates.compare import difference, order_l2
 from autofit.gates.gradients import generators_restored, seed_all, sketch
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.probing.local_bench import LocalBench, undivided
+from autofit.probing.opening import check_divided
 from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
-from autofit.probing.standin_bench import check_divided
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.micro_batch_weights import Weighing

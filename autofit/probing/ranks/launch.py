@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import distributed
 
+from autofit.core.environment import LAUNCHED, launched_ranks
 from autofit.core.errors import RanksLost
 from autofit.torch_internals import default_store, forget_groups
 from autofit.tracing.ranks import FAKE, fakes_allowed
 from autofit.workloads.step import Ranks
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun, and whatever starts ranks as it does, tells each rank."""
 ARRIVAL_S = 300.0
 """Seconds that ranks wait for each other to begin: imports and data sets may take one longer than another."""
 PULSE_S, SILENCE_S = 2.0, 30.0
@@ -47,7 +46,7 @@ def rank_count() -> int:
         return 1
     if distributed.is_initialized():
         return distributed.get_world_size()
-    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in VARIABLES) else 1
+    return launched_ranks()[1]
 
 
 @dataclass(slots=True)
@@ -260,7 +259,7 @@ def joined(device: torch.device, say: Callable[[str], None], limit_s: float) -> 
     if back_end is None or not distributed.is_backend_available(back_end):
         raise RanksLost(
             f"found no {back_end or 'library'} through which ranks on {device.type} devices communicate; expected a "
-            f"torch with it. Install one, or unset {', '.join(VARIABLES)} to tune in one process."
+            f"torch with it. Install one, or unset {', '.join(LAUNCHED)} to tune in one process."
         )
     with ExitStack() as undo:
         if distributed.is_initialized():
@@ -306,5 +305,5 @@ def _not_met(error: Exception) -> RanksLost:
     return RanksLost(
         f"the ranks did not meet at {place} within {ARRIVAL_S:.0f} s: {line}; expected WORLD_SIZE="
         f"{os.environ.get('WORLD_SIZE')} of them, each of which calls autofit. Start them all with torchrun, or unset "
-        f"{', '.join(VARIABLES)} to tune in one process."
+        f"{', '.join(LAUNCHED)} to tune in one process."
     )

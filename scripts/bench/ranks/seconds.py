@@ -38,7 +38,7 @@ class Block(nn.Module):
         return out
 
 
-def searched(ranks: Ranks) -> dict[str, Any]:
+def searched(ranks: Ranks, layout: str | None) -> dict[str, Any]:
     """Searches once. Returns the seconds, the number of trials and the plan."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, CLASSES))
@@ -52,6 +52,7 @@ def searched(ranks: Ranks) -> dict[str, Any]:
         memory_budget="2GiB",
         study=":memory:",
         progress=False,
+        pinned={"layout": layout} if layout and ranks.count > 1 else None,
     )
     return {
         "seconds": fit.answer.duration_s,
@@ -64,12 +65,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Compares pairs of searches. Exits with 1 if those on two ranks take too long."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--layout", help="layout of the two ranks, so that both search the same plans (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)
     pairs, ratios = list[dict[str, Any]](), list[float]()
     for number in range(given.pairs):
         order = (1, RANKS) if number % 2 else (RANKS, 1)
-        found = {count: launched(searched, ranks=count)[0] for count in order}
+        found = {count: launched(searched, given.layout, ranks=count)[0] for count in order}
         ratios.append(found[RANKS]["seconds"] / found[1]["seconds"])
         pairs.append({"one": found[1], "two": found[RANKS], "ratio": ratios[-1]})
         print(

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import distributed
 
+from autofit.core.environment import LAUNCHED
 from autofit.core.errors import RanksLost
 from autofit.probing.ranks import launch
-from autofit.probing.ranks.launch import VARIABLES, Launch, joined, rank_count
+from autofit.probing.ranks.launch import Launch, joined, rank_count
 
 
 def ranks(count: int = 3) -> list[Launch]:
@@ -22,7 +23,7 @@ def ranks(count: int = 3) -> list[Launch]:
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
+    for name in LAUNCHED:
         monkeypatch.delenv(name, raising=False)
 
 
