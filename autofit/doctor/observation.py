@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -200,11 +200,14 @@ class Observation:
         now = changed(views.trace, ends=early, gaps=away, without=gone, sizes=other)
         return views.peak_bytes - peak_bytes(now, self.account)
 
-    def needless(self, gradients: Iterable[int]) -> tuple[set[int], dict[int, int]]:
+    def needless(
+        self, gradients: Iterable[int], sums: Container[tuple[int, int]] = ()
+    ) -> tuple[set[int], dict[int, int]]:
         """Returns the allocations that are not made if some gradients are not computed, and when others are released.
 
         Without these gradients, operators of a backward pass are not run if only such ones read their results. What was
         saved for them alone is released when nothing but the graph holds it, as a number of the recorder's events.
+        The same holds for `sums`: operators, by number, that add to an allocation what is not needed.
         """
         watch, gone = self.watch, set(gradients)
         ends = {~event: place for place, event in enumerate(watch.events) if event < 0}
@@ -220,6 +223,7 @@ class Observation:
                 each
                 for each in (*ran.made, *ran.results)
                 if each not in gone
+                and (ran.number, each) not in sums
                 and (each in needed or (ends.get(each, stop) >= stop if each in ran.made else self._lasts(each)))
             }
             if wanted:
@@ -231,10 +235,13 @@ class Observation:
                 unused.update(ran.reads)
                 for each in ran.reads:
                     passes.setdefault(each, stop)
+        ended = {
+            each for each in unused - used - gone - watch.outside if ends.get(each, len(watch.events)) < passes[each]
+        }
         return gone, {
             each: watch.let_go[each]
-            for each in unused - used - gone - watch.outside
-            if each in watch.let_go and not self._lasts(each) and ends.get(each, len(watch.events)) < passes[each]
+            for each in ended & watch.let_go.keys()
+            if watch.kinds[each] in (*PASSING, Kind.BATCH)
         }
 
     def _lasts(self, handle: int) -> bool:
@@ -372,15 +379,22 @@ class Observation:
         Those that variables keep stay: they are like the ones of `kept` that do.
         """
         stay = set(self.alike([each for each in kept if self.in_variable(each)]))
-        passes = [each for each in (*self.watch.retained, *self.watch.created) if each.site == site]
-        used = [each for each in self.watch.saved if any(one.begun <= each.used_at < one.ended for one in passes)]
-        begins, found = sorted({each.event for each in used}), dict[int, int]()
-        for each in used:
-            following = bisect_right(begins, each.event)
-            end = begins[following] if following < len(begins) else self.watch.reads[each.handle]
-            found[each.handle] = max(found.get(each.handle, 0), end, self.watch.reads[each.handle])
-        left = self.watch.outside | stay
-        return {each: end for each, end in found.items() if self.watch.kinds[each] in PASSING and each not in left}
+        found = dict[int, int]()
+        for one in (each for each in (*self.watch.retained, *self.watch.created) if each.site == site):
+            used = [each for each in self.watch.saved if one.begun <= each.used_at < one.ended]
+            begins = sorted({each.event for each in used})
+            for each in used:
+                following = bisect_right(begins, each.event)
+                end = begins[following] if following < len(begins) else self.watch.reads[each.handle]
+                found[each.handle] = max(found.get(each.handle, 0), end, self.watch.reads[each.handle])
+        stay |= self.watch.outside | {each for each in found if self.watch.kinds[each] not in PASSING}
+        stay -= set(self.alike(self.kept_batches))
+        return {each: end for each, end in found.items() if each not in stay}
+
+    @property
+    def kept_batches(self) -> list[int]:
+        """The allocations of former batches that only a graph keeps at the peak."""
+        return [each for each in self.views.batches if (holder := self.held.get(each)) is not None and holder.graph]
 
     @cached_property
     def used_again(self) -> set[Site]:
@@ -527,16 +541,20 @@ class _Views:
     @property
     def unread(self) -> list[int]:
         """The allocations of the user's step that are alive at the peak and have not been read since, by size."""
-        watch, numbers = self.watch, self.assembly.numbers
-        found = [
-            handle
-            for handle, number in numbers.items()
-            if number in self.alive
-            and watch.kinds[handle] in PASSING
-            and handle not in watch.outside
-            and watch.read_by[handle] < self.peak_operator
-        ]
+        watch = self.watch
+        found = [each for each in self._idle if watch.kinds[each] in PASSING and each not in watch.outside]
         return sorted(found, key=lambda handle: -watch.sizes[handle])
+
+    @property
+    def batches(self) -> list[int]:
+        """The allocations of batches that are alive at the peak and have not been read since."""
+        return [each for each in self._idle if self.watch.kinds[each] is Kind.BATCH and each not in self.watch.ready]
+
+    @property
+    def _idle(self) -> Iterator[int]:
+        for handle, number in self.assembly.numbers.items():
+            if number in self.alive and self.watch.read_by[handle] < self.peak_operator:
+                yield handle
 
 
 def places(watch: Watch, step: int) -> dict[tuple[Likeness, int], int]:

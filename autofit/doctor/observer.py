@@ -94,11 +94,11 @@ class Observer:
             self._found.held = self._holders_at_peak()
 
     def _holders_at_peak(self) -> dict[int, Holder]:
-        """Returns the holders of what is dead at the peak, which the running step has allocated again."""
+        """Returns the holders of what is dead at the peak, and of former batches, which the step has made again."""
         watch, views = self._watch, self._found.views
         then = {handle: place for place, handle in places(watch, views.step).items()}
         now, live = places(watch, watch.step), set(watch.live())
-        again = {now.get(then[handle]): handle for handle in views.unread}
+        again = {now.get(then[handle]): handle for handle in (*views.unread, *views.batches)}
         wanted = [each for each in again if each is not None and each in live]
         found = find_holders(watch.handle_of, wanted, self._roots())
         return {again[handle]: holder for handle, holder in found.items()}

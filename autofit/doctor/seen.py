@@ -95,9 +95,10 @@ class Dropped:
         parameter: id of its parameter.
         handle: its allocation; None if that is not recorded.
         size_bytes: bytes of the gradient.
-        site: the backward pass that made it.
+        site: the backward pass that made it, or added to it.
         number: number of that pass in its step, from 1.
-        step: the step in which it was dropped.
+        made_at: number of the last operator before it was complete: the sum, if it was added to what was there.
+        step: the step of that pass.
     """
 
     parameter: int
@@ -105,6 +106,7 @@ class Dropped:
     size_bytes: int
     site: Site
     number: int
+    made_at: int
     step: int
 
 
@@ -125,25 +127,23 @@ class Retained:
     ended: int
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(NamedTuple):
     """The gradient of a parameter that no optimizer has read yet.
 
-    It was made before the operator number `made_at` + 1, in the backward pass `number` of its step.
+    Attributes:
+        gradient: the gradient.
+        passes: what is dropped if it is zeroed now, one for each pass that has added to it.
     """
 
     gradient: "weakref.ref[torch.Tensor]"
-    handle: int | None
-    size_bytes: int
-    site: Site
-    number: int
-    made_at: int
+    passes: Sequence[Dropped]
 
 
 class Ran(NamedTuple):
     """An operator that computed something.
 
     Attributes:
+        number: its number among the operators.
         backward: whether a backward pass ran it.
         reads: the allocations that it read.
         made: the allocations that it made, of which some are its own temporary memory.
@@ -152,6 +152,7 @@ class Ran(NamedTuple):
         event: number of events after it.
     """
 
+    number: int
     backward: bool
     reads: Sequence[int]
     made: range
@@ -199,6 +200,7 @@ class Seen:
 
     Attributes:
         saved, zeroed, dropped, retained: what happened to saved tensors and gradients.
+        pending: the gradients that no optimizer has read, by id of the parameter.
         ran: the operators, in order.
         let_go: number of events after which nothing but a graph held each allocation, by handle, as far as known.
         created: the passes with `create_graph=True`, which are not in `retained`.
@@ -228,6 +230,7 @@ class Seen:
         self.saved: list[Saved] = []
         self.zeroed: list[Zeroed] = []
         self.dropped: list[Dropped] = []
+        self.pending: dict[int, Pending] = {}
         self.retained: list[Retained] = []
         self.ran: list[Ran] = []
         self.let_go: dict[int, int] = {}

@@ -51,6 +51,7 @@ from autofit.torch_internals import (
     top_saved_tensors_hook,
 )
 from autofit.tracing.operation_count import Tally
+from autofit.tracing.plain_tensors import sums_in_place
 from autofit.tracing.recorder import Recorder, in_backward
 from autofit.tracing.tracing import inside_operators
 from autofit.workloads.tree import tensors
@@ -123,7 +124,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self._hooks = graph.saved_tensors_hooks(partial(_pack, weakref.ref(self)), partial(_unpack, weakref.ref(self)))
         self.site, self._backward_from, self._passes = NOWHERE, NOWHERE, 0
         self._numbered, self._firsts, self._places = 0, list[int](), list[Site]()
-        self._pending, self._by_gradient = dict[int, Pending](), dict[int, Zeroed]()
+        self._by_gradient = dict[int, Zeroed]()
         self._tensors: LiveTensors
         self._ends: dict[int, TensorEnd] = {}
 
@@ -141,6 +142,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             undo.callback(register_module_forward_pre_hook(self._called).remove)
             undo.callback(register_module_forward_hook(self._returned, always_call=True).remove)
             undo.enter_context(self.modules.following(nn.Module()))
+            undo.enter_context(sums_in_place(self))
             if self.saves:
                 undo.enter_context(self._hooks)
                 disable = graph.disable_saved_tensors_hooks
@@ -262,7 +264,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         read, first = list(self._read(func, args, kwargs)), len(self.sizes)
         out = self.recorded(func, args, kwargs)
         made, results = range(first, len(self.sizes)), self._note_results(out)
-        self.ran.append(Ran(in_backward(), read, made, results, is_masked(func), len(self.events)))
+        self.ran.append(Ran(self.operator, in_backward(), read, made, results, is_masked(func), len(self.events)))
         for handle in read:
             self.reads[handle], self.read_by[handle] = len(self.events), self.operator
         if isinstance(out, torch.Tensor) and out.dtype is torch.float64 and out.dim():
@@ -322,8 +324,8 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 self.zeroed.append(found)
                 self._by_gradient[handle] = found
                 name = self.gradients.get(handle, 0)
-                if name in self._pending and self._was_read(self._pending[name]):
-                    del self._pending[name]
+                if name in self.pending and self._was_read(self.pending[name]):
+                    del self.pending[name]
             else:
                 yield handle
 
@@ -534,17 +536,20 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.gradients[handle] = name
             if (zeroed := self._by_gradient.pop(handle, None)) is not None:
                 zeroed.last = len(self.events)
-        before = self._pending.get(name)
-        summed = before is not None and before.gradient() is gradient and zeroed is None
-        if before is not None and not summed and (zeroed is not None or not self._was_read(before)):
-            self.dropped.append(Dropped(name, before.handle, before.size_bytes, before.site, before.number, self.step))
-        size = gradient.numel() * gradient.element_size()
-        origin, made_at = (self._backward_from, self._passes), self.operator
-        self._pending[name] = Pending(weakref.ref(gradient), handle, size, *origin, made_at)
+        before = self.pending.get(name)
+        passes: Sequence[Dropped] = () if before is None else before.passes
+        if before is not None and (before.gradient() is not gradient or zeroed is not None):
+            if zeroed is not None or not self._was_read(before):
+                self.dropped += passes
+            passes = ()
+        size, site = gradient.numel() * gradient.element_size(), self._backward_from
+        made = Dropped(name, handle, size, site, self._passes, self.operator, self.step)
+        self.pending[name] = Pending(weakref.ref(gradient), (*passes, made))
 
     def _was_read(self, pending: Pending) -> bool:
         """Returns whether the user's code has read a gradient, such as to move weights by it or to clip it."""
-        return pending.handle is not None and self.read_by[pending.handle] > pending.made_at
+        last = pending.passes[-1]
+        return last.handle is not None and self.read_by[last.handle] > last.made_at
 
     def update_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Notes that an optimizer is about to step."""
@@ -552,7 +557,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.optimizers[id(optimizer)] = optimizer
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._pending.pop(id(parameter), None)
+                self.pending.pop(id(parameter), None)
                 if parameter.grad is not None:  # also one that was set by hand
                     self.last_gradient[id(parameter)] = self.step
         if self._elsewhere():

@@ -4,11 +4,11 @@ Each of these differences was found by comparing a trace with a real run, alloca
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from torch import nn
 from torch.nn import functional
 
 from autofit.strategies.undo import Undo
@@ -23,27 +23,41 @@ def as_plain(recorder: Recorder, padded: bool = True) -> Iterator[None]:
 
     Where attention masks hide any position (`padded`), transformers makes the same masks for both.
     """
-    original = functional.linear
-
-    def linear(*args: Any, **kwargs: Any) -> torch.Tensor:
-        before, recorder.in_place = recorder.in_place, True
-        try:
-            return original(*args, **kwargs)
-        finally:
-            recorder.in_place = before
-
-    with Undo() as undo:
+    with Undo() as undo, sums_in_place(recorder):
         # Optimizers and gradient clipping check the exact type of tensors before they use foreach implementations.
         for types in foreach_types():
             types.append(FakeTensor)
             undo.callback(types.remove, FakeTensor)
-        undo.set(functional, "linear", linear)  # adds the bias in place to what non-contiguous inputs give
         # For fake tensors, transformers would keep a mask that hides nothing. Without a mask another attention kernel
         # runs. transformers checks a condition on values, which a trace assumes true.
         masking = sys.modules.get("transformers.utils.import_utils")
         if not padded and getattr(masking, "is_fake_tensor", None) is not None:  # not all versions check
             undo.set(masking, "is_fake_tensor", lambda tensor: False)
         yield
+
+
+@contextmanager
+def sums_in_place(recorder: Recorder) -> Iterator[None]:
+    """Has `recorder` merge a sum with its first operand where torch adds in place unless a dispatch mode is active.
+
+    These are the biases of products of inputs that are not contiguous, also inside recurrent modules: `at::linear` in
+    aten/src/ATen/native/Linear.cpp.
+    """
+    with Undo() as undo:
+        for owner, name in ((functional, "linear"), (nn.RNN, "forward"), (nn.GRU, "forward"), (nn.LSTM, "forward")):
+            undo.set(owner, name, _in_place(recorder, getattr(owner, name)))
+        yield
+
+
+def _in_place(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, recorder.in_place = recorder.in_place, True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.in_place = before
+
+    return run
 
 
 def has_padding(batch: Batch) -> bool:

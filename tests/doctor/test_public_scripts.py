@@ -510,3 +510,91 @@ def test_a_graph_that_is_kept_in_each_pass_counts_as_without(passes: int) -> Non
     size = only(bad, "retain-graph").size
     assert size is not None
     assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
+
+
+def test_a_batch_that_only_the_old_graph_keeps_counts_too() -> None:
+    def train(good: bool) -> None:
+        model = nn.Sequential(nn.Linear(4 * WIDTH, 64), nn.Tanh(), nn.Linear(64, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            loss = model(torch.randn(BATCH, 4 * WIDTH)).sin().mean()
+            torch.autograd.backward(loss, retain_graph=not good)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    size = only(bad, "retain-graph").size
+    assert size is not None
+    assert size.peak_bytes is not None
+    assert size.peak_bytes > 3 * TENSOR_BYTES, "most of it is the batch"
+    assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
+
+
+def test_a_batch_that_a_variable_keeps_stays() -> None:
+    def train(good: bool) -> None:
+        layers = (nn.Linear(WIDTH, WIDTH), nn.Tanh()) * 4
+        model = nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), *layers, nn.Linear(WIDTH, 8))
+        optimizer, last = torch.optim.SGD(model.parameters(), lr=0.1), list[torch.Tensor]()
+        for _ in range(STEPS):
+            inputs = torch.randn(BATCH, 2 * WIDTH)
+            loss = model(inputs).sin().mean()
+            torch.autograd.backward(loss, retain_graph=not good)
+            last[:] = [inputs]
+            optimizer.step()
+            optimizer.zero_grad()
+
+    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    size = only(bad, "retain-graph").size
+    assert size is not None
+    assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_an_untrained_generator_counts_with_its_pass(every: int, set_to_none: bool) -> None:
+    """Between its updates, passes of the judge add to the gradients of the generator."""
+
+    def train(good: bool) -> None:
+        generator = nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        judge = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 1))
+        of_generator, of_judge = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (generator, judge))
+        for number in range(STEPS + 12):
+            of_judge.zero_grad(set_to_none=set_to_none)
+            with torch.set_grad_enabled(not good):
+                made = generator(torch.randn(BATCH, 32))
+            torch.autograd.backward(judge(made).mean() - judge(torch.randn(BATCH, WIDTH)).mean())
+            of_judge.step()
+            del made
+            if number % every == 0:
+                of_generator.zero_grad(set_to_none=set_to_none)
+                judge.requires_grad_(False)
+                torch.autograd.backward(-judge(generator(torch.randn(BATCH // 8, 32))).mean())
+                judge.requires_grad_(True)
+                of_generator.step()
+
+    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    finding = only(bad, "gradient-dropped")
+    assert "4 gradients (1.066 MiB)" in finding.what
+    assert finding.size is not None
+    assert finding.size.peak_bytes is not None
+    assert finding.size.peak_bytes > TENSOR_BYTES / 2
+    assert finding.size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
+    assert not [each for each in good.findings if each.id == "gradient-dropped"]
+
+
+def test_a_pass_of_a_recurrent_module_without_use_has_its_real_size() -> None:
+    def train(good: bool) -> None:
+        model = nn.GRU(32, 64, batch_first=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            torch.autograd.backward(model(torch.randn(16, 32, 32))[0].square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(not good):
+                score = model(torch.randn(128, 32, 32))[0].square().mean().item()
+            assert score >= 0
+
+    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    size = only(bad, "saved-unused").size
+    assert size is not None
+    assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)

@@ -3,11 +3,13 @@
 import sys
 from contextlib import AbstractContextManager
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from autofit.tracing.plain_tensors import as_plain, has_padding
+from autofit.tracing.plain_tensors import as_plain, has_padding, sums_in_place
 from autofit.tracing.recorder import Recorder
 
 ASKS = "transformers.utils.import_utils"
@@ -57,3 +59,20 @@ def test_a_version_that_does_not_ask_is_left_alone(library: ModuleType) -> None:
 )
 def test_a_mask_that_hides_something_is_recognised(tensor: torch.Tensor, padded: bool) -> None:
     assert has_padding({"mask": tensor, "other": torch.ones(2, 3)}) is padded
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 4), nn.RNN(4, 4), nn.GRU(4, 4), nn.LSTM(4, 4)])
+def test_biases_are_added_in_place_in_linear_and_recurrent_modules(module: nn.Module) -> None:
+    seen = set[bool]()
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        seen.add(recorder.in_place)
+        return func(*args, **kwargs)
+
+    recorder, before, x = Recorder("cpu", run), type(module).forward, torch.ones(2, 3, 4)
+    with recorder, sums_in_place(recorder):
+        module(x)
+        assert seen == {True}
+        assert x.sum() + 1 > 0
+        assert seen == {True, False}
+    assert type(module).forward is before

@@ -77,14 +77,13 @@ class GradientDropped(Detector):
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each backward pass that makes such gradients."""
         for line, dropped in _dropped(observation).items():
-            handles = [each.handle for each in dropped if each.handle is not None]
-            saved_bytes = observation.saved_bytes(without=handles)
-            total_bytes = sum(each.size_bytes for each in dropped)
+            size_bytes = {each.parameter: each.size_bytes for each in dropped}
+            total_bytes, saved_bytes = sum(size_bytes.values()), _without(observation, line, dropped)
             name = observation.names.get(dropped[0].parameter, ("a parameter",))[0]
             yield Finding(
                 id=self.id,
                 what=(
-                    f"the backward pass at {line} computes {counted(len(dropped), 'gradient')} "
+                    f"the backward pass at {line} computes {counted(len(size_bytes), 'gradient')} "
                     f"({format_bytes(total_bytes)}), such as that of {name}, which are zeroed before an optimizer "
                     "reads them, so that their memory and time are lost"
                 ),
@@ -94,7 +93,7 @@ class GradientDropped(Detector):
                     "fake.detach() if its graph is used later"
                 ),
                 places=(Place(line=line),),
-                size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes, bound="at most"),
+                size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes),
                 minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
             )
 
@@ -112,12 +111,30 @@ class GradientDropped(Detector):
 
 
 def _dropped(observation: Observation) -> Mapping[str, Sequence[Dropped]]:
-    """Returns the gradients that the judged step dropped, by the line of the backward pass that made them."""
+    """Returns the gradients that steps after the first have dropped, by the line of the pass that made them."""
     lines = defaultdict[str, list[Dropped]](list)
     for each in observation.watch.dropped:
-        if each.step == observation.step and each.parameter in observation.optimized:
-            lines[each.site.user or each.site.library].append(each)
+        if each.step > 1 and each.parameter in observation.optimized:
+            lines[_line(each)].append(each)
     return lines
+
+
+def _line(dropped: Dropped) -> str:
+    return dropped.site.user or dropped.site.library
+
+
+def _without(observation: Observation, line: str, dropped: Sequence[Dropped]) -> int:
+    """Returns by how much the peak is lower if passes at a line do not make or add to some gradients.
+
+    The last passes have made such gradients, too, which are not zeroed yet.
+    """
+    watch, parameters = observation.watch, {each.parameter for each in dropped}
+    pending = [each for parameter in parameters & watch.pending.keys() for each in watch.pending[parameter].passes]
+    lost = [each for each in (*watch.dropped, *pending) if each.parameter in parameters and _line(each) == line]
+    made = {(each.made_at, each.handle) for each in lost if each.handle is not None}
+    sums = made & {(ran.number, each) for ran in watch.ran for each in ran.results if each not in ran.made}
+    gone, released = observation.needless((handle for _, handle in made - sums), sums)
+    return observation.saved_bytes(without=gone, ends_at=released)
 
 
 class NoGradient(Detector):
