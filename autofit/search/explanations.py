@@ -165,6 +165,13 @@ class Explanations:
             yield f"the gain over the baseline, {gain}, is within the noise"
 
     def _on_runs(self, winner: Trial) -> Iterator[str]:
+        proofs = [m for t in self._runner.trials if t.plan == winner.plan and (m := t.outcome.measurement)]
+        exchange = max((m.exchange_s / m.step_time_s for m in proofs if m.exchange_s is not None), default=0.0)
+        if exchange >= _FELT_RATIO:
+            yield (
+                f"communication between ranks, and waiting for each other, takes {exchange:.0%} of a step. A larger "
+                "global_batch_size needs it less often"
+            )
         most = max(self._measured, key=_new_shape_share)
         share, recommended = _new_shape_share(most), _new_shape_share(winner)
         if share > 0:

@@ -3,7 +3,10 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
 from autofit.fit import Fit
+from autofit.probing.ranks.launch import Launch
 from autofit.search.search import SearchInterrupted
 from autofit.workloads.step import Ranks
 from scripts.bench.ranks.chaos import Net, judged, outcomes
@@ -155,6 +159,37 @@ def delayed(ranks: Ranks) -> list[str]:
 def test_a_straggler_is_named() -> None:
     for caveats in launched(delayed):
         assert any(each.startswith("rank 1 takes ") and "every step waits for it" in each for each in caveats), caveats
+
+
+class Connected(Net):
+    """Takes 20 ms longer for a pass while ranks are connected, as if they exchanged something."""
+
+    connected = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02 * Connected.connected)
+        return super().forward(x)
+
+
+def exchanging(ranks: Ranks) -> list[str]:
+    connect = Launch.group
+
+    @contextmanager
+    def connected(launch: Launch, limit_s: float) -> Iterator[Ranks]:
+        with connect(launch, limit_s) as group:
+            Connected.connected = True
+            try:
+                yield group
+            finally:
+                Connected.connected = False
+
+    with patch.object(Launch, "group", connected):
+        return list(autofit.tune(Connected(), data(), optimizer=sgd, pinned={"layout": "replicated"}, **GIVEN).caveats)
+
+
+def test_the_share_of_communication_in_a_step_is_said() -> None:
+    for caveats in launched(exchanging):
+        assert any(each.startswith("communication between ranks, and waiting for each other") for each in caveats)
 
 
 def interrupted(ranks: Ranks) -> list[str]:

@@ -31,7 +31,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Refusal
-from autofit.core.trial import Purpose, RunTerms
+from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.failures.classify import classify
@@ -129,13 +129,17 @@ class RankBench(LocalBench):
         budget = found.model_copy(update={"memory_bytes": memory_bytes, "memory_note": note})
         self.briefing = self.briefing.model_copy(update={"budget": budget})
 
-    def rehearse(self, plan: Plan) -> Outcome:
-        """Returns whether this rank's share of a plan fits, by steps that wait for no other rank."""
-        self._ranks = self.launch.fake
+    def rehearse(self, plan: Plan, purpose: Purpose = Purpose.PROBE) -> Outcome:
+        """Returns whether this rank's share of a plan fits, by steps that wait for no other rank.
+
+        As a block, it is timed on typical batches instead.
+        """
+        self._ranks, fastest_s = self.launch.fake, self._fastest_s
+        terms = OPEN if purpose is Purpose.BLOCK else REHEARSAL
         try:
-            return self._or_poisoned(lambda: LocalBench._evaluated(self, plan, Purpose.PROBE, REHEARSAL))
+            return self._or_poisoned(lambda: LocalBench._evaluated(self, plan, purpose, terms))
         finally:
-            self._ranks = None
+            self._ranks, self._fastest_s = None, fastest_s
 
     def compare(self, number: int, plan: Plan, limit_s: float) -> GradientDifference:
         """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own batch.
@@ -293,7 +297,12 @@ class LeadingBench(RankBench):
 
     def _evaluated(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         refusal = None if purpose is Purpose.BLOCK else self._rehearsed(plan)
-        return self._of_all(self._run_on_all(plan, purpose, terms) if refusal is None else refusal)
+        outcome = self._of_all(self._run_on_all(plan, purpose, terms) if refusal is None else refusal)
+        if purpose is not Purpose.PROOF or outcome.measurement is None:
+            return outcome
+        took = [each.measurement and each.measurement.step_time_s for each in self._rehearse(plan, Purpose.BLOCK)]
+        alone_s = max(each or math.inf for each in took)
+        return outcome.with_measured(exchange_s=max(outcome.measurement.step_time_s - alone_s, 0.0))
 
     def _of_all(self, outcome: Outcome) -> Outcome:
         """Returns an outcome of one rank with the samples of all."""
@@ -340,11 +349,7 @@ class LeadingBench(RankBench):
         """Returns why a plan does not fit on each rank, or None. One that fits is not rehearsed again."""
         if plan.key in self._limits_s:
             return None
-        began, number = perf_counter(), self.launch.command("rehearse", **self._request(plan))
-        mine = self.rehearse(plan)
-        took_s = perf_counter() - began
-        others = self.launch.replies(number, TIMES * took_s + REPLY_S)
-        outcomes = [mine, *(Outcome.model_validate(each) for each in others)]
+        outcomes = self._rehearse(plan, Purpose.PROBE)
         if (worst := _worst(outcomes)) is not None:
             return worst
         self._limits_s[plan.key] = LEAST_S + TIMES * max(each.duration_s for each in outcomes)
@@ -353,6 +358,14 @@ class LeadingBench(RankBench):
         # Alone, a rank waits for nobody, so that its steps show its own speed.
         self._paces.append([min(each.step_times_s) for each in measured])
         return None
+
+    def _rehearse(self, plan: Plan, purpose: Purpose) -> list[Outcome]:
+        """Returns the outcomes of a rehearsal by rank."""
+        began, number = perf_counter(), self.launch.command("rehearse", purpose=purpose, **self._request(plan))
+        mine = self.rehearse(plan, purpose)
+        took_s = perf_counter() - began
+        others = self.launch.replies(number, TIMES * took_s + REPLY_S)
+        return [mine, *(Outcome.model_validate(each) for each in others)]
 
     def _request(self, plan: Plan) -> dict[str, object]:
         weighing = None if self._weighing is None else str(self._weighing)
@@ -390,7 +403,8 @@ class FollowingBench(RankBench):
             plan, weighing = Plan.model_validate(command["plan"]), command["weighing"]
             self._weighing = None if weighing is None else Weighing.parse(weighing)
             if command["do"] == "rehearse":
-                self.launch.reply(number, self.rehearse(plan).model_dump(mode="json"))
+                found = self.rehearse(plan, Purpose(command["purpose"]))
+                self.launch.reply(number, found.model_dump(mode="json"))
             elif command["do"] == "compare":
                 self.launch.reply(number, self._objection(number, plan, command["limit_s"]))
             else:
