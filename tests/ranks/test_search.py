@@ -11,10 +11,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import distributed, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import autofit
 from autofit.fit import Fit
+from autofit.probing.ranks.bench import SAME_SAMPLES
 from autofit.probing.ranks.launch import Launch
 from autofit.search.search import SearchInterrupted
 from autofit.workloads.step import Ranks
@@ -159,6 +160,28 @@ def delayed(ranks: Ranks) -> list[str]:
 def test_a_straggler_is_named() -> None:
     for caveats in launched(delayed):
         assert any(each.startswith("rank 1 takes ") and "every step waits for it" in each for each in caveats), caveats
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, first: int) -> None:
+        self.samples = [(torch.full((16,), each / 128), each % 4) for each in range(first, first + 64)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+def streamed(ranks: Ranks, apart: bool) -> list[list[str]]:
+    """Searches with a stream, and with a list of batches, which are the same on all ranks or `apart`."""
+    first = 64 * ranks.number if apart else 0
+    stream = DataLoader(Stream(first), batch_size=8)
+    given = {**GIVEN, "pinned": {"layout": "replicated"}, "strategies": ("layout",)}
+    return [list(autofit.tune(net(), loader, optimizer=sgd, **given).caveats) for loader in (stream, list(stream))]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_ranks_whose_loaders_make_the_same_samples_are_warned(apart: bool) -> None:
+    for caveats in launched(streamed, apart)[0]:
+        assert (SAME_SAMPLES in caveats) is not apart
 
 
 class Connected(Net):

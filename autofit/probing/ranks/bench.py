@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.briefing import Options
 from autofit.core.environment import RANKS, Environment
@@ -39,6 +40,7 @@ from autofit.failures.evidence import collect, scrub
 from autofit.gates.compare import difference, order_l2
 from autofit.gates.gradients import generators_restored, seed_all, sketch
 from autofit.gates.verdict import Checked, GateVerdict
+from autofit.identity import digest
 from autofit.probing.local_bench import LocalBench, undivided
 from autofit.probing.opening import check_divided
 from autofit.probing.probe import Probe
@@ -47,7 +49,7 @@ from autofit.probing.watchdog import Watchdog
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Ranks, TrainStep, static_bytes
-from autofit.workloads.tree import Batch, nbytes
+from autofit.workloads.tree import Batch, nbytes, tensors
 from autofit.workloads.workload import Workload
 
 REHEARSAL = RunTerms(fit_alone=True)
@@ -65,6 +67,12 @@ OPENED, HERE = "opened", "LOCAL_WORLD_SIZE"
 """What ranks say once their benches are open, and torchrun's variable with the number of ranks on a machine."""
 LEAST_PACES, STRAGGLES = 4, 1.5
 """Number of rehearsals from which ranks are compared by their speed, and the ratio at which one of them is named."""
+HASHED = 1000
+"""Number of values of a tensor by which batches of ranks are compared."""
+SAME_SAMPLES = (
+    "the loaders of all ranks make the same batch, so that all ranks would train on the same samples: give each its "
+    "own part, by its rank"
+)
 OF_A_RANK = ("data", "attributes")
 """Names of settings that may differ: each rank may have its own part of the data, and objects that know its number."""
 
@@ -118,7 +126,20 @@ class RankBench(LocalBench):
             "batch_size": source.user_batch_size,
             "batches": None if source.length is None else source.length // source.user_batch_size,
             "memory_bytes": self.briefing.budget.memory_bytes,
+            "samples": self._samples(),
         }
+
+    def _samples(self) -> str:
+        """Returns a digest of a batch whose samples the loader itself chooses; "" if there are indices to divide."""
+        loader, size = self.workload.loader, self._source.user_batch_size
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            return ""
+        batch = next(self._source.fresh(size, 0))
+        return digest([f"{tuple(each.shape)} {each.flatten()[:HASHED].tolist()}" for each in tensors(batch)])
+
+    def note(self, caveat: str) -> None:
+        """Adds a caveat to the briefing."""
+        self.briefing = self.briefing.model_copy(update={"caveats": (caveat, *self.briefing.caveats)})
 
     def agree(self, memory_bytes: int) -> None:
         """Takes the memory budget that all ranks have."""
@@ -212,6 +233,8 @@ def opened(launch: Launch, make: Callable[[], _Bench]) -> _Bench:
     assert bench is not None, "no rank failed"
     check_alike(said)
     bench.agree(min(each["memory_bytes"] for each in said))
+    if said[0]["samples"] and len({each["samples"] for each in said}) == 1:
+        bench.note(SAME_SAMPLES)
     return bench
 
 
