@@ -7,6 +7,7 @@ import re
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import CO_OPTIMIZED
 from itertools import chain
@@ -130,10 +131,32 @@ def held_tensors(roots: Mapping[str, object]) -> list[torch.Tensor]:
 
 
 def held(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor]]:
-    """Yields what variables and roots hold, and how."""
+    """Yields the tensors that variables and roots hold, and how."""
+    reached = ((holder, value) for holder, value in _reached(roots) if isinstance(value, torch.Tensor))
+    yield from ((holder, tensor) for holder, tensor in reached if tensor.layout is torch.strided)
+
+
+def paths_to(modules: Iterable[nn.Module], roots: Mapping[str, object]) -> dict[int, str]:
+    """Returns how the user's code reaches some modules, such as "trainer.target", by id, as far as it holds them."""
+    left, found, seen = {id(each) for each in modules}, dict[int, str](), set[int]()
+    for holder, value in _reached(roots):
+        if isinstance(value, nn.Module) and id(value) not in seen:
+            seen.add(id(value))
+            with suppress(Exception):  # a module of the user's may not be complete
+                for name, part in value.named_modules():
+                    if id(part) in left:
+                        left.discard(id(part))
+                        found[id(part)] = f"{holder.path}.{name}" if name else holder.path
+        if not left:
+            break
+    return found
+
+
+def _reached(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor | nn.Module]]:
+    """Yields the tensors and modules that variables and roots hold, and how. Modules inside others are not entered."""
     walk = _HolderWalk()
     for name, where, value in (*_variables(roots), *((name, "", value) for name, value in roots.items())):
-        yield from walk.tensors(value, name, where)
+        yield from walk.found(value, name, where)
 
 
 def _nodes(tensor: torch.Tensor) -> int:
@@ -208,20 +231,23 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class _HolderWalk:
-    """Walks from variables to tensors. Each object is entered once, and again if a later way to it reaches further."""
+    """Walks from variables to tensors and modules.
+
+    Each object is entered once, and again if a later way to it reaches further.
+    """
 
     def __init__(self) -> None:
         self._seen = dict[int, int]()  # how far the walk went on from an object, by its id
 
-    def tensors(self, value: object, name: str, where: str) -> Iterator[tuple[Holder, torch.Tensor]]:
+    def found(self, value: object, name: str, where: str) -> Iterator[tuple[Holder, torch.Tensor | nn.Module]]:
         waiting = deque([(value, Holder(name, where), DEPTH)])
         while waiting and len(self._seen) < OBJECTS:
             value, holder, depth = waiting.popleft()
             if isinstance(value, _PLAIN):
                 continue
+            if isinstance(value, (torch.Tensor, nn.Module)):
+                yield holder, value
             if isinstance(value, torch.Tensor):
-                if value.layout is torch.strided:
-                    yield holder, value
                 continue
             before = self._seen.get(id(value), 0)
             if depth > before:

@@ -435,9 +435,9 @@ class Observation:
         return len(rises) >= GROWING - 1 and all(rises[1 - GROWING :])
 
     @staticmethod
-    def place_at(site: Site) -> Place:
+    def place_at(site: Site, module: str = "", holder: str = "") -> Place:
         """Returns a line as a place."""
-        return Place(line=site.user, library=site.library)
+        return Place(line=site.user, library=site.library, module=module, holder=holder)
 
     @property
     def of_step(self) -> Iterator[int]:

@@ -11,7 +11,7 @@ import torch
 
 from autofit.core.account import Account
 from autofit.doctor.graphs import DatedGraphs, nodes_of
-from autofit.doctor.holders import Holder, find_holders, held, held_tensors
+from autofit.doctor.holders import Holder, find_holders, held, held_tensors, paths_to
 from autofit.doctor.observation import GROWING, PASSING, STEPS, Carried, Observation, View, places
 from autofit.doctor.sites import Site
 from autofit.doctor.watch import Watch
@@ -42,6 +42,7 @@ class Observer:
         watch = self._watch
         watch.boundary()
         if watch.step == self._found.steps:
+            self._name_models()
             self._set_trap()
         if watch.step <= self._found.steps:
             return None
@@ -51,12 +52,21 @@ class Observer:
     def result(self) -> Observation:
         """Returns what was seen so far; nothing is observed any more."""
         with self._watch.aside():
+            if self._watch.step < self._found.steps:
+                self._name_models()
             self._find_growth()
             used = used_bytes(self._watch, self._roots())
             holders = find_holders(self._watch.handle_of, used, self._roots())
             self._found.hidden = {handle: View(size, holders.get(handle)) for handle, size in used.items()}
             self._found.frozen_states = _frozen_states(self._watch)
         return self._found
+
+    def _name_models(self) -> None:
+        """Names several models as the user's code does, before their names get into a trace."""
+        models = self._watch.models
+        if len(models) > 1:
+            roots = {name: value for name, value in self._roots().items() if name not in models}
+            self._watch.rename(paths_to(models.values(), roots))
 
     def _set_trap(self) -> None:
         """Has the holders asked in the next step, before the operator that makes the peak."""

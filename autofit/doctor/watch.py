@@ -4,7 +4,7 @@ import gc
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
@@ -182,6 +182,16 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.record(buffer, Kind.BUFFER, initial=True)
             if (handle := self.handle_of(buffer)) is not None:
                 self.buffers.setdefault(handle, named)
+
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Gives models the names that the user's code has for them, by id."""
+        before, self.models = self.models, weakref.WeakValueDictionary()
+        for old, model in before.items():
+            name = names.get(id(model), old)
+            while name in self.models:
+                name += "'"
+            self.models[name] = model
+            self.modules.rename(model, name)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the qualified names and the parameters of all models."""
