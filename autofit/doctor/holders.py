@@ -78,6 +78,11 @@ class Holder:
         return f"{self.name}{self.where}"
 
     @property
+    def container(self) -> str:
+        """The path without the place in its last container, such as "state['losses']"."""
+        return self.path.rpartition("[")[0] if self.path.endswith("]") else self.path
+
+    @property
     def is_attribute(self) -> bool:
         """Whether the variable holds an object that may have to stay, of which an attribute holds the allocation."""
         return self.path.startswith(f"{self.name}.")
@@ -113,9 +118,10 @@ def find_holders(handle_of: Handle, wanted: Iterable[int], roots: Mapping[str, o
     found |= {handle: replace(each, leaf=True) for handle, each in found.items() if handle in gradients}
     seen = set[Any]()  # a node that two graphs share belongs to the first
     for holder, tensor in graphs if left else ():
-        for handle in {handle for each in saved_tensors(tensor.grad_fn, seen) if (handle := handle_of(each)) in left}:
-            left.discard(handle)
-            found[handle] = replace(holder, graph=True, nodes=_nodes(tensor))
+        saved = (handle_of(each) for each in saved_tensors(tensor.grad_fn, seen))
+        if handles := {handle for handle in saved if handle in left}:
+            left -= handles
+            found |= dict.fromkeys(handles, replace(holder, graph=True, nodes=_nodes(tensor)))
     return found
 
 
@@ -310,8 +316,9 @@ def _of_function(value: FunctionType | MethodType, holder: Holder) -> Iterator[t
     if isinstance(value, MethodType):
         yield value.__self__, replace(holder, path=f"{holder.path}.__self__")
     hook = f", {holder.path}" if holder.path.startswith(_HOOK) else ""
-    where = f" in the closure of {function.__name__}{hook}"
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+    code = function.__code__
+    where = f" in the closure of {function.__name__} ({label(code.co_filename)}:{code.co_firstlineno}){hook}"
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield cell.cell_contents, Holder(name, where)
         except ValueError:  # empty

@@ -82,7 +82,8 @@ class Observation:
         held: who holds the allocations that were alive at the peak and never read again, by handle.
         grown: the allocations that each of the last steps left, by what made them; the first is of the last step but
             one.
-        growers: who holds the largest allocation of each group of `grown`; None if nothing of the user's does.
+        growers: who holds the allocations of `grown`, by handle, as far as the user's code does.
+        kept_at: where the last tensor was made that keeps each of them, such as a view, by handle, as far as known.
         cycles: the groups of `grown` that a garbage collection released.
         asked: whether it is known who holds what at the peak.
         over: whether the functions that trained have returned, and their variables are gone.
@@ -102,7 +103,8 @@ class Observation:
     steps: int = STEPS
     held: Mapping[int, Holder] = field(default_factory=dict)
     grown: Mapping[tuple[str, Site], tuple[int, ...]] = field(default_factory=dict)
-    growers: Mapping[tuple[str, Site], Holder | None] = field(default_factory=dict)
+    growers: Mapping[int, Holder] = field(default_factory=dict)
+    kept_at: Mapping[int, Site] = field(default_factory=dict)
     cycles: frozenset[tuple[str, Site]] = frozenset()
     asked: bool = False
     over: bool = False

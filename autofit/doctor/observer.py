@@ -124,13 +124,16 @@ class Observer:
         # The last step may keep its own results until the next one: what the step before it left is certain.
         grown = {made: by for made, by in steps.items() if all(step in by for step in wanted) and last >= GROWING}
         one_step = {made: tuple(by[last - 1]) for made, by in grown.items()}
-        first = {max(handles, key=watch.sizes.__getitem__): made for made, handles in one_step.items()}
+        every = [handle for handles in one_step.values() for handle in handles]
+        lines = watch.last_lines()
+        self._found.kept_at = {each: lines[each] for each in every if each in lines}
         self._found.carried = _carried(watch, self._roots()) if self._found.graph_rises else ()
         longer = _lengthened(watch) if last >= GROWING else {}
-        holders = find_holders(watch.handle_of, [*first, *longer], self._roots())
+        holders = find_holders(watch.handle_of, [*every, *longer], self._roots())
         self._found.lengthened = {each: (holders[each], size) for each, size in longer.items() if each in holders}
         self._found.grown = one_step
-        self._found.growers = {made: holders.get(handle) for handle, made in first.items()}
+        self._found.growers = {handle: holders[handle] for handle in every if handle in holders}
+        first = {max(handles, key=watch.sizes.__getitem__): made for made, handles in one_step.items()}
         unheld = {handle: made for handle, made in first.items() if handle not in holders}
         if unheld:
             gc.collect()

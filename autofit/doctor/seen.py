@@ -260,10 +260,11 @@ class Seen:
 
 
 class TensorEnd(weakref.ref[torch.Tensor]):
-    """A weak reference to a tensor that knows the handle of its allocation."""
+    """A weak reference to a tensor that knows the handle of its allocation and the line that made it."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "site")
     handle: int
+    site: Site
 
 
 class LiveTensors:

@@ -193,6 +193,10 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.models[name] = model
             self.modules.rename(model, name)
 
+    def last_lines(self) -> dict[int, Site]:
+        """Returns where the last of the live tensors of each allocation was made, such as a view that is kept."""
+        return {end.handle: end.site for end in self._ends.values()}
+
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the qualified names and the parameters of all models."""
         several = len(self.models) > 1
@@ -285,7 +289,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         known = [(each, handle) for each in results if (handle := self.handle_of(each)) is not None]
         for tensor, handle in [] if in_backward() else known:
             end = TensorEnd(tensor, self._let_go)
-            end.handle = handle
+            end.handle, end.site = handle, self.site
             self._ends[id(end)] = end
         return [handle for _, handle in known]
 
