@@ -93,6 +93,8 @@ class Observation:
         what_if: runs further steps with changes; None if the steps cannot be run again.
         hidden: the allocations of which views outlive their step and use a part only.
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
+        sources: who holds the float64 operands of `Watch.widened`, by handle, as far as the user's code does.
+        constants: the tensors of these operands that are still there, if nothing else brings float64 in.
         device: the device of the training.
         peaks: `Device.peaks` at the end of the last step.
     """
@@ -113,6 +115,8 @@ class Observation:
     what_if: WhatIf | None = None
     hidden: Mapping[int, View] = field(default_factory=dict)
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    sources: Mapping[int, Holder] = field(default_factory=dict)
+    constants: Sequence[torch.Tensor] = ()
     device: Device = field(default_factory=devices.host)
     peaks: tuple[int, int] | None = None
     _views: "_Views | None" = None

@@ -55,6 +55,7 @@ class Observer:
             if self._watch.step < self._found.steps:
                 self._name_models()
             self._find_growth()
+            self._find_constants()
             used = used_bytes(self._watch, self._roots())
             holders = find_holders(self._watch.handle_of, used, self._roots())
             self._found.hidden = {handle: View(size, holders.get(handle)) for handle, size in used.items()}
@@ -67,6 +68,14 @@ class Observer:
         if len(models) > 1:
             roots = {name: value for name, value in self._roots().items() if name not in models}
             self._watch.rename(paths_to(models.values(), roots))
+
+    def _find_constants(self) -> None:
+        """Finds the float64 tensors from outside the steps that bring float64 in, and who holds them."""
+        watch, wanted = self._watch, set[int]().union(*self._watch.widened.values())
+        self._found.sources = find_holders(watch.handle_of, wanted, self._roots())
+        wide = [each for each in watch.alive() if each.dtype is torch.float64 and watch.handle_of(each) in wanted]
+        if all(watch.widened.values()) and {watch.handle_of(each) for each in wide} == wanted:
+            self._found.constants = wide
 
     def _set_trap(self) -> None:
         """Has the holders asked in the next step, before the operator that makes the peak."""

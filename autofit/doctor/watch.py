@@ -111,7 +111,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.step, self.operator = 1, 0
         self.models = weakref.WeakValueDictionary[str, nn.Module]()
         self.followed: set[int] = set()
-        self._parts, self._wide = weakref.WeakSet[nn.Module](), set[str]()
+        self._parts = weakref.WeakSet[nn.Module]()
         self.on_operator: Callable[[Watch, Any], None] | None = None
         self._called_before: Counter[int] = Counter()
         self._given, self.saves, self._call = models, saves, -1
@@ -311,16 +311,12 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
         A backward pass computes in the types of its forward pass, and brings none in.
         """
-        wide = [
-            each for each in read if (form := self.forms[each]) is not None and form[0] is torch.float64 and form[1]
-        ]
+        forms = ((each, self.forms[each]) for each in read)
+        wide = [each for each, form in forms if form is not None and form[0] is torch.float64 and form[1]]
         if in_backward() or not all(each in self.outside or each in self.buffers for each in wide):
             return
-        names = [self.buffers[each] for each in wide if each in self.buffers]
-        before = self._wide.issuperset(names) and bool(names)
-        self._wide.update(names)
-        if not before and not any(site == self.site and text.endswith(func.name()) for text, site in self.widened):
-            self.widened.append((f"the buffer {names[0]} in {func.name()}" if names else func.name(), self.site))
+        if not wide or not set().union(*self.widened.values()).issuperset(wide):
+            self.widened.setdefault((func.name(), self.site), set()).update(wide)
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Iterator[int]:
         """Yields the allocations that an operator reads."""
