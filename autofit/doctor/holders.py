@@ -7,6 +7,7 @@ import re
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import CO_OPTIMIZED
 from itertools import chain
@@ -77,6 +78,11 @@ class Holder:
         return f"{self.name}{self.where}"
 
     @property
+    def container(self) -> str:
+        """The path without the place in its last container, such as "state['losses']"."""
+        return self.path.rpartition("[")[0] if self.path.endswith("]") else self.path
+
+    @property
     def is_attribute(self) -> bool:
         """Whether the variable holds an object that may have to stay, of which an attribute holds the allocation."""
         return self.path.startswith(f"{self.name}.")
@@ -112,9 +118,10 @@ def find_holders(handle_of: Handle, wanted: Iterable[int], roots: Mapping[str, o
     found |= {handle: replace(each, leaf=True) for handle, each in found.items() if handle in gradients}
     seen = set[Any]()  # a node that two graphs share belongs to the first
     for holder, tensor in graphs if left else ():
-        for handle in {handle for each in saved_tensors(tensor.grad_fn, seen) if (handle := handle_of(each)) in left}:
-            left.discard(handle)
-            found[handle] = replace(holder, graph=True, nodes=_nodes(tensor))
+        saved = (handle_of(each) for each in saved_tensors(tensor.grad_fn, seen))
+        if handles := {handle for handle in saved if handle in left}:
+            left -= handles
+            found |= dict.fromkeys(handles, replace(holder, graph=True, nodes=_nodes(tensor)))
     return found
 
 
@@ -130,10 +137,32 @@ def held_tensors(roots: Mapping[str, object]) -> list[torch.Tensor]:
 
 
 def held(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor]]:
-    """Yields what variables and roots hold, and how."""
+    """Yields the tensors that variables and roots hold, and how."""
+    reached = ((holder, value) for holder, value in _reached(roots) if isinstance(value, torch.Tensor))
+    yield from ((holder, tensor) for holder, tensor in reached if tensor.layout is torch.strided)
+
+
+def paths_to(modules: Iterable[nn.Module], roots: Mapping[str, object]) -> dict[int, str]:
+    """Returns how the user's code reaches some modules, such as "trainer.target", by id, as far as it holds them."""
+    left, found, seen = {id(each) for each in modules}, dict[int, str](), set[int]()
+    for holder, value in _reached(roots):
+        if isinstance(value, nn.Module) and id(value) not in seen:
+            seen.add(id(value))
+            with suppress(Exception):  # a module of the user's may not be complete
+                for name, part in value.named_modules():
+                    if id(part) in left:
+                        left.discard(id(part))
+                        found[id(part)] = f"{holder.path}.{name}" if name else holder.path
+        if not left:
+            break
+    return found
+
+
+def _reached(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor | nn.Module]]:
+    """Yields the tensors and modules that variables and roots hold, and how. Modules inside others are not entered."""
     walk = _HolderWalk()
     for name, where, value in (*_variables(roots), *((name, "", value) for name, value in roots.items())):
-        yield from walk.tensors(value, name, where)
+        yield from walk.found(value, name, where)
 
 
 def _nodes(tensor: torch.Tensor) -> int:
@@ -208,20 +237,23 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class _HolderWalk:
-    """Walks from variables to tensors. Each object is entered once, and again if a later way to it reaches further."""
+    """Walks from variables to tensors and modules.
+
+    Each object is entered once, and again if a later way to it reaches further.
+    """
 
     def __init__(self) -> None:
         self._seen = dict[int, int]()  # how far the walk went on from an object, by its id
 
-    def tensors(self, value: object, name: str, where: str) -> Iterator[tuple[Holder, torch.Tensor]]:
+    def found(self, value: object, name: str, where: str) -> Iterator[tuple[Holder, torch.Tensor | nn.Module]]:
         waiting = deque([(value, Holder(name, where), DEPTH)])
         while waiting and len(self._seen) < OBJECTS:
             value, holder, depth = waiting.popleft()
             if isinstance(value, _PLAIN):
                 continue
+            if isinstance(value, (torch.Tensor, nn.Module)):
+                yield holder, value
             if isinstance(value, torch.Tensor):
-                if value.layout is torch.strided:
-                    yield holder, value
                 continue
             before = self._seen.get(id(value), 0)
             if depth > before:
@@ -284,8 +316,9 @@ def _of_function(value: FunctionType | MethodType, holder: Holder) -> Iterator[t
     if isinstance(value, MethodType):
         yield value.__self__, replace(holder, path=f"{holder.path}.__self__")
     hook = f", {holder.path}" if holder.path.startswith(_HOOK) else ""
-    where = f" in the closure of {function.__name__}{hook}"
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+    code = function.__code__
+    where = f" in the closure of {function.__name__} ({label(code.co_filename)}:{code.co_firstlineno}){hook}"
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield cell.cell_contents, Holder(name, where)
         except ValueError:  # empty

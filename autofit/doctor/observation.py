@@ -82,7 +82,8 @@ class Observation:
         held: who holds the allocations that were alive at the peak and never read again, by handle.
         grown: the allocations that each of the last steps left, by what made them; the first is of the last step but
             one.
-        growers: who holds the largest allocation of each group of `grown`; None if nothing of the user's does.
+        growers: who holds the allocations of `grown`, by handle, as far as the user's code does.
+        kept_at: where the last tensor was made that keeps each of them, such as a view, by handle, as far as known.
         cycles: the groups of `grown` that a garbage collection released.
         asked: whether it is known who holds what at the peak.
         over: whether the functions that trained have returned, and their variables are gone.
@@ -92,6 +93,8 @@ class Observation:
         what_if: runs further steps with changes; None if the steps cannot be run again.
         hidden: the allocations of which views outlive their step and use a part only.
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
+        sources: who holds the float64 operands of `Watch.widened`, by handle, as far as the user's code does.
+        constants: the tensors of these operands that are still there, if nothing else brings float64 in.
         device: the device of the training.
         peaks: `Device.peaks` at the end of the last step.
     """
@@ -102,7 +105,8 @@ class Observation:
     steps: int = STEPS
     held: Mapping[int, Holder] = field(default_factory=dict)
     grown: Mapping[tuple[str, Site], tuple[int, ...]] = field(default_factory=dict)
-    growers: Mapping[tuple[str, Site], Holder | None] = field(default_factory=dict)
+    growers: Mapping[int, Holder] = field(default_factory=dict)
+    kept_at: Mapping[int, Site] = field(default_factory=dict)
     cycles: frozenset[tuple[str, Site]] = frozenset()
     asked: bool = False
     over: bool = False
@@ -111,6 +115,8 @@ class Observation:
     what_if: WhatIf | None = None
     hidden: Mapping[int, View] = field(default_factory=dict)
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    sources: Mapping[int, Holder] = field(default_factory=dict)
+    constants: Sequence[torch.Tensor] = ()
     device: Device = field(default_factory=devices.host)
     peaks: tuple[int, int] | None = None
     _views: "_Views | None" = None
@@ -449,9 +455,9 @@ class Observation:
         return len(rises) >= GROWING - 1 and all(rises[1 - GROWING :])
 
     @staticmethod
-    def place_at(site: Site) -> Place:
+    def place_at(site: Site, module: str = "", holder: str = "") -> Place:
         """Returns a line as a place."""
-        return Place(line=site.user, library=site.library)
+        return Place(line=site.user, library=site.library, module=module, holder=holder)
 
     @property
     def of_step(self) -> Iterator[int]:

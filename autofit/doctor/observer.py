@@ -11,7 +11,7 @@ import torch
 
 from autofit.core.account import Account
 from autofit.doctor.graphs import DatedGraphs, nodes_of
-from autofit.doctor.holders import Holder, find_holders, held, held_tensors
+from autofit.doctor.holders import Holder, find_holders, held, held_tensors, paths_to
 from autofit.doctor.observation import GROWING, PASSING, STEPS, Carried, Observation, View, places
 from autofit.doctor.sites import Site
 from autofit.doctor.watch import Watch
@@ -42,6 +42,7 @@ class Observer:
         watch = self._watch
         watch.boundary()
         if watch.step == self._found.steps:
+            self._name_models()
             self._set_trap()
         if watch.step <= self._found.steps:
             return None
@@ -51,12 +52,30 @@ class Observer:
     def result(self) -> Observation:
         """Returns what was seen so far; nothing is observed any more."""
         with self._watch.aside():
+            if self._watch.step < self._found.steps:
+                self._name_models()
             self._find_growth()
+            self._find_constants()
             used = used_bytes(self._watch, self._roots())
             holders = find_holders(self._watch.handle_of, used, self._roots())
             self._found.hidden = {handle: View(size, holders.get(handle)) for handle, size in used.items()}
             self._found.frozen_states = _frozen_states(self._watch)
         return self._found
+
+    def _name_models(self) -> None:
+        """Names several models as the user's code does, before their names get into a trace."""
+        models = self._watch.models
+        if len(models) > 1:
+            roots = {name: value for name, value in self._roots().items() if name not in models}
+            self._watch.rename(paths_to(models.values(), roots))
+
+    def _find_constants(self) -> None:
+        """Finds the float64 tensors from outside the steps that bring float64 in, and who holds them."""
+        watch, wanted = self._watch, set[int]().union(*self._watch.widened.values())
+        self._found.sources = find_holders(watch.handle_of, wanted, self._roots())
+        wide = [each for each in watch.alive() if each.dtype is torch.float64 and watch.handle_of(each) in wanted]
+        if all(watch.widened.values()) and {watch.handle_of(each) for each in wide} == wanted:
+            self._found.constants = wide
 
     def _set_trap(self) -> None:
         """Has the holders asked in the next step, before the operator that makes the peak."""
@@ -114,13 +133,16 @@ class Observer:
         # The last step may keep its own results until the next one: what the step before it left is certain.
         grown = {made: by for made, by in steps.items() if all(step in by for step in wanted) and last >= GROWING}
         one_step = {made: tuple(by[last - 1]) for made, by in grown.items()}
-        first = {max(handles, key=watch.sizes.__getitem__): made for made, handles in one_step.items()}
+        every = [handle for handles in one_step.values() for handle in handles]
+        lines = watch.last_lines()
+        self._found.kept_at = {each: lines[each] for each in every if each in lines}
         self._found.carried = _carried(watch, self._roots()) if self._found.graph_rises else ()
         longer = _lengthened(watch) if last >= GROWING else {}
-        holders = find_holders(watch.handle_of, [*first, *longer], self._roots())
+        holders = find_holders(watch.handle_of, [*every, *longer], self._roots())
         self._found.lengthened = {each: (holders[each], size) for each, size in longer.items() if each in holders}
         self._found.grown = one_step
-        self._found.growers = {made: holders.get(handle) for handle, made in first.items()}
+        self._found.growers = {handle: holders[handle] for handle in every if handle in holders}
+        first = {max(handles, key=watch.sizes.__getitem__): made for made, handles in one_step.items()}
         unheld = {handle: made for handle, made in first.items() if handle not in holders}
         if unheld:
             gc.collect()

@@ -212,7 +212,8 @@ class Seen:
         switches: the calls of modules that depend on their mode.
         scales: weight of each normalisation when it was first called without gradients, by index of the module.
         recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
-        widened: operators that made float64 tensors from others, or from one that was made outside, with their lines.
+        widened: the operators that brought float64 in, and their lines, with the float64 operands that were made
+            outside; none if the operator itself widens.
         buffers: names of the models' buffers, by handle.
         waits: how often the host waited for the device, by reason and line; not in the update.
         casts: how often parameters were cast to another type.
@@ -243,7 +244,7 @@ class Seen:
         self.switches: set[Switched] = set()
         self.scales: dict[int, torch.Tensor] = {}
         self.recomputed = False
-        self.widened: list[tuple[str, Site]] = []
+        self.widened: dict[tuple[str, Site], set[int]] = {}
         self.buffers: dict[int, str] = {}
         self.waits: Counter[tuple[str, Site]] = Counter()
         self.casts: Counter[Cast] = Counter()
@@ -263,10 +264,11 @@ class Seen:
 
 
 class TensorEnd(weakref.ref[torch.Tensor]):
-    """A weak reference to a tensor that knows the handle of its allocation."""
+    """A weak reference to a tensor that knows the handle of its allocation and the line that made it."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "site")
     handle: int
+    site: Site
 
 
 class LiveTensors:

@@ -250,6 +250,7 @@ def _raced(found: Iterable[tuple[Finding, Change | None]], what_if: WhatIf | Non
 
 def _held(observation: Observation) -> Iterator[torch.Tensor]:
     """Yields the tensors that the training keeps between steps."""
+    yield from observation.constants
     for model in observation.watch.models.values():
         yield from lasting_tensors(model)
     for optimizer in observation.watch.optimizers.values():

@@ -4,7 +4,7 @@ import gc
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
@@ -112,7 +112,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.step, self.operator = 1, 0
         self.models = weakref.WeakValueDictionary[str, nn.Module]()
         self.followed: set[int] = set()
-        self._parts, self._wide = weakref.WeakSet[nn.Module](), set[str]()
+        self._parts = weakref.WeakSet[nn.Module]()
         self.on_operator: Callable[[Watch, Any], None] | None = None
         self._called_before: Counter[int] = Counter()
         self._given, self.saves, self._call = models, saves, -1
@@ -184,6 +184,20 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self.record(buffer, Kind.BUFFER, initial=True)
             if (handle := self.handle_of(buffer)) is not None:
                 self.buffers.setdefault(handle, named)
+
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Gives models the names that the user's code has for them, by id."""
+        before, self.models = self.models, weakref.WeakValueDictionary()
+        for old, model in before.items():
+            name = names.get(id(model), old)
+            while name in self.models:
+                name += "'"
+            self.models[name] = model
+            self.modules.rename(model, name)
+
+    def last_lines(self) -> dict[int, Site]:
+        """Returns where the last of the live tensors of each allocation was made, such as a view that is kept."""
+        return {end.handle: end.site for end in self._ends.values()}
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the qualified names and the parameters of all models."""
@@ -277,7 +291,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         known = [(each, handle) for each in results if (handle := self.handle_of(each)) is not None]
         for tensor, handle in [] if in_backward() else known:
             end = TensorEnd(tensor, self._let_go)
-            end.handle = handle
+            end.handle, end.site = handle, self.site
             self._ends[id(end)] = end
         return [handle for _, handle in known]
 
@@ -299,16 +313,12 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
         A backward pass computes in the types of its forward pass, and brings none in.
         """
-        wide = [
-            each for each in read if (form := self.forms[each]) is not None and form[0] is torch.float64 and form[1]
-        ]
+        forms = ((each, self.forms[each]) for each in read)
+        wide = [each for each, form in forms if form is not None and form[0] is torch.float64 and form[1]]
         if in_backward() or not all(each in self.outside or each in self.buffers for each in wide):
             return
-        names = [self.buffers[each] for each in wide if each in self.buffers]
-        before = self._wide.issuperset(names) and bool(names)
-        self._wide.update(names)
-        if not before and not any(site == self.site and text.endswith(func.name()) for text, site in self.widened):
-            self.widened.append((f"the buffer {names[0]} in {func.name()}" if names else func.name(), self.site))
+        if not wide or not set().union(*self.widened.values()).issuperset(wide):
+            self.widened.setdefault((func.name(), self.site), set()).update(wide)
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Iterator[int]:
         """Yields the allocations that an operator reads."""

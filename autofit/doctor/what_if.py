@@ -261,6 +261,19 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextmanager
+def narrowed(constants: Iterable[torch.Tensor], run: Run) -> Iterator[Run]:
+    """Yields what runs a step while some float64 tensors are float32."""
+    before = [(each, each.data) for each in constants]
+    try:
+        for each, wide in before:
+            each.data = wide.float()
+        yield run
+    finally:
+        for each, wide in before:
+            each.data = wide
+
+
+@contextmanager
 def only_used(unused: Mapping[int, Iterable[nn.Parameter]], parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Has the backward passes of a step leave out gradients: those of some parameters, by number of the pass, from 1.
 

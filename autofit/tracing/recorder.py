@@ -63,6 +63,12 @@ class ModuleStack:
                 self._indices[id(module)] = len(self.names)
                 self.names.append(".".join(part for part in (prefix, name) if part))
 
+    def rename(self, model: nn.Module, prefix: str) -> None:
+        """Gives the names of the modules of `model` another prefix."""
+        for name, module in model.named_modules():
+            if (index := self.index_of(module)) is not None:
+                self.names[index] = ".".join(part for part in (prefix, name) if part)
+
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[list[str]]:
         """Follows the modules of `model` while the context is open, and yields their names."""

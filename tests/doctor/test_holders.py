@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autofit.doctor import holders
-from autofit.doctor.holders import Holder, find_holders
+from autofit.doctor.holders import Holder, find_holders, paths_to
 
 GLOBAL: list[torch.Tensor] = []
 HERE = "(tests/doctor/test_holders.py:"
@@ -336,3 +336,16 @@ def test_variables_of_a_class_that_is_being_made_are_left() -> None:
     assert Made.found is not None
     assert Made.found.path == "table"
     assert Made.after is Made.table
+
+
+def test_modules_are_reached_by_variables_and_through_other_modules() -> None:
+    inner, apart = nn.Linear(2, 2), nn.Linear(2, 2)
+    broken = nn.Linear.__new__(nn.Linear)  # as while its __init__ runs
+    trainer = State(last=nn.Sequential(nn.ReLU(), inner), more={"target": apart})
+    names = {id(inner): "inner", id(trainer.last): "trainer.last", id(apart): "apart"}
+    assert paths_to([inner, trainer.last, apart], {}) == names
+    wanted = trainer.last[1], apart
+    del inner, apart, broken
+    found = paths_to(wanted, {"root": wanted[1]})
+    assert [found[id(each)] for each in wanted] == ["trainer.last.1", "trainer.more['target']"]
+    assert paths_to([], {}) == {}

@@ -114,7 +114,7 @@ def test_what_lasts_some_steps_is_not_growth(steps: int) -> None:
 def test_a_cycle_is_told_by_a_collection() -> None:
     observation = observed(keeping("cycle"))
     assert observation.cycles == set(observation.grown)
-    assert list(observation.growers.values()) == [None]
+    assert observation.growers == {}
 
 
 def test_states_of_frozen_parameters_are_found() -> None:

@@ -542,3 +542,16 @@ def test_the_watch_changes_neither_results_nor_the_peak(
     assert watched.peak_bytes == empty.peak_bytes
     # A Python number that an operator takes as a tensor lives until the operator ends under any mode: 8 bytes.
     assert 0 <= watched.peak_bytes - plain.peak_bytes <= 8
+
+
+def test_models_are_renamed_with_their_modules_and_stay_apart() -> None:
+    first, second, third = Net(), Net(), Net()
+    with watching() as watch:
+        for model in (first, second, third):
+            model(torch.ones(1, 4))
+        watch.rename({id(first): "student", id(second): "net", id(third): "net"})
+        assert watch.models == {"student": first, "net": second, "net'": third}
+        index = watch.modules.index_of(second.last)
+        assert index is not None
+        assert watch.modules.names[index] == "net.last"
+    assert {name.partition(".")[0] for name, _ in watch.parameters()} == {"student", "net", "net'"}

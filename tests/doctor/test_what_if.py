@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autofit.devices.cpu import Cpu
-from autofit.doctor.what_if import Change, WhatIf, frozen, only_used, replaced, without_graph
+from autofit.doctor.what_if import Change, WhatIf, frozen, narrowed, only_used, replaced, without_graph
 from autofit.search.race import MIN_ROUNDS
 
 WIDTH = 512
@@ -167,3 +167,12 @@ def test_a_backward_pass_may_leave_gradients_out(model: nn.Sequential) -> None:
         assert other is not None
         torch.testing.assert_close(each, factor * other)
     assert torch.autograd.backward.__name__ == "backward"
+
+
+def test_constants_are_float32_while_steps_run_and_as_before_afterwards() -> None:
+    constant = torch.ones(4, dtype=torch.float64)
+    address = constant.data_ptr()
+    with narrowed([constant], lambda: None) as run:
+        run()
+        assert constant.dtype is torch.float32
+    assert (constant.dtype, constant.data_ptr()) == (torch.float64, address)

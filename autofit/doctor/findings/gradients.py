@@ -1,7 +1,7 @@
 """Gradients and optimizer state that nothing uses."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 
 import torch
@@ -11,6 +11,7 @@ from autofit.doctor.diagnosis import LEAST_RATIO, Finding, Place, Size
 from autofit.doctor.findings.base import Detector, at_peak, is_nothing
 from autofit.doctor.observation import Observation
 from autofit.doctor.seen import Dropped
+from autofit.doctor.sites import NOWHERE, Site
 from autofit.doctor.what_if import Change, frozen, only_used
 from autofit.reports.sentences import counted
 
@@ -39,13 +40,15 @@ class GradientWithoutOptimizer(Detector):
         fields = at_peak(observation, saved_bytes, "at least")
         lost = len(observation.optimized - names.keys() - watch.with_gradient)
         stale = f"; an optimizer has {counted(lost, 'parameter')} instead that no watched model has" if lost else ""
+        called = _called(observation, set(foreign))
+        where = f" (called at {site})" if str(site := called.get(foreign[0], NOWHERE)) else ""
         share = sum(names[each][1].numel() for each in foreign) / max(sum(p.numel() for _, p in names.values()), 1)
         yield Finding(
             id=self.id,
             what=(
                 f"the backward pass computes the gradients of {counted(len(foreign), 'parameter')} "
-                f"({share:.0%} of the model), such as {names[foreign[0]][0]}, which no optimizer updates, so that "
-                f"their memory and time are lost{stale}"
+                f"({share:.0%} of the model), such as {names[foreign[0]][0]}{where}, which no optimizer updates, "
+                f"so that their memory and time are lost{stale}"
             ),
             remedy=(
                 "make the optimizer after the model was changed, from its present parameters"
@@ -53,7 +56,7 @@ class GradientWithoutOptimizer(Detector):
                 else "freeze them with requires_grad_(False), or compute what is only a target under torch.no_grad(); "
                 "give them to an optimizer only if they are to be trained"
             ),
-            places=tuple(Place(module=names[each][0]) for each in foreign[:8]),
+            places=tuple(observation.place_at(called.get(each, NOWHERE), names[each][0]) for each in foreign[:8]),
             **fields | {"minor": fields["minor"] and share < LEAST_RATIO},
         )
 
@@ -62,6 +65,16 @@ class GradientWithoutOptimizer(Detector):
         names, watch = observation.names, observation.watch
         foreign = [names[each][1] for each in watch.with_gradient - observation.optimized if each in names]
         return Change("these parameters frozen", partial(frozen, foreign))
+
+
+def _called(observation: Observation, foreign: Set[int]) -> dict[int, Site]:
+    """Returns where the outermost modules that have no other parameters were called, by id of the parameter."""
+    sites, found = {call.module: call.site for call in reversed(observation.watch.calls)}, dict[int, Site]()
+    for module, part in observation.modules.items():  # outer ones come first
+        held = {id(each) for each in part.parameters()}
+        if module in sites and held <= foreign:
+            found = dict.fromkeys(held, sites[module]) | found
+    return found
 
 
 class GradientDropped(Detector):

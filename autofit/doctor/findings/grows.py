@@ -11,6 +11,7 @@ from autofit.doctor.findings.base import Detector, is_slow, largest_of, made, pl
 from autofit.doctor.graphs import NODE_BYTES
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import GROWING, Observation
+from autofit.doctor.sites import NOWHERE
 from autofit.reports.sentences import counted
 
 
@@ -38,6 +39,7 @@ class Grows(Detector):
                 if (view := observation.hidden.get(largest)) is not None:
                     held += f", which uses only {format_bytes(view.used_bytes)} of it"
                     remedy = "keep a copy of the part: tensor.clone() instead of the view"
+                held += _others(observation, handles, holder)
             elif cyclic:
                 held = "held by objects that refer to each other until Python's garbage collection runs"
                 remedy = "break the cycle: an object that holds itself, or a closure that holds its own function"
@@ -56,9 +58,13 @@ class Grows(Detector):
                 )
             yield Finding(
                 id=self.id,
-                what=f"{grows}: {made(observation, largest)}, {held}",
+                what=f"{grows}: {_of(observation, handles, largest)}, {held}",
                 remedy=remedy,
-                places=(place_of(observation, largest, holder), *places_of(observation, handles)),
+                places=(
+                    place_of(observation, largest, holder),
+                    *_kept_at(observation, largest),
+                    *places_of(observation, handles),
+                ),
                 size=size,
                 evidence=_limits(observation, holder),
                 minor=is_slow(observation, max(size_bytes, host_bytes)),
@@ -144,6 +150,28 @@ class GraphGrows(Detector):
             )
 
 
+def _of(observation: Observation, handles: Sequence[int], largest: int) -> str:
+    """Returns what a step leaves behind, where it was made and where the tensor that keeps it, in words."""
+    several = f"{len(handles)} tensors per step, the largest " if len(handles) > 1 else ""
+    kept = "".join(f", kept from {place.line} on" for place in _kept_at(observation, largest))
+    return f"{several}{made(observation, largest)}{kept}"
+
+
+def _kept_at(observation: Observation, handle: int) -> Iterator[Place]:
+    """Yields the line that made the tensor which is kept, if another one has made its memory."""
+    site = observation.kept_at.get(handle, NOWHERE)
+    if site.user and site != observation.watch.sites[handle]:
+        yield observation.place_at(site)
+
+
+def _others(observation: Observation, handles: Sequence[int], holder: Holder) -> str:
+    """Returns who else holds some allocations, in words: a holder for each container beside that of `holder`."""
+    found = {each.container: each for handle in handles if (each := observation.growers.get(handle)) is not None}
+    others = [f"`{each.path}`" for container, each in found.items() if container != holder.container]
+    more = [f"{len(others) - 3} more"] if len(others) > 3 else []
+    return "".join(f", and by {each}" for each in (*others[:3], *more))
+
+
 def _too_few(observation: Observation, least: int) -> str:
     steps = len(observation.watch.levels)
     if steps < least:
@@ -192,7 +220,7 @@ def _groups(observation: Observation) -> Iterator[tuple[list[int], Holder | None
     holders = dict[Hashable, tuple[Holder | None, bool]]()
     # The largest first: its holder is named, with as many nodes as any of them keeps.
     for group, handles in sorted(observation.grown.items(), key=lambda each: -_largest(observation, each[1])):
-        holder, cyclic = observation.growers.get(group), group in observation.cycles
+        holder, cyclic = observation.growers.get(largest_of(observation, handles)), group in observation.cycles
         key: Hashable = (holder.variable, holder.graph) if holder is not None else cyclic or group
         groups[key] += handles
         first, _ = holders.setdefault(key, (holder, cyclic))

@@ -1,7 +1,10 @@
 """Tensors that are larger than what is used of them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from functools import partial
+from itertools import islice
+from typing import Any
 
 import torch
 
@@ -9,9 +12,16 @@ from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, Finding, Place, Size
 from autofit.doctor.findings.base import Detector, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.observation import Observation
+from autofit.doctor.waits import CAST
+from autofit.doctor.what_if import Change, narrowed
 from autofit.reports.sentences import counted
+from autofit.tracing.host_temporaries import MIXED
 from autofit.workloads.batch_algebra import leaves
 
+CASTING = {CAST.name()}  # type: ignore[no-untyped-call]  # torch has no types here
+"""Name of the operator of casts."""
+CONVERTING = {each.name() for each in MIXED}  # type: ignore[no-untyped-call]  # nor here
+"""Names of the operators that copy operands of another type than their result's while they run on a host."""
 LEAST_BUFFER_BYTES = 1024
 """Smallest buffer that is compared with others."""
 
@@ -30,11 +40,12 @@ class Float64(Detector):
         handles = [handle for handle in observation.of_step if _is_wide(observation, handle)]
         if not handles:
             return
-        saved_bytes = observation.saved_bytes(sizes={handle: watch.sizes[handle] // 2 for handle in handles})
+        wide = set(handles).union(*watch.widened.values())
+        saved_bytes = observation.saved_bytes(**_as_float32(observation, wide))
         total_bytes = observation.size_of(handles)
         if is_nothing(observation, total_bytes):
             return
-        sources = [f"{name} at {site}" for name, site in watch.widened]
+        sources = [f"{_brought(observation, each)}{name} at {site}" for (name, site), each in watch.widened.items()]
         yield Finding(
             id=self.id,
             what=(
@@ -46,10 +57,49 @@ class Float64(Detector):
                 "make the constant, buffer or array float32, as with .float() or dtype=torch.float32, or leave out the "
                 "cast, unless the precision is needed"
             ),
-            places=(*(observation.place_at(site) for _, site in watch.widened[:3]), *places_of(observation, handles)),
-            size=Size(peak_bytes=max(saved_bytes, 0), bound="at least"),  # casts to and from float64 go as well
+            places=(*islice(_places(observation), 3), *places_of(observation, handles)),
+            size=Size(peak_bytes=max(saved_bytes, 0), bound="at least"),
             minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
         )
+
+    def change(self, observation: Observation, finding: Finding) -> Change | None:
+        """Returns the constants that bring float64 in as float32. On a device, the float64 ones stay in memory too."""
+        if not observation.constants:
+            return None
+        opened = partial(narrowed, observation.constants, observation.further.run)
+        return Change("these constants as float32", opened=opened, bound="at least")
+
+
+def _as_float32(observation: Observation, wide: Set[int]) -> dict[str, Any]:
+    """Returns what is other if some float64 allocations are float32, as arguments of `Observation.saved_bytes`.
+
+    They have half their size, operands are not converted to them, and a cast between them and float32 returns its
+    operand, which then lives as long as either, unless something changes one of the two in place.
+    """
+    watch, without, ends_at = observation.watch, set[int](), dict[int, int]()
+    sizes = {each: watch.sizes[each] // 2 for each in wide}
+    begins = {event: place for place, event in enumerate(watch.events) if event >= 0}
+    ends = {~event: place for place, event in enumerate(watch.events) if event < 0}
+    written = {each for ran in watch.ran for each in ran.results if each not in ran.made}
+    written.update(watch.added.values(), watch.replaced.values())
+    first, last = dict[int, int](), dict[int, int]()  # of what becomes one tensor, by one of them and by the first
+    for ran in (each for each in watch.ran if not wide.isdisjoint((*each.reads, *each.results))):
+        names = set(watch.operators[ran.made.start : ran.made.stop])
+        if names & CONVERTING:
+            without.update(each for each in ran.made if each not in ran.results)
+        pair = {*ran.reads, *ran.results}
+        others = {None if (form := watch.forms[each]) is None else form[0] for each in pair - wide}
+        if names != CASTING or len(pair) != 2 or others != {torch.float32} or pair & written:
+            continue
+        operand, result = sorted(pair)
+        root = first[result] = first.get(operand, operand)
+        present = last.get(root, root)
+        if ends.get(result, len(watch.events)) <= ends.get(present, len(watch.events)):
+            without.add(result)
+        else:
+            ends_at[present], last[root] = begins[result], result
+            sizes[result] = sizes.get(root, watch.sizes[root])
+    return {"sizes": sizes, "without": without, "ends_at": ends_at}
 
 
 class WideMask(Detector):
@@ -135,6 +185,26 @@ class Duplicates(Detector):
                 size=Size(peak_bytes=size_bytes, basis="counted"),
                 minor=size_bytes < max(LEAST_RATIO * observation.peak_bytes, LEAST_BYTES),
             )
+
+
+def _brought(observation: Observation, handles: Iterable[int]) -> str:
+    """Returns the float64 operands with which an operator brings float64 in, in words."""
+    names = dict.fromkeys(_name_of(observation, each) for each in sorted(handles))
+    return f"{' and '.join(list(names)[:3])} in " if names else ""
+
+
+def _name_of(observation: Observation, handle: int) -> str:
+    if (buffer := observation.watch.buffers.get(handle)) is not None:
+        return f"the buffer {buffer}"
+    holder, form = observation.sources.get(handle), observation.form_of(handle)
+    return f"a batch or an array, {form}," if holder is None else f"{holder}, {form},"
+
+
+def _places(observation: Observation) -> Iterator[Place]:
+    """Yields the lines of the operators that brought float64 in, each with a variable that holds such an operand."""
+    for (_, site), handles in observation.watch.widened.items():
+        held = [str(holder) for each in sorted(handles) if (holder := observation.sources.get(each)) is not None]
+        yield observation.place_at(site, holder=held[0] if held else "")
 
 
 def _is_wide(observation: Observation, handle: int) -> bool:

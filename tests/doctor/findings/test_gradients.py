@@ -1,6 +1,8 @@
 """Gradients and optimizer state that nothing uses."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -8,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import autofit
+from autofit.doctor.loops import Enough, ScriptObserver
 from tests.doctor.cases import (
     MIB,
     PAIRS,
@@ -294,3 +298,76 @@ def test_without_an_update_nothing_is_said_of_optimizers() -> None:
     assert set(unchecked(found)) == {"gradient-without-optimizer", "gradient-dropped", "no-gradient"}
     assert sum("no optimizer stepped" in each.reason for each in found.unchecked) == 3
     assert peak_bytes(lambda: recurrent(True)) > 0
+
+
+class Distilled:
+    """A loss with a target of its own, whose graph is made too in the bad one."""
+
+    def __init__(self, model: nn.Module, good: bool) -> None:
+        self.slow, self.good = deepcopy(model), good
+
+    def __call__(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(not self.good):
+            wanted = self.slow(batch)
+        return nn.functional.mse_loss(model(batch), wanted)
+
+
+def distilled() -> tuple[nn.Sequential, list[torch.Tensor], torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 64))
+    return model, [torch.randn(64, 256) for _ in range(4)], torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def distilled_case(good: bool) -> Case:
+    model, batches, optimizer = distilled()
+    loss = Distilled(model, good)
+
+    def step() -> None:
+        torch.autograd.backward(loss(model, batches[0]))
+        optimizer.step()
+        model.zero_grad()
+
+    return Case(model, step)
+
+
+@pytest.mark.parametrize("good", [False, True])
+def test_a_target_without_an_optimizer_is_named_by_its_holder_and_its_call(good: bool) -> None:
+    model, batches, optimizer = distilled()
+    found = autofit.diagnose(model, batches, step_fn=Distilled(model, good), optimizer=optimizer, device="cpu")
+    if good:
+        assert shown(found) == []
+        return
+    [finding] = of(found, "gradient-without-optimizer")
+    code = Distilled.__call__.__code__
+    number = next(number for _, _, number in code.co_lines() if number == code.co_firstlineno + 2)
+    site = f"test_gradients.py:{number}"
+    assert "4 parameters (50% of the model), such as step_fn.slow.0.weight (called at " in finding.what
+    assert f"{site})" in finding.what
+    assert [place.module for place in finding.places] == [
+        f"step_fn.slow.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")
+    ]
+    assert all(place.line.endswith(site) for place in finding.places)
+    assert "under torch.no_grad()" in finding.remedy
+    assert finding.size is not None
+    assert (finding.size.basis, finding.size.bound) == ("measured", "")
+    real = peak_bytes(lambda: distilled_case(False)) - peak_bytes(lambda: distilled_case(True))
+    assert real > MIB
+    assert finding.size.peak_bytes == pytest.approx(real, rel=0.02)
+
+
+def test_parameters_of_several_models_have_the_names_that_a_script_gives_them() -> None:
+    torch.manual_seed(0)
+    student, teacher, x = nn.Linear(512, 512), nn.Linear(512, 512), torch.randn(8, 512)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+
+    def train() -> None:
+        for _ in range(9):
+            torch.autograd.backward(nn.functional.mse_loss(student(x), teacher(x)))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with ScriptObserver("train.py") as observer, suppress(Enough):
+        train()
+    assert observer.diagnosis is not None
+    [finding] = of(observer.diagnosis, "gradient-without-optimizer")
+    assert [place.module for place in finding.places] == ["teacher.weight", "teacher.bias"]

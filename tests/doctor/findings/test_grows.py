@@ -1,13 +1,26 @@
 """Memory that each step leaves behind: ten leaks are found, ten look-alikes are not."""
 
 import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from autofit.doctor.graphs import NODE_BYTES
-from tests.doctor.cases import LEAKS, LOOK_ALIKES, SMALL_BYTES, Small, diagnosed, keeping, line, of, shown
+from tests.doctor.cases import LEAKS, LOOK_ALIKES, SMALL_BYTES, Case, Small, diagnosed, keeping, line, mlp, of, shown
 
 GROWTH = {"grows", "graph-kept", "graph-grows"}
+
+
+def here(name: str) -> str:
+    """Returns the place of a line of this file that has the comment `# bad: NAME`."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (number,) = (number for number, text in enumerate(lines, 1) if text.endswith(f"  # bad: {name}"))
+    return f"test_grows.py:{number}"
 
 
 @pytest.mark.parametrize("name", LEAKS)
@@ -104,3 +117,55 @@ def test_slow_growth_is_minor() -> None:
     found = diagnosed(LEAKS["detached outputs"].make(), Large())
     assert [finding.minor for finding in of(found, "grows")] == [True]
     assert shown(found) == []
+
+
+def probed(good: bool) -> Case:
+    """Hooks on two layers keep what these return, or a number of it."""
+    model, x, _ = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = defaultdict[str, list[Any]](list)
+
+    def on(name: str) -> Callable[..., None]:
+        def probe(module: nn.Module, args: object, out: torch.Tensor) -> None:  # bad: probe
+            shown = out.detach()  # bad: detached
+            seen[name].append(shown.mean().item() if good else shown)
+
+        return probe
+
+    for name, width in (("first", 1), ("second", 4)):
+        model[width].register_forward_hook(on(name))
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(model, step)
+
+
+def test_all_containers_that_grow_in_a_hook_are_named_with_the_lines_of_the_hook() -> None:
+    [found] = of(diagnosed(probed(False)), "grows")
+    assert "2 tensors per step, the largest float32 [64, 64]" in found.what
+    assert "`seen['first'][" in found.places[0].holder
+    assert f"in the closure of probe (tests/doctor/findings/{here('probe')}), a hook of " in found.places[0].holder
+    assert "and by `seen['second'][" in found.what
+    assert f"kept from tests/doctor/findings/{here('detached')} on" in found.what
+    assert found.places[1].line.endswith(here("detached"))
+    assert found.size is not None
+    assert found.size.bytes_per_step == 4 * 64 * (64 + 10)
+    assert "deque(maxlen=...)" in found.remedy
+    assert shown(diagnosed(probed(True))) == []
+
+
+def test_of_many_containers_some_are_named_and_the_others_counted() -> None:
+    model, x, _ = mlp()
+    kept = {number: list[torch.Tensor]() for number in range(6)}
+
+    def step() -> None:
+        for number, each in enumerate(model(x).detach()[:6]):
+            kept[number].append(each.clone())
+
+    [found] = of(diagnosed(Case(model, step)), "grows")
+    assert "6 tensors per step" in found.what
+    assert found.what.count("`kept[") == 4
+    assert found.what.endswith("and by 2 more")

@@ -1,6 +1,8 @@
 """Tensors that are larger than what is used of them: float64, views, duplicates."""
 
+import re
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import torch
 from torch import nn
 
 import autofit
-from tests.doctor.cases import Case, diagnosed, of, shown
+from autofit.doctor.diagnosis import Diagnosis, Size
+from tests.doctor.cases import MIB, Case, diagnosed, of, peak_bytes, shown
 
 ROWS, WIDTH = 512, 1024
 
@@ -65,6 +68,128 @@ def test_a_buffer_in_float64_is_named_once_and_no_operator_of_the_backward_pass(
         assert each.what.count("the buffer 0.mask in aten::mul.Tensor") == each.what.count("the buffer 0.mask") == 1
         assert "_to_copy" not in each.what
         assert "div" not in each.what
+
+
+class Sloped(nn.Module):
+    """Attention of one head with a slope by distance: a constant that is no buffer."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.slope = -torch.arange(256, dtype=dtype).abs().outer(torch.ones(256, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.inner(x)
+        scores = inner @ inner.transpose(-1, -2) + self.slope
+        out: torch.Tensor = self.outer(scores.softmax(-1).type_as(x) @ inner)
+        return out
+
+
+def sloped(dtype: torch.dtype) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(Sloped(dtype), Sloped(dtype))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def sloped_case(good: bool) -> Case:
+    model, optimizer = sloped(torch.float32 if good else torch.float64)
+    data = torch.randn(8, 256, 16)
+
+    def step() -> None:
+        model(data).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(model, step)
+
+
+def size_of(found: Diagnosis) -> Size:
+    (finding,) = of(found, "float64")
+    assert finding.size is not None
+    assert not finding.minor
+    return finding.size
+
+
+def test_a_constant_that_widens_is_named_with_its_holder_and_has_the_size_that_its_correction_saves() -> None:
+    real = peak_bytes(lambda: sloped_case(False)) - peak_bytes(lambda: sloped_case(True))
+    found = diagnosed(sloped_case(False))
+    (finding,) = of(found, "float64")
+    code = Sloped.forward.__code__
+    assert re.search(r"because of `\S*model\.0\.slope`.*, float64 \[256, 256\], and `\S*model\.1\.slope`", finding.what)
+    assert finding.places[0].line.endswith(f"test_tensors.py:{code.co_firstlineno + 2}")
+    assert "model.0.slope`" in finding.places[0].holder
+    assert ".float()" in finding.remedy
+    size = size_of(found)
+    assert (size.basis, size.bound) == ("replayed", "at least")
+    assert real > MIB
+    assert size.peak_bytes == pytest.approx(real, rel=0.02)
+    assert shown(diagnosed(sloped_case(True))) == []
+
+
+def test_steps_of_a_workload_run_with_its_constants_in_float32() -> None:
+    model, optimizer = sloped(torch.float64)
+    before = [each.slope for each in model]
+    batches = [torch.randn(8, 256, 16)] * 3
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).mean()  # type: ignore[no-any-return]
+
+    found = autofit.diagnose(model, batches, step_fn=loss, optimizer=optimizer, device="cpu")
+    size = size_of(found)
+    real = peak_bytes(lambda: sloped_case(False)) - peak_bytes(lambda: sloped_case(True))
+    assert (size.basis, size.bound) == ("measured", "at least")
+    assert size.peak_bytes == pytest.approx(real, rel=0.02)
+    assert of(found, "float64")[0].confirmed == "these constants as float32"
+    assert [each.slope for each in model] == before
+    assert {each.slope.dtype for each in model} == {torch.float64}
+
+
+def widened(how: str) -> Callable[[bool], Case]:
+    """Returns what makes a training with float64 in a step, or with what it is without."""
+
+    def made(good: bool) -> Case:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 64))
+        optimizer, data = torch.optim.SGD(model.parameters()), torch.randn(ROWS, WIDTH)
+        numbers = np.linspace(0.5, 1.5, WIDTH).astype(np.float32 if good else np.float64)
+        given = data.double() if how == "batch" and not good else data.clone()
+
+        def middle(hidden: torch.Tensor) -> torch.Tensor:
+            match how:
+                case "array":
+                    return hidden * torch.from_numpy(numbers)
+                case "numbers":
+                    return hidden * torch.tensor(numbers)
+                case "cast":
+                    return (hidden if good else hidden.double()).exp().log1p()
+                case "cast and changed":
+                    return (hidden.clone() if good else hidden.double()).add_(1).exp()
+                case "part":
+                    return (hidden if good else hidden.double())[:, : WIDTH // 2].exp().repeat(1, 2)
+            return hidden * given
+
+        def step() -> None:
+            model[2](middle(model[1](model[0](data))).float()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Case(model, step)
+
+    return made
+
+
+@pytest.mark.parametrize("how", ["array", "numbers", "cast", "cast and changed", "part", "batch"])
+def test_the_size_is_never_more_than_the_correction_saves(how: str) -> None:
+    make = widened(how)
+    real = peak_bytes(lambda: make(False)) - peak_bytes(lambda: make(True))
+    found = diagnosed(make(False))
+    size, (finding,) = size_of(found).peak_bytes, of(found, "float64")
+    assert size is not None
+    assert real > MIB
+    assert 0.98 * real <= size <= 1.001 * real
+    assert "test_tensors.py:" in finding.places[0].line
+    assert not finding.places[0].holder or how == "batch"
+    assert shown(diagnosed(make(True))) == []
 
 
 def test_a_model_in_float64_is_left_alone() -> None:
