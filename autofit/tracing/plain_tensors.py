@@ -6,6 +6,7 @@ Each of these differences was found by comparing a trace with a real run, alloca
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import FakeTensor, foreach_types
-from autofit.tracing.recorder import Recorder
+from autofit.tracing.recorder import Recorder, in_backward
 from autofit.workloads.tree import Batch, tensors
 
 
@@ -43,14 +44,17 @@ def sums_in_place(recorder: Recorder) -> Iterator[None]:
     These are the biases of products of inputs that are not contiguous, also inside recurrent modules: `at::linear` in
     aten/src/ATen/native/Linear.cpp.
     """
+    thread = get_ident()
     with Undo() as undo:
         for owner, name in ((functional, "linear"), (nn.RNN, "forward"), (nn.GRU, "forward"), (nn.LSTM, "forward")):
-            undo.set(owner, name, _in_place(recorder, getattr(owner, name)))
+            undo.set(owner, name, _in_place(recorder, thread, getattr(owner, name)))
         yield
 
 
-def _in_place(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+def _in_place(recorder: Recorder, thread: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() != thread and not in_backward():  # a thread of the user's, beside what is recorded
+            return original(*args, **kwargs)
         before, recorder.in_place = recorder.in_place, True
         try:
             return original(*args, **kwargs)

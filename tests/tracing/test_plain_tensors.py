@@ -2,12 +2,14 @@
 
 import sys
 from contextlib import AbstractContextManager
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from autofit.tracing.plain_tensors import as_plain, has_padding, sums_in_place
 from autofit.tracing.recorder import Recorder
@@ -76,3 +78,14 @@ def test_biases_are_added_in_place_in_linear_and_recurrent_modules(module: nn.Mo
         assert x.sum() + 1 > 0
         assert seen == {True, False}
     assert type(module).forward is before
+
+
+def test_threads_beside_the_recording_add_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, recorder = list[bool](), Recorder("cpu", lambda func, args, kwargs: func(*args, **kwargs))
+    monkeypatch.setattr(functional, "linear", lambda: seen.append(recorder.in_place))
+    with sums_in_place(recorder):
+        functional.linear()
+        thread = Thread(target=functional.linear)
+        thread.start()
+        thread.join()
+    assert seen == [True, False]
