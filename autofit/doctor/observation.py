@@ -454,7 +454,7 @@ class Observation:
         return {index: part for part in parts if (index := self.watch.modules.index_of(part)) is not None}
 
     @cached_property
-    def names(self) -> dict[int, tuple[str, torch.nn.Parameter]]:
+    def names(self) -> dict[int, tuple[str, torch.Tensor]]:
         """The parameters of all models with their names, by id."""
         return {id(parameter): (name, parameter) for name, parameter in self.watch.parameters()}
 

@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.work import Work
@@ -205,6 +207,9 @@ class Seen:
         resting: where modules that depend on their mode were switched to evaluation mode, by index of the module.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
         last_gradient: the last step in which each parameter, by id, got a gradient.
+        models: the models that are alive, by the name that their modules have in front; "" for a single one.
+        alone: the parameters that are alive and in no module, by the way to them.
+        unlisted: ids of the parameters that a model holds in lists or attributes of which torch does not know.
         ends: number of operators at the end of each step.
         optimizers: the optimizers that stepped, by id.
         switches: the calls of modules that depend on their mode.
@@ -235,6 +240,8 @@ class Seen:
         self.resting: dict[int, Site] = {}
         self.gradients: dict[int, int] = {}
         self.last_gradient: dict[int, int] = {}
+        self.models, self.alone = WeakValueDictionary[str, nn.Module](), WeakValueDictionary[str, torch.Tensor]()
+        self.unlisted: set[int] = set()
         self.ends: list[int] = []
         self.optimizers: dict[int, Optimizer] = {}
         self.switches: set[Switched] = set()
@@ -257,6 +264,15 @@ class Seen:
     def with_gradient(self) -> KeysView[int]:
         """The ids of the parameters that got a gradient."""
         return self.last_gradient.keys()
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the qualified names and the parameters of all models, also those that they do not list."""
+        several = len(self.models) > 1
+        for prefix, model in self.models.items():
+            before = prefix or (type(model).__name__ if several else "")
+            for name, parameter in model.named_parameters():
+                yield ".".join(part for part in (before, name) if part), parameter
+        yield from self.alone.items()
 
 
 class TensorEnd(weakref.ref[torch.Tensor]):

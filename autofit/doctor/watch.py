@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.doctor.graphs import ACCUMULATES, DatedGraphs, nodes_of
+from autofit.doctor.holders import unlisted
 from autofit.doctor.seen import (
     Cast,
     Dropped,
@@ -92,7 +93,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         step: number of the current step, from 1.
         operator: number of operators so far.
         saves: whether what autograd saves is observed.
-        models: the models that are alive, by the name that their modules have in front; "" for a single one.
         followed: ids of the parameters whose gradients are observed.
         on_operator: called before each operator; None for nothing.
     """
@@ -109,7 +109,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.read_by: list[int] = []
         self.calls: list[ModuleCall] = []
         self.step, self.operator = 1, 0
-        self.models = weakref.WeakValueDictionary[str, nn.Module]()
         self.followed: set[int] = set()
         self._parts, self._wide = weakref.WeakSet[nn.Module](), set[str]()
         self.on_operator: Callable[[Watch, Any], None] | None = None
@@ -161,35 +160,38 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             with self:
                 yield self
 
-    def adopt(self, model: nn.Module) -> None:
+    def adopt(self, model: nn.Module, name: str = "") -> None:
         """Records the parameters and buffers of a model and observes its gradients, if it is new."""
         if model in self._parts:
             return
         self._parts.update(model.modules())
-        name = "" if not self.models else type(model).__name__
+        name = name or ("" if not self.models else type(model).__name__)
         shown = {each or type(held).__name__ for each, held in self.models.items()}
         while name in shown:
             name += "'"
         self.models[name] = model
         self.modules.add(model, name)
         for parameter in model.parameters():
-            self.record(parameter, Kind.PARAMETER, initial=True)
-            if parameter.requires_grad and parameter.is_leaf:
-                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-                self._undo.callback(hook.remove)
-                self.followed.add(id(parameter))
+            self._follow(parameter)
         for named, buffer in model.named_buffers():
             self.record(buffer, Kind.BUFFER, initial=True)
             if (handle := self.handle_of(buffer)) is not None:
                 self.buffers.setdefault(handle, named)
+        for path, each in unlisted(model, name or type(model).__name__):
+            if isinstance(each, nn.Module):
+                self.unlisted.update(map(id, each.parameters()))
+                self.adopt(each, path)
+            else:
+                self.unlisted.add(id(each))
+                self.alone[path] = each
+                self._follow(each)
 
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields the qualified names and the parameters of all models."""
-        several = len(self.models) > 1
-        for prefix, model in self.models.items():
-            before = prefix or (type(model).__name__ if several else "")
-            for name, parameter in model.named_parameters():
-                yield ".".join(part for part in (before, name) if part), parameter
+    def _follow(self, parameter: torch.Tensor) -> None:
+        self.record(parameter, Kind.PARAMETER, initial=True)
+        if parameter.requires_grad and parameter.is_leaf:
+            hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            self._undo.callback(hook.remove)
+            self.followed.add(id(parameter))
 
     def boundary(self) -> None:
         """Ends a step; the next one begins."""
@@ -377,14 +379,15 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         return site
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        """Notes a call of a module before it begins. One that no other calls is a model."""
+        """Notes a call of a module before it begins. One that no other calls, or that no model has, is a model."""
         if self._elsewhere():
             return
         if in_backward():
             self.recomputed = True
             return
-        if self._call < 0:
+        if self._call < 0 or (self.modules.index_of(module) is None and any(True for _ in module.parameters())):
             self.adopt(module)
+        if self._call < 0:
             self.label((each for each in tensors(args) if self._is_given(each)), Kind.BATCH)
         index = self.modules.index_of(module)
         if index is not None and isinstance(module, (DropoutNd, BatchNorm)):

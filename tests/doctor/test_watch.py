@@ -87,6 +87,20 @@ def test_what_is_there_before_is_initial_and_has_its_kind() -> None:
     assert len(watch.initial) == 5
 
 
+def test_a_module_that_no_model_has_is_adopted_where_another_calls_it() -> None:
+    class Calls(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(apart(relu(x)))
+
+    apart, relu, model = nn.Linear(4, 4), nn.ReLU(), Calls()
+    with watching(model) as watch:
+        assert list(watch.models.values()) == [model]
+        torch.autograd.backward(model(torch.ones(3, 4)).sum())
+        assert list(watch.models.values()) == [model, apart]
+        assert id(apart.weight) in watch.with_gradient
+        assert "Linear.weight" in dict(watch.parameters())
+
+
 def test_the_last_operator_that_reads_is_noted_and_views_read_nothing() -> None:
     with watching() as watch:
         x = torch.ones(3, 4)
