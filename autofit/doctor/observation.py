@@ -94,6 +94,7 @@ class Observation:
         frozen_states: the optimizer states of parameters that are not trained any more, by id of the parameter.
         device: the device of the training.
         peaks: `Device.peaks` at the end of the last step.
+        rested: see `Scope.resting`; empty if the model was given in training mode.
     """
 
     watch: Watch
@@ -113,6 +114,7 @@ class Observation:
     frozen_states: Mapping[int, Sequence[int]] = field(default_factory=dict)
     device: Device = field(default_factory=devices.host)
     peaks: tuple[int, int] | None = None
+    rested: Mapping[torch.nn.Module, Site] = field(default_factory=dict)
     _views: "_Views | None" = None
 
     @property

@@ -3,8 +3,8 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,9 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.work import Work
-from autofit.doctor.sites import Site
+from autofit.doctor.sites import Site, here
 from autofit.memory.trace import Mark
 from autofit.torch_internals import (
+    BatchNorm,
+    DropoutNd,
     FakeTensor,
     OpOverload,
     is_traceable_wrapper_subclass,
@@ -204,7 +206,7 @@ class Seen:
         ran: the operators, in order.
         let_go: number of events after which nothing but a graph held each allocation, by handle, as far as known.
         created: the passes with `create_graph=True`, which are not in `retained`.
-        resting: where modules that depend on their mode were switched to evaluation mode, by index of the module.
+        resting: see `resting`.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
         last_gradient: the last step in which each parameter, by id, got a gradient.
         models: the models that are alive, by the name that their modules have in front; "" for a single one.
@@ -237,7 +239,7 @@ class Seen:
         self.ran: list[Ran] = []
         self.let_go: dict[int, int] = {}
         self.created: list[Retained] = []
-        self.resting: dict[int, Site] = {}
+        self.resting: Mapping[nn.Module, Site] = {}
         self.gradients: dict[int, int] = {}
         self.last_gradient: dict[int, int] = {}
         self.models, self.alone = WeakValueDictionary[str, nn.Module](), WeakValueDictionary[str, torch.Tensor]()
@@ -325,6 +327,26 @@ def replace_with(undo: ExitStack, owner: Any, name: str, instead: Callable[[Any]
 
     undo.callback(put_back)
     setattr(owner, name, now)
+
+
+@contextmanager
+def resting() -> Iterator[Mapping[nn.Module, Site]]:
+    """Yields the user's lines that put modules which depend on their mode into evaluation mode, while it is open."""
+    found = weakref.WeakKeyDictionary[nn.Module, Site]()
+
+    def noted(train: Callable[..., Any]) -> Callable[..., Any]:
+        def switched(module: nn.Module, mode: bool = True) -> Any:
+            if isinstance(module, (DropoutNd, BatchNorm)):
+                found.pop(module, None)
+                if not mode and (site := here()).user:
+                    found[module] = site
+            return train(module, mode)
+
+        return switched
+
+    with ExitStack() as undo:
+        replace_with(undo, nn.Module, "train", noted)
+        yield found
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -38,6 +38,7 @@ from autofit.doctor.seen import (
     only_views,
     operands,
     replace_with,
+    resting,
 )
 from autofit.doctor.sites import NOWHERE, Site, here
 from autofit.doctor.waits import CAST, wait_of
@@ -147,7 +148,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 graph.disable_saved_tensors_hooks = partial(self._without_hooks, disable)
             replace_with(undo, torch.autograd, "backward", self._watched)
             replace_with(undo, torch.autograd, "grad", self._differentiated)
-            replace_with(undo, nn.Module, "train", self._switched)
+            self.resting = undo.enter_context(resting())
             replace_with(undo, _BaseDataLoaderIter, "__next__", self._loaded)
             for owner, name, shown in CLEANING:
                 replace_with(undo, owner, name, partial(self._counted, shown))
@@ -495,17 +496,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self._creating, self._of_inputs = None, False
             if creates:
                 self.created.append(Retained(site, self.step, begun, self.operator + 1))
-
-    def _switched(self, train: Callable[..., Any]) -> Callable[..., Any]:
-        def switched(module: nn.Module, mode: bool = True) -> Any:
-            index = self.modules.index_of(module) if isinstance(module, (DropoutNd, BatchNorm)) else None
-            if index is not None:
-                self.resting.pop(index, None)
-                if not mode and (site := here()).user:
-                    self.resting[index] = site
-            return train(module, mode)
-
-        return switched
 
     def _loaded(self, following: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def loaded(batches: Any) -> Any:

@@ -1,11 +1,12 @@
 """What a watch reads of tensors, operators and optimizers."""
 
 import gc
+import sys
 
 import torch
 from torch import nn
 
-from autofit.doctor.seen import LiveTensors, has_storage, only_views, operands
+from autofit.doctor.seen import LiveTensors, has_storage, only_views, operands, resting
 from autofit.torch_internals import FakeTensorMode
 from autofit.workloads.workload import state_tensors
 
@@ -64,3 +65,15 @@ def test_tensors_are_found_while_they_live_also_after_a_collection() -> None:
         assert gone not in {id(each) for each in live.alive()}
     finally:
         gc.enable()
+
+
+def test_the_line_that_put_a_module_into_evaluation_mode_is_kept_until_it_is_put_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
+    with resting() as lines:
+        model.eval()
+        line = sys._getframe().f_lineno - 1
+        model[2].train()
+    model[1].train()
+    assert {module: site.user for module, site in lines.items()} == {model[1]: f"tests/doctor/test_seen.py:{line}"}, (
+        "nothing is noted outside"
+    )

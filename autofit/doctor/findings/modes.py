@@ -9,6 +9,7 @@ from autofit.core.units import format_names
 from autofit.doctor.diagnosis import Finding, Place
 from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import Observation
+from autofit.doctor.seen import Switched
 from autofit.doctor.sites import Site
 from autofit.reports.sentences import counted
 from autofit.torch_internals import BatchNorm, DropoutNd
@@ -30,14 +31,9 @@ class Modes(Detector):
         fed = _feeding(observation)
         for call in (each for each in sorted(observation.watch.switches) if each.module in alive):
             module = alive[call.module]
-            if (
-                not call.training
-                and call.gradients
-                and call.caller in observation.trained_calls
-                and not _is_frozen(module)
-            ):
+            if not call.training and _trains(observation, call):
                 resting.append(f"{observation.name_of(module)} ({type(module).__name__})")
-                lines += [each for each in [observation.watch.resting.get(call.module)] if each is not None]
+                lines += [each for each in [observation.watch.resting.get(module)] if each is not None]
             if call.training and not call.gradients and call.module not in fed and _has_statistics(module):
                 updated.append(f"{observation.name_of(module)} ({type(module).__name__})")
         if resting := list(dict.fromkeys(resting)):
@@ -58,6 +54,33 @@ class Modes(Detector):
                 what=f"a pass without gradients updates the statistics of {format_names(updated, NAMED)}",
                 remedy="call eval() on the model that is only evaluated",
                 places=tuple(Place(module=name) for name in updated[:8]),
+            )
+        yield from self._given(observation)
+
+    def _given(self, observation: Observation) -> Iterator[Finding]:
+        """Yields a finding for a model that its maker gave in evaluation mode, in which its own loop may train it.
+
+        It is minor if a library did that, as `from_pretrained` does, whose trainer undoes it.
+        """
+        lines = {
+            f"{observation.name_of(module)} ({type(module).__name__})": observation.rested[module]
+            for call in sorted(observation.watch.switches)
+            if call.training and _trains(observation, call)
+            for module in [observation.modules[call.module]]
+            if module in observation.rested
+        }
+        if lines:
+            names, line = list(lines), next(iter(lines.values()))
+            yield Finding(
+                id=self.id,
+                what=(
+                    f"the model was given in evaluation mode, into which {line} has put it: autofit trains "
+                    f"{format_names(names, NAMED)} in training mode, but a loop that does not call model.train() "
+                    "leaves them in evaluation mode"
+                ),
+                remedy="call model.train() after that line, or before the loop; the Trainer of transformers calls it",
+                places=(observation.place_at(line), *(Place(module=name) for name in names[:8])),
+                minor=bool(line.library),
             )
 
 
@@ -107,6 +130,12 @@ def _follows(observation: Observation, index: int, before: torch.Tensor) -> bool
     """Returns whether a module that is not trained changes in the steps, as a teacher that follows its student."""
     now = getattr(observation.modules.get(index), "weight", None)
     return isinstance(now, torch.Tensor) and not torch.equal(now.detach(), before)
+
+
+def _trains(observation: Observation, call: Switched) -> bool:
+    """Returns whether a backward pass went through the call of a module that is not at rest by intent."""
+    module, trained = observation.modules.get(call.module), call.gradients and call.caller in observation.trained_calls
+    return trained and module is not None and not _is_frozen(module)
 
 
 def _has_statistics(module: nn.Module) -> bool:

@@ -1,13 +1,23 @@
 """Switches of modules that are not as a training needs them."""
 
 import copy
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autofit import devices
+from autofit.doctor.diagnose import diagnose_workload
+from autofit.doctor.diagnosis import Finding
+from autofit.doctor.findings.modes import Modes
+from autofit.doctor.seen import resting
+from autofit.doctor.session import Scope
+from autofit.doctor.sites import Site
+from autofit.workloads.workload import Workload
 from tests.doctor.cases import Case, diagnosed, of
 
 
@@ -132,6 +142,72 @@ def test_frozen_normalisation_is_intended() -> None:
     model = Block()
     model.body[1].eval().requires_grad_(False)
     assert of(diagnosed(trained(model)), "modes") == []
+
+
+def scored(model: nn.Module, data: torch.Tensor, undone: bool) -> float:
+    model.eval()
+    with torch.no_grad():
+        score: float = model(data).square().mean().item()
+    if undone:
+        model.train()
+    return score
+
+
+def found_in(model: Block, resting: Mapping[nn.Module, Site], **more: Any) -> list[Finding]:
+    workload = Workload(model, [torch.randn(16, 8)], step_fn=lambda model, batch: model(batch).square().mean(), **more)
+    scope = Scope([Modes()], runs=False, resting=resting)
+    return list(diagnose_workload(workload, devices.choose("cpu"), "made", scope).findings)
+
+
+def test_a_model_that_its_maker_left_in_evaluation_mode_is_found_although_autofit_trains_it_in_the_other() -> None:
+    for undone in (False, True):
+        model = Block()
+        with resting() as lines:
+            scored(model, torch.randn(16, 8), undone)
+        found = found_in(model, lines)
+        assert model.training is undone
+        assert len(found) == (not undone)
+        for each in found:
+            assert not each.minor
+            assert "body.1 (BatchNorm1d), body.3 (Dropout) in training mode" in each.what
+            assert each.places[0].line.endswith(f"test_modes.py:{scored.__code__.co_firstlineno + 1}")
+            assert "train() after that line" in each.remedy
+
+
+def test_a_model_that_a_library_gives_in_evaluation_mode_is_minor_and_one_of_unknown_history_is_silent() -> None:
+    model = Block().eval()
+    line = Site("train.py:3", "transformers/modeling_utils.py:5")
+    (found,) = found_in(model, {model.body[3]: line})
+    assert found.minor
+    assert "body.3 (Dropout)" in found.what
+    assert found_in(model, {}) == []
+
+
+def test_parts_at_rest_in_a_model_in_training_mode_are_intended_and_frozen_ones_in_any() -> None:
+    model = Block()
+    line = Site("train.py:3")
+    model.body[3].eval()
+    assert found_in(model, {model.body[3]: line}) == []
+    model.eval()
+    model.body[1].requires_grad_(False)
+    assert found_in(model, {model.body[1]: line}) == []
+
+
+def test_an_update_function_that_trains_in_evaluation_mode_is_said_once() -> None:
+    model = Block().eval()
+
+    def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(batch).square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    workload = Workload(model, [torch.randn(16, 8)], optimizer=torch.optim.SGD(model.parameters()), update_fn=update)
+    scope = Scope([Modes()], runs=False, resting={model.body[3]: Site("train.py:3")})
+    (found,) = diagnose_workload(workload, devices.choose("cpu"), "made", scope).findings
+    assert "in evaluation mode" in found.what
+    assert "given" not in found.what
 
 
 @pytest.mark.parametrize(("switched", "training", "count"), [(True, False, 1), (True, True, 0), (False, True, 0)])
