@@ -397,6 +397,20 @@ class Observation:
             )
         }
 
+    @cached_property
+    def cut_off(self) -> dict[int, Site]:
+        """The parameters of optimizers, by id, that checkpointing keeps from any gradient, with its line.
+
+        Reentrant checkpointing makes no graph if none of its inputs needs a gradient.
+        """
+        return {
+            id(parameter): site
+            for site, modules in self.watch.cut_off.items()
+            for index in modules & self.modules.keys()
+            for parameter in self.modules[index].parameters()
+            if parameter.requires_grad and id(parameter) in self.optimized - self.watch.with_gradient
+        }
+
     def unused_calls(self, handles: Iterable[int]) -> list[tuple[torch.nn.Module, int]]:
         """Returns the outermost calls of modules that saved some allocations and nothing that was used.
 

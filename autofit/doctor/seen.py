@@ -217,6 +217,7 @@ class Seen:
         switches: the calls of modules that depend on their mode.
         scales: weight of each normalisation when it was first called without gradients, by index of the module.
         recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
+        cut_off: the modules that reentrant checkpointing ran on inputs of which none needs a gradient, by its line.
         widened: operators that made float64 tensors from others, or from one that was made outside, with their lines.
         buffers: names of the models' buffers, by handle.
         waits: how often the host waited for the device, by reason and line; not in the update.
@@ -249,6 +250,7 @@ class Seen:
         self.switches: set[Switched] = set()
         self.scales: dict[int, torch.Tensor] = {}
         self.recomputed = False
+        self.cut_off: dict[Site, set[int]] = {}
         self.widened: list[tuple[str, Site]] = []
         self.buffers: dict[int, str] = {}
         self.waits: Counter[tuple[str, Site]] = Counter()
@@ -318,12 +320,12 @@ def _collections() -> int:
 
 def replace_with(undo: ExitStack, owner: Any, name: str, instead: Callable[[Any], Any]) -> None:
     """Replaces a function by what is made of it, until the stack is left."""
-    before = getattr(owner, name)
+    before, inherited = getattr(owner, name), name not in vars(owner)
     now = instead(before)
 
     def put_back() -> None:
         if getattr(owner, name) is now:  # else someone has replaced it since
-            setattr(owner, name, before)
+            delattr(owner, name) if inherited else setattr(owner, name, before)
 
     undo.callback(put_back)
     setattr(owner, name, now)

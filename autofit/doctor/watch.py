@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd import graph
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.doctor.graphs import ACCUMULATES, DatedGraphs, nodes_of
@@ -149,6 +150,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             replace_with(undo, torch.autograd, "backward", self._watched)
             replace_with(undo, torch.autograd, "grad", self._differentiated)
             self.resting = undo.enter_context(resting())
+            replace_with(undo, CheckpointFunction, "apply", self._checkpointed)
             replace_with(undo, _BaseDataLoaderIter, "__next__", self._loaded)
             for owner, name, shown in CLEANING:
                 replace_with(undo, owner, name, partial(self._counted, shown))
@@ -496,6 +498,16 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             self._creating, self._of_inputs = None, False
             if creates:
                 self.created.append(Retained(site, self.step, begun, self.operator + 1))
+
+    def _checkpointed(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpointed(*args: Any) -> Any:
+            first, out = len(self.calls), apply(*args)
+            reached = any(each.requires_grad for each in operands(args, {}))
+            if torch.is_grad_enabled() and not (reached or self._elsewhere() or in_backward()):
+                self.cut_off.setdefault(here(), set()).update(each.module for each in self.calls[first:])
+            return out
+
+        return checkpointed
 
     def _loaded(self, following: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def loaded(batches: Any) -> Any:

@@ -165,6 +165,7 @@ class NoGradient(Detector):
             if each in observation.optimized & watch.followed
             and parameter.requires_grad
             and each not in watch.with_gradient
+            and each not in observation.cut_off  # a finding of its own names the cause
         ]
         if not found or not watch.with_gradient:
             return

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from autofit.core.units import format_names
+from autofit.core.units import format_bytes, format_names
 from autofit.doctor.diagnosis import Finding, Place
 from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import Observation
@@ -91,26 +91,64 @@ class CheckpointNoEffect(Detector):
     about = "activation checkpointing that recomputes nothing"
 
     def find(self, observation: Observation) -> Iterator[Finding]:
-        """Yields one finding for all models."""
+        """Yields one finding for parameters that are cut off by it, or else for all modules that have it on."""
         switched = [
-            (name or type(model).__name__, part)
+            (name or type(model).__name__, model, part)
             for name, model in observation.watch.models.items()
             for part in model.modules()
             if getattr(part, "gradient_checkpointing", False) is True
         ]
-        if not switched or observation.watch.recomputed or not observation.watch.with_gradient:
-            return
-        name, part = switched[0]
-        mode = "" if part.training else "; it is in evaluation mode, in which transformers does not checkpoint"
-        yield Finding(
+        if observation.cut_off:
+            yield self._cut_off(observation)
+        elif switched and not observation.watch.recomputed and observation.watch.with_gradient:
+            name, model, part = switched[0]
+            trained = any(
+                id(each) in observation.watch.with_gradient for *_, one in switched for each in one.parameters()
+            )
+            why, remedy = _cause(model, part, trained=trained)
+            yield Finding(
+                id=self.id,
+                what=(
+                    f"gradient checkpointing is on in {counted(len(switched), 'module')} of {name}, but the backward "
+                    f"pass runs no module again: {why}"
+                ),
+                remedy=remedy,
+                places=(Place(module=name),),
+            )
+
+    def _cut_off(self, observation: Observation) -> Finding:
+        """Returns the finding that checkpointing keeps parameters from any gradient."""
+        found = [observation.names[each] for each in observation.cut_off if each in observation.names]
+        size_bytes = sum(each.numel() * each.element_size() for _, each in found)
+        lines = list(dict.fromkeys(observation.cut_off.values()))
+        return Finding(
             id=self.id,
             what=(
-                f"gradient checkpointing is on in {counted(len(switched), 'module')} of {name}, but the backward pass "
-                f"runs no module again{mode}"
+                f"reentrant checkpointing at {lines[0]} gets no input that needs a gradient, so that the backward pass "
+                f"does not reach what it runs: {counted(len(found), 'parameter')} ({format_bytes(size_bytes)}), such "
+                f"as {found[0][0]}, are not trained"
             ),
-            remedy="call model.train(), set use_cache=False, and look for a warning about inputs without requires_grad",
-            places=(Place(module=name),),
+            remedy=(
+                "pass use_reentrant=False to checkpoint, in transformers gradient_checkpointing_kwargs="
+                '{"use_reentrant": False}, or make the input require a gradient, in transformers '
+                "model.enable_input_require_grads()"
+            ),
+            places=(*map(observation.place_at, lines), *(Place(module=name) for name, _ in found[:8])),
         )
+
+
+def _cause(model: nn.Module, part: nn.Module, *, trained: bool) -> tuple[str, str]:
+    """Returns why a module that has checkpointing on does not run again, and what to do."""
+    if not part.training:
+        return "it is in evaluation mode, in which transformers does not checkpoint", "call model.train()"
+    if not trained:
+        return (
+            "no parameter of these modules gets a gradient",
+            "switch checkpointing off, which has nothing to save there, or unfreeze what is to be trained",
+        )
+    if any(getattr(getattr(each, "config", None), "use_cache", False) is True for each in model.modules()):
+        return "use_cache=True of its config may keep it from that", "set model.config.use_cache = False"
+    return "their forward pass does not use it", "call torch.utils.checkpoint.checkpoint there, or use another block"
 
 
 def _feeding(observation: Observation) -> set[int]:

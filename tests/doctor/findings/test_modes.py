@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,3 +218,90 @@ def test_checkpointing_that_recomputes_nothing_is_found(switched: bool, training
     found = of(diagnosed(trained(model)), "checkpoint-no-effect")
     assert len(found) == count
     assert all("evaluation mode" in each.what for each in found)
+    assert all(each.remedy == "call model.train()" for each in found)
+
+
+@pytest.mark.parametrize(
+    ("cause", "says", "remedy"),
+    [
+        ("frozen", "no parameter of these modules gets a gradient", "switch checkpointing off"),
+        ("cached", "use_cache=True", "use_cache = False"),
+        ("ignored", "does not use it", "checkpoint.checkpoint there"),
+    ],
+)
+def test_only_the_cause_that_was_seen_is_named(cause: str, says: str, remedy: str) -> None:
+    plain = Block()
+    plain.forward = plain.body.forward  # type: ignore[method-assign]
+    plain.gradient_checkpointing = True
+    model = nn.Sequential(plain, nn.Linear(8, 8))
+    plain.requires_grad_(cause != "frozen")
+    model.config = SimpleNamespace(use_cache=cause == "cached")  # type: ignore[assignment]
+    (found,) = of(diagnosed(trained(model)), "checkpoint-no-effect")
+    assert says in found.what
+    assert remedy in found.remedy
+    assert "train()" not in found.remedy
+
+
+quietly = pytest.mark.filterwarnings("ignore:None of the inputs")
+
+
+class Folded(nn.Module):
+    """Two blocks behind a frozen stem, run again in the backward pass."""
+
+    def __init__(self, *, reentrant: bool = True) -> None:
+        super().__init__()
+        self.stem, self.tip = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.reentrant, self.awake = reentrant, False
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        data = self.stem(data)
+        if self.awake:
+            data.requires_grad_()
+        for block in self.blocks:
+            data = checkpoint(block, data, use_reentrant=self.reentrant)
+        out: torch.Tensor = self.tip(data)
+        return out
+
+
+@quietly
+def test_reentrant_checkpointing_of_inputs_without_a_gradient_is_the_one_cause_of_what_is_not_trained() -> None:
+    found = diagnosed(trained(Folded())).findings
+    assert [each.id for each in found] == ["checkpoint-no-effect"]
+    (only,) = found
+    line = f"test_modes.py:{Folded.forward.__code__.co_firstlineno + 5}"
+    assert f"{line} gets no input" in only.what
+    assert "4 parameters (576 B), such as 0.blocks.0.0.weight, are not trained" in only.what
+    assert only.places[0].line.endswith(line)
+    assert {each.module for each in only.places[1:]} == {
+        f"0.blocks.{i}.0.{n}" for i in (0, 1) for n in ("weight", "bias")
+    }
+    assert "use_reentrant=False" in only.remedy
+    assert "enable_input_require_grads()" in only.remedy
+    assert "train()" not in only.remedy
+
+
+@quietly
+def test_checkpointing_that_lets_gradients_through_or_has_nothing_to_train_is_silent() -> None:
+    plain, awake, frozen, late = Folded(reentrant=False), Folded(), Folded(), Folded()
+    awake.awake = True
+    frozen.blocks.requires_grad_(False)
+    late.stem.requires_grad_(True)
+    for model in (plain, awake, frozen, late):
+        assert diagnosed(trained(model)).findings == ()
+
+
+@quietly
+def test_an_evaluation_under_reentrant_checkpointing_cuts_nothing_off() -> None:
+    model, other, data = Block(), Folded(), torch.randn(16, 8)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.blocks.parameters()])
+
+    def step() -> None:
+        with torch.no_grad():
+            other(data)
+        torch.autograd.backward(model(data).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = diagnosed(Case(nn.ModuleList([model, other]), step)).findings
+    assert [each.id for each in found] == ["no-gradient"]
