@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from ctypes import CDLL
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +29,7 @@ from autofit.doctor.diagnosis import Diagnosis, draw
 from autofit.doctor.findings import chosen
 from autofit.doctor.loops import Enough, ScriptObserver
 from autofit.doctor.page import render
+from autofit.doctor.seen import resting
 from autofit.doctor.session import TIME_S, Scope
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect
@@ -138,7 +140,8 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _of_target(given: argparse.Namespace, scope: Scope) -> Diagnosis:
-    arguments = factory.make(given.target, values.keywords(given.arg))
+    with resting() as lines:
+        arguments = factory.make(given.target, values.keywords(given.arg))
     overrides = {"global_batch_size": given.global_batch, "max_grad_norm": given.max_grad_norm}
     device = devices.choose(given.device or arguments.get("device"))
     if not given.quiet:
@@ -147,7 +150,7 @@ def _of_target(given: argparse.Namespace, scope: Scope) -> Diagnosis:
         workload_of(arguments, overrides),
         device,
         given.target,
-        scope,
+        replace(scope, resting=lines),
         may_move=True,
         seed=given.seed or 0,
     )

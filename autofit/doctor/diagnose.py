@@ -87,14 +87,14 @@ def diagnose_workload(
         batch = partial(_batch_of, source, micro, count)
         parts = partial(roots_of, workload), [workload.model], device, micro * count
         for saves in (True, False):
-            workload.set_mode()
             workload.model.zero_grad(set_to_none=True)
             step = TrainStep(Plan(), Draft.of(workload, loss, device.torch_device))
-            run = partial(_run, step, batch)
             plans = _OtherSteps(workload, device, source, loss, (micro, count), step.optimizer, guard.restore)
-            further = plans.what_if(run, scope.time_s) if scope.runs else None
+            further = plans.what_if(partial(_run, step, batch), scope.time_s) if scope.runs else None
             try:
-                return observed(Session(target, *parts, scope=scope, what_if=further, saves=saves), step, batch)
+                session = Session(target, *parts, scope=scope, what_if=further, saves=saves)
+                workload.set_mode()  # the session has seen the mode before
+                return observed(session, step, batch)
             except RuntimeError as error:
                 if not saves or HOOKS_REFUSED not in str(error):
                     raise

@@ -30,6 +30,7 @@ OBJECTS = 200_000
 """Maximum number of objects that are looked at for one observation."""
 _COUNTED = 3
 """References to a copy of local variables: the frame's, a variable, and an argument."""
+_CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type)
 _SKIPPED = ("types", "_frozen_importlib", "numpy", "logging", "threading", "asyncio")
 """Modules whose objects hold no tensors of the user's, or too many other objects."""
@@ -165,6 +166,25 @@ def _reached(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor
         yield from walk.found(value, name, where)
 
 
+def unlisted(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
+    """Yields what a model could train but does not list, with the way to it, such as "Net.layers[0]".
+
+    These are modules in lists, dicts and the like that are plain attributes, and tensors in them, or attributes
+    themselves, that get a gradient.
+    """
+    seen: set[int] = {id(each) for each in (*model.modules(), *model.parameters())}
+    waiting = deque((value, holder, DEPTH) for value, holder in _attributes(model, Holder(name)))
+    while waiting and len(seen) < OBJECTS:
+        value, holder, depth = waiting.popleft()
+        if id(value) in seen or isinstance(value, _PLAIN):
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module) or (isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf):
+            yield holder.path, value
+        elif depth and isinstance(value, _CONTAINERS):
+            waiting += [(each, further, depth - 1) for each, further in _inside(value, holder)]
+
+
 def _nodes(tensor: torch.Tensor) -> int:
     return sum(1 for _ in nodes_of([tensor.grad_fn]))
 
@@ -281,7 +301,7 @@ def _inside(value: object, holder: Holder) -> Iterator[tuple[object, Holder]]:
         elif isinstance(value, Mapping):
             items = list(value.items())[-ITEMS:]
             yield from ((each, replace(holder, path=f"{path}[{_key(key)}]")) for key, each in items)
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        elif isinstance(value, _CONTAINERS):
             whole = list(value)
             size = 0 if isinstance(value, tuple) else len(whole)
             bounded = holder.bounded or (isinstance(value, deque) and value.maxlen is not None)
@@ -299,10 +319,16 @@ def _inside(value: object, holder: Holder) -> Iterator[tuple[object, Holder]]:
 
 def _of_module(module: nn.Module, holder: Holder) -> Iterator[tuple[object, Holder]]:
     """Yields attributes, hooks and buffers with a graph of a module and those inside it, but no parameters."""
+    for name, buffer in module.named_buffers():
+        if buffer.grad_fn is not None:
+            yield buffer, Holder(f"{holder.path}.{name}", holder.where)
+    yield from _attributes(module, holder)
+
+
+def _attributes(module: nn.Module, holder: Holder) -> Iterator[tuple[object, Holder]]:
+    """Yields the attributes and hooks of a module and those inside it, but none that torch lists."""
     for name, each in module.named_modules():
         path = f"{holder.path}.{name}" if name else holder.path
-        buffers = [pair for pair in each.named_buffers(recurse=False) if pair[1].grad_fn is not None]
-        yield from ((buffer, Holder(f"{path}.{named}", holder.where)) for named, buffer in buffers)
         for attribute, value in list(vars(each).items()):
             if attribute not in _OF_MODULES and not isinstance(value, nn.Module):
                 shown = _HOOK if attribute.endswith("_hooks") else ""

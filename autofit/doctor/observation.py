@@ -97,6 +97,7 @@ class Observation:
         constants: the tensors of these operands that are still there, if nothing else brings float64 in.
         device: the device of the training.
         peaks: `Device.peaks` at the end of the last step.
+        rested: see `Scope.resting`; empty if the model was given in training mode.
     """
 
     watch: Watch
@@ -119,6 +120,7 @@ class Observation:
     constants: Sequence[torch.Tensor] = ()
     device: Device = field(default_factory=devices.host)
     peaks: tuple[int, int] | None = None
+    rested: Mapping[torch.nn.Module, Site] = field(default_factory=dict)
     _views: "_Views | None" = None
 
     @property
@@ -415,6 +417,20 @@ class Observation:
             )
         }
 
+    @cached_property
+    def cut_off(self) -> dict[int, Site]:
+        """The parameters of optimizers, by id, that checkpointing keeps from any gradient, with its line.
+
+        Reentrant checkpointing makes no graph if none of its inputs needs a gradient.
+        """
+        return {
+            id(parameter): site
+            for site, modules in self.watch.cut_off.items()
+            for index in modules & self.modules.keys()
+            for parameter in self.modules[index].parameters()
+            if parameter.requires_grad and id(parameter) in self.optimized - self.watch.with_gradient
+        }
+
     def unused_calls(self, handles: Iterable[int]) -> list[tuple[torch.nn.Module, int]]:
         """Returns the outermost calls of modules that saved some allocations and nothing that was used.
 
@@ -474,7 +490,7 @@ class Observation:
         return {index: part for part in parts if (index := self.watch.modules.index_of(part)) is not None}
 
     @cached_property
-    def names(self) -> dict[int, tuple[str, torch.nn.Parameter]]:
+    def names(self) -> dict[int, tuple[str, torch.Tensor]]:
         """The parameters of all models with their names, by id."""
         return {id(parameter): (name, parameter) for name, parameter in self.watch.parameters()}
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -64,10 +65,10 @@ class Observer:
 
     def _name_models(self) -> None:
         """Names several models as the user's code does, before their names get into a trace."""
-        models = self._watch.models
-        if len(models) > 1:
+        models, unlisted = self._watch.models, self._watch.unlisted
+        if sum(unlisted.isdisjoint(map(id, each.parameters())) for each in models.values()) > 1:
             roots = {name: value for name, value in self._roots().items() if name not in models}
-            self._watch.rename(paths_to(models.values(), roots))
+            rename(self._watch, paths_to(models.values(), roots))
 
     def _find_constants(self) -> None:
         """Finds the float64 tensors from outside the steps that bring float64 in, and who holds them."""
@@ -148,6 +149,17 @@ class Observer:
             gc.collect()
             left = set(watch.live())
             self._found.cycles = frozenset(made for handle, made in unheld.items() if handle not in left)
+
+
+def rename(watch: Watch, names: Mapping[int, str]) -> None:
+    """Gives the models of a watch the names that the user's code has for them, by id."""
+    before, watch.models = watch.models, WeakValueDictionary()
+    for old, model in before.items():
+        name = names.get(id(model), old)
+        while name in watch.models:
+            name += "'"
+        watch.models[name] = model
+        watch.modules.rename(model, name)
 
 
 def _carried(watch: Watch, roots: Mapping[str, object]) -> list[Carried]:

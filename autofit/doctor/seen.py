@@ -3,19 +3,23 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.work import Work
-from autofit.doctor.sites import Site
+from autofit.doctor.sites import Site, here
 from autofit.memory.trace import Mark
 from autofit.torch_internals import (
+    BatchNorm,
+    DropoutNd,
     FakeTensor,
     OpOverload,
     is_traceable_wrapper_subclass,
@@ -195,6 +199,7 @@ class Cast(NamedTuple):
     trained: bool
 
 
+@dataclass(eq=False)
 class Seen:
     """What a watch has seen of a training.
 
@@ -204,14 +209,18 @@ class Seen:
         ran: the operators, in order.
         let_go: number of events after which nothing but a graph held each allocation, by handle, as far as known.
         created: the passes with `create_graph=True`, which are not in `retained`.
-        resting: where modules that depend on their mode were switched to evaluation mode, by index of the module.
+        resting: see `resting`.
         gradients: parameter, by id, of which each allocation was the gradient, by handle.
         last_gradient: the last step in which each parameter, by id, got a gradient.
+        models: the models that are alive, by the name that their modules have in front; "" for a single one.
+        alone: the parameters that are alive and in no module, by the way to them.
+        unlisted: ids of the parameters that a model holds in lists or attributes of which torch does not know.
         ends: number of operators at the end of each step.
         optimizers: the optimizers that stepped, by id.
         switches: the calls of modules that depend on their mode.
         scales: weight of each normalisation when it was first called without gradients, by index of the module.
         recomputed: whether a module ran inside a backward pass, as under activation checkpointing.
+        cut_off: the modules that reentrant checkpointing ran on inputs of which none needs a gradient, by its line.
         widened: the operators that brought float64 in, and their lines, with the float64 operands that were made
             outside; none if the operator itself widens.
         buffers: names of the models' buffers, by handle.
@@ -227,40 +236,52 @@ class Seen:
         marks: where phases begin.
     """
 
-    def __init__(self) -> None:
-        self.saved: list[Saved] = []
-        self.zeroed: list[Zeroed] = []
-        self.dropped: list[Dropped] = []
-        self.pending: dict[int, Pending] = {}
-        self.retained: list[Retained] = []
-        self.ran: list[Ran] = []
-        self.let_go: dict[int, int] = {}
-        self.created: list[Retained] = []
-        self.resting: dict[int, Site] = {}
-        self.gradients: dict[int, int] = {}
-        self.last_gradient: dict[int, int] = {}
-        self.ends: list[int] = []
-        self.optimizers: dict[int, Optimizer] = {}
-        self.switches: set[Switched] = set()
-        self.scales: dict[int, torch.Tensor] = {}
-        self.recomputed = False
-        self.widened: dict[tuple[str, Site], set[int]] = {}
-        self.buffers: dict[int, str] = {}
-        self.waits: Counter[tuple[str, Site]] = Counter()
-        self.casts: Counter[Cast] = Counter()
-        self.cleanings: Counter[tuple[str, Site]] = Counter()
-        self.work: list[Work] = []
-        self.levels: list[int] = []
-        self.nodes: list[int] = []
-        self.begins: list[int] = []
-        self.outside: set[int] = set()
-        self.ready: set[int] = set()
-        self.marks: list[Mark] = []
+    saved: list[Saved] = field(default_factory=list)
+    zeroed: list[Zeroed] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    retained: list[Retained] = field(default_factory=list)
+    ran: list[Ran] = field(default_factory=list)
+    let_go: dict[int, int] = field(default_factory=dict)
+    created: list[Retained] = field(default_factory=list)
+    resting: Mapping[nn.Module, Site] = field(default_factory=dict)
+    gradients: dict[int, int] = field(default_factory=dict)
+    last_gradient: dict[int, int] = field(default_factory=dict)
+    models: WeakValueDictionary[str, nn.Module] = field(default_factory=WeakValueDictionary)
+    alone: WeakValueDictionary[str, torch.Tensor] = field(default_factory=WeakValueDictionary)
+    unlisted: set[int] = field(default_factory=set)
+    ends: list[int] = field(default_factory=list)
+    optimizers: dict[int, Optimizer] = field(default_factory=dict)
+    switches: set[Switched] = field(default_factory=set)
+    scales: dict[int, torch.Tensor] = field(default_factory=dict)
+    recomputed: bool = False
+    cut_off: dict[Site, set[int]] = field(default_factory=dict)
+    widened: dict[tuple[str, Site], set[int]] = field(default_factory=dict)
+    buffers: dict[int, str] = field(default_factory=dict)
+    waits: Counter[tuple[str, Site]] = field(default_factory=Counter)
+    casts: Counter[Cast] = field(default_factory=Counter)
+    cleanings: Counter[tuple[str, Site]] = field(default_factory=Counter)
+    work: list[Work] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    outside: set[int] = field(default_factory=set)
+    ready: set[int] = field(default_factory=set)
+    marks: list[Mark] = field(default_factory=list)
 
     @property
     def with_gradient(self) -> KeysView[int]:
         """The ids of the parameters that got a gradient."""
         return self.last_gradient.keys()
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the qualified names and the parameters of all models, also those that they do not list."""
+        several = len(self.models) > 1
+        for prefix, model in self.models.items():
+            before = prefix or (type(model).__name__ if several else "")
+            for name, parameter in model.named_parameters():
+                yield ".".join(part for part in (before, name) if part), parameter
+        yield from self.alone.items()
 
 
 class TensorEnd(weakref.ref[torch.Tensor]):
@@ -305,15 +326,35 @@ def _collections() -> int:
 
 def replace_with(undo: ExitStack, owner: Any, name: str, instead: Callable[[Any], Any]) -> None:
     """Replaces a function by what is made of it, until the stack is left."""
-    before = getattr(owner, name)
+    before, inherited = getattr(owner, name), name not in vars(owner)
     now = instead(before)
 
     def put_back() -> None:
         if getattr(owner, name) is now:  # else someone has replaced it since
-            setattr(owner, name, before)
+            delattr(owner, name) if inherited else setattr(owner, name, before)
 
     undo.callback(put_back)
     setattr(owner, name, now)
+
+
+@contextmanager
+def resting() -> Iterator[Mapping[nn.Module, Site]]:
+    """Yields the user's lines that put modules which depend on their mode into evaluation mode, while it is open."""
+    found = weakref.WeakKeyDictionary[nn.Module, Site]()
+
+    def noted(train: Callable[..., Any]) -> Callable[..., Any]:
+        def switched(module: nn.Module, mode: bool = True) -> Any:
+            if isinstance(module, (DropoutNd, BatchNorm)):
+                found.pop(module, None)
+                if not mode and (site := here()).user:
+                    found[module] = site
+            return train(module, mode)
+
+        return switched
+
+    with ExitStack() as undo:
+        replace_with(undo, nn.Module, "train", noted)
+        yield found
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, Self
@@ -25,6 +25,7 @@ from autofit.doctor.findings import members
 from autofit.doctor.findings.base import Detector
 from autofit.doctor.observation import STEPS, Observation
 from autofit.doctor.observer import Observer
+from autofit.doctor.sites import Site
 from autofit.doctor.watch import Watch
 from autofit.doctor.what_if import Change, WhatIf
 from autofit.identity import versions_of
@@ -47,12 +48,14 @@ class Scope:
         steps: number of steps to watch after the first.
         runs: whether to run further steps with changes, to measure sizes. Loops and scripts cannot be run again.
         time_s: seconds after which no further step with a change is begun.
+        resting: what was seen by `seen.resting` when the models were made.
     """
 
     detectors: Sequence[Detector] | None = None
     steps: int = STEPS
     runs: bool = True
     time_s: float = TIME_S
+    resting: Mapping[nn.Module, Site] = field(default_factory=dict)
 
     def checked(self) -> Self:
         """Returns this scope if a user may ask for it.
@@ -102,6 +105,7 @@ class Session:
         self._detectors = members() if scope.detectors is None else scope.detectors
         self._steps = scope.steps
         self._what_if = what_if
+        self._rested = {} if any(model.training for model in models) else scope.resting
         self._parts = weakref.WeakSet[nn.Module]()
         self._began_s, self._held = monotonic(), ExitStack()
         self._watch: Watch | None = None
@@ -184,7 +188,7 @@ class Session:
     def _diagnosed(self, observation: Observation, note: str = "", *, failed: bool = False) -> Diagnosis:
         assert self._device is not None, "the observation has begun"
         self.close()
-        observation.device, observation.peaks = self._device, self._device.peaks()
+        observation.device, observation.peaks, observation.rested = self._device, self._device.peaks(), self._rested
         if self._what_if is not None:
             observation.what_if = self._what_if(partial(_held, observation))
         found, unchecked = list[tuple[Finding, Change | None]](), list[Unchecked]()

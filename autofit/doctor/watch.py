@@ -4,7 +4,7 @@ import gc
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
@@ -15,9 +15,11 @@ from torch import nn
 from torch.autograd import graph
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.doctor.graphs import ACCUMULATES, DatedGraphs, nodes_of
+from autofit.doctor.holders import unlisted
 from autofit.doctor.seen import (
     Cast,
     Dropped,
@@ -37,6 +39,7 @@ from autofit.doctor.seen import (
     only_views,
     operands,
     replace_with,
+    resting,
 )
 from autofit.doctor.sites import NOWHERE, Site, here
 from autofit.doctor.waits import CAST, wait_of
@@ -93,7 +96,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         step: number of the current step, from 1.
         operator: number of operators so far.
         saves: whether what autograd saves is observed.
-        models: the models that are alive, by the name that their modules have in front; "" for a single one.
         followed: ids of the parameters whose gradients are observed.
         on_operator: called before each operator; None for nothing.
     """
@@ -110,7 +112,6 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         self.read_by: list[int] = []
         self.calls: list[ModuleCall] = []
         self.step, self.operator = 1, 0
-        self.models = weakref.WeakValueDictionary[str, nn.Module]()
         self.followed: set[int] = set()
         self._parts = weakref.WeakSet[nn.Module]()
         self.on_operator: Callable[[Watch, Any], None] | None = None
@@ -150,7 +151,8 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 graph.disable_saved_tensors_hooks = partial(self._without_hooks, disable)
             replace_with(undo, torch.autograd, "backward", self._watched)
             replace_with(undo, torch.autograd, "grad", self._differentiated)
-            replace_with(undo, nn.Module, "train", self._switched)
+            self.resting = undo.enter_context(resting())
+            replace_with(undo, CheckpointFunction, "apply", self._checkpointed)
             replace_with(undo, _BaseDataLoaderIter, "__next__", self._loaded)
             for owner, name, shown in CLEANING:
                 replace_with(undo, owner, name, partial(self._counted, shown))
@@ -163,49 +165,42 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             with self:
                 yield self
 
-    def adopt(self, model: nn.Module) -> None:
+    def adopt(self, model: nn.Module, name: str = "") -> None:
         """Records the parameters and buffers of a model and observes its gradients, if it is new."""
         if model in self._parts:
             return
         self._parts.update(model.modules())
-        name = "" if not self.models else type(model).__name__
+        name = name or ("" if not self.models else type(model).__name__)
         shown = {each or type(held).__name__ for each, held in self.models.items()}
         while name in shown:
             name += "'"
         self.models[name] = model
         self.modules.add(model, name)
         for parameter in model.parameters():
-            self.record(parameter, Kind.PARAMETER, initial=True)
-            if parameter.requires_grad and parameter.is_leaf:
-                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-                self._undo.callback(hook.remove)
-                self.followed.add(id(parameter))
+            self._follow(parameter)
         for named, buffer in model.named_buffers():
             self.record(buffer, Kind.BUFFER, initial=True)
             if (handle := self.handle_of(buffer)) is not None:
                 self.buffers.setdefault(handle, named)
-
-    def rename(self, names: Mapping[int, str]) -> None:
-        """Gives models the names that the user's code has for them, by id."""
-        before, self.models = self.models, weakref.WeakValueDictionary()
-        for old, model in before.items():
-            name = names.get(id(model), old)
-            while name in self.models:
-                name += "'"
-            self.models[name] = model
-            self.modules.rename(model, name)
+        for path, each in unlisted(model, name or type(model).__name__):
+            if isinstance(each, nn.Module):
+                self.unlisted.update(map(id, each.parameters()))
+                self.adopt(each, path)
+            else:
+                self.unlisted.add(id(each))
+                self.alone[path] = each
+                self._follow(each)
 
     def last_lines(self) -> dict[int, Site]:
         """Returns where the last of the live tensors of each allocation was made, such as a view that is kept."""
         return {end.handle: end.site for end in self._ends.values()}
 
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields the qualified names and the parameters of all models."""
-        several = len(self.models) > 1
-        for prefix, model in self.models.items():
-            before = prefix or (type(model).__name__ if several else "")
-            for name, parameter in model.named_parameters():
-                yield ".".join(part for part in (before, name) if part), parameter
+    def _follow(self, parameter: torch.Tensor) -> None:
+        self.record(parameter, Kind.PARAMETER, initial=True)
+        if parameter.requires_grad and parameter.is_leaf:
+            hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            self._undo.callback(hook.remove)
+            self.followed.add(id(parameter))
 
     def boundary(self) -> None:
         """Ends a step; the next one begins."""
@@ -389,14 +384,15 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
         return site
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        """Notes a call of a module before it begins. One that no other calls is a model."""
+        """Notes a call of a module before it begins. One that no other calls, or that no model has, is a model."""
         if self._elsewhere():
             return
         if in_backward():
             self.recomputed = True
             return
-        if self._call < 0:
+        if self._call < 0 or (self.modules.index_of(module) is None and any(True for _ in module.parameters())):
             self.adopt(module)
+        if self._call < 0:
             self.label((each for each in tensors(args) if self._is_given(each)), Kind.BATCH)
         index = self.modules.index_of(module)
         if index is not None and isinstance(module, (DropoutNd, BatchNorm)):
@@ -505,16 +501,15 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
             if creates:
                 self.created.append(Retained(site, self.step, begun, self.operator + 1))
 
-    def _switched(self, train: Callable[..., Any]) -> Callable[..., Any]:
-        def switched(module: nn.Module, mode: bool = True) -> Any:
-            index = self.modules.index_of(module) if isinstance(module, (DropoutNd, BatchNorm)) else None
-            if index is not None:
-                self.resting.pop(index, None)
-                if not mode and (site := here()).user:
-                    self.resting[index] = site
-            return train(module, mode)
+    def _checkpointed(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpointed(*args: Any) -> Any:
+            first, out = len(self.calls), apply(*args)
+            reached = any(each.requires_grad for each in operands(args, {}))
+            if torch.is_grad_enabled() and not (reached or self._elsewhere() or in_backward()):
+                self.cut_off.setdefault(here(), set()).update(each.module for each in self.calls[first:])
+            return out
 
-        return switched
+        return checkpointed
 
     def _loaded(self, following: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def loaded(batches: Any) -> Any:

@@ -247,7 +247,7 @@ def without_graph(calls: Iterable[Call]) -> Iterator[None]:
 
 
 @contextmanager
-def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def frozen(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Freezes some parameters that are trained."""
     held = list(parameters)
     for parameter in held:
@@ -274,7 +274,7 @@ def narrowed(constants: Iterable[torch.Tensor], run: Run) -> Iterator[Run]:
 
 
 @contextmanager
-def only_used(unused: Mapping[int, Iterable[nn.Parameter]], parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def only_used(unused: Mapping[int, Iterable[torch.Tensor]], parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Has the backward passes of a step leave out gradients: those of some parameters, by number of the pass, from 1.
 
     The other `parameters` get theirs. A pass that names its inputs itself stays as it is.

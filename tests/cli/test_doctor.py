@@ -44,6 +44,13 @@ MAKE = """
         return autofit.Workload(model, loader, step_fn=step_fn, mode=mode)
 
 
+    def make_evaluated():
+        model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 64))
+        loader = DataLoader(TensorDataset(torch.randn(512, 64), torch.randint(64, (512,))), batch_size=256)
+        model.eval()
+        return {"model": model, "loader": loader, "loss_fn": F.cross_entropy}
+
+
     def make_raising():
         workload = make_leaking()
 
@@ -116,6 +123,13 @@ def test_a_target_is_watched_and_what_it_prints_is_not_in_the_result(target: str
     assert "noise of the user's file" in err
     assert "autofit: watching 7 training steps on " in err
     assert "\x1b" not in out, "a pipe gets no colours"
+
+
+def test_the_line_of_a_target_that_leaves_its_model_in_evaluation_mode_is_named(target: str, run: Run) -> None:
+    code, out, _ = run("doctor", f"{target}:make_evaluated", "--device", "cpu", "--only", "modes", "--fail-on", "modes")
+    line = 1 + textwrap.dedent(MAKE).splitlines().index("    model.eval()")
+    assert code == 4
+    assert f"into which train.py:{line} has put it" in " ".join(out.split())
 
 
 def test_json_is_one_document_that_is_a_diagnosis(target: str, run: Run) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autofit.doctor import holders
-from autofit.doctor.holders import Holder, find_holders, paths_to
+from autofit.doctor.holders import Holder, find_holders, paths_to, unlisted
 
 GLOBAL: list[torch.Tensor] = []
 HERE = "(tests/doctor/test_holders.py:"
@@ -133,6 +133,17 @@ def test_attributes_of_modules_are_found_but_not_parameters() -> None:
     found = only(wanted)
     assert found is not None
     assert found.path == "net.inner.cache[0]"
+
+
+def test_what_a_model_holds_without_listing_it_is_named_by_the_way_to_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    inner, free = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    holds: Any = model[1]
+    holds.more, holds.free = [{"a": (inner,)}, inner], free
+    holds.known = [model[0], model, model[0].weight, nn.Linear]
+    holds.others = [free * 2, torch.ones(2), holds.more]
+    assert list(unlisted(model, "Net")) == [("Net.1.free", free), ("Net.1.more[1]", inner)]
+    assert list(unlisted(inner, "Linear")) == []
 
 
 def test_what_a_hook_has_in_its_closure_is_named_with_the_hook() -> None:

@@ -1,11 +1,13 @@
 """What a watch reads of tensors, operators and optimizers."""
 
 import gc
+import sys
+from contextlib import ExitStack
 
 import torch
 from torch import nn
 
-from autofit.doctor.seen import LiveTensors, has_storage, only_views, operands
+from autofit.doctor.seen import LiveTensors, has_storage, only_views, operands, replace_with, resting
 from autofit.torch_internals import FakeTensorMode
 from autofit.workloads.workload import state_tensors
 
@@ -64,3 +66,31 @@ def test_tensors_are_found_while_they_live_also_after_a_collection() -> None:
         assert gone not in {id(each) for each in live.alive()}
     finally:
         gc.enable()
+
+
+def test_the_line_that_put_a_module_into_evaluation_mode_is_kept_until_it_is_put_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
+    with resting() as lines:
+        model.eval()
+        line = sys._getframe().f_lineno - 1
+        model[2].train()
+    model[1].train()
+    assert {module: site.user for module, site in lines.items()} == {model[1]: f"tests/doctor/test_seen.py:{line}"}, (
+        "nothing is noted outside"
+    )
+
+
+def test_a_replaced_function_is_put_back_where_it_was() -> None:
+    class Base:
+        @classmethod
+        def name(cls) -> str:
+            return cls.__name__
+
+    class Part(Base):
+        pass
+
+    with ExitStack() as undo:
+        replace_with(undo, Part, "name", lambda before: lambda: f"{before()}!")
+        assert Part.name() == "Part!"
+    assert Part.name() == "Part"
+    assert "name" not in vars(Part)

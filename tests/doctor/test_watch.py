@@ -16,6 +16,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils.checkpoint import checkpoint
 
 from autofit.devices.cpu import HostMeter
+from autofit.doctor.observer import rename
 from autofit.doctor.session import collection_off
 from autofit.doctor.watch import Watch
 from autofit.memory.trace import Kind
@@ -85,6 +86,20 @@ def test_what_is_there_before_is_initial_and_has_its_kind() -> None:
         assert kinds == {Kind.PARAMETER, Kind.BUFFER}
         assert watch.kinds[handle(watch, model.get_buffer("scale"))] is Kind.BUFFER
     assert len(watch.initial) == 5
+
+
+def test_a_module_that_no_model_has_is_adopted_where_another_calls_it() -> None:
+    class Calls(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(apart(relu(x)))
+
+    apart, relu, model = nn.Linear(4, 4), nn.ReLU(), Calls()
+    with watching(model) as watch:
+        assert list(watch.models.values()) == [model]
+        torch.autograd.backward(model(torch.ones(3, 4)).sum())
+        assert list(watch.models.values()) == [model, apart]
+        assert id(apart.weight) in watch.with_gradient
+        assert "Linear.weight" in dict(watch.parameters())
 
 
 def test_the_last_operator_that_reads_is_noted_and_views_read_nothing() -> None:
@@ -549,7 +564,7 @@ def test_models_are_renamed_with_their_modules_and_stay_apart() -> None:
     with watching() as watch:
         for model in (first, second, third):
             model(torch.ones(1, 4))
-        watch.rename({id(first): "student", id(second): "net", id(third): "net"})
+        rename(watch, {id(first): "student", id(second): "net", id(third): "net"})
         assert watch.models == {"student": first, "net": second, "net'": third}
         index = watch.modules.index_of(second.last)
         assert index is not None

@@ -80,12 +80,15 @@ def test_biases_are_added_in_place_in_linear_and_recurrent_modules(module: nn.Mo
     assert type(module).forward is before
 
 
+ONE: Any = (torch.ones(1),)
+
+
 def test_threads_beside_the_recording_add_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, recorder = list[bool](), Recorder("cpu", lambda func, args, kwargs: func(*args, **kwargs))
-    monkeypatch.setattr(functional, "linear", lambda: seen.append(recorder.in_place))
+    monkeypatch.setattr(functional, "linear", lambda _: seen.append(recorder.in_place))
     with sums_in_place(recorder):
-        functional.linear()
-        thread = Thread(target=functional.linear)
+        functional.linear(*ONE)
+        thread = Thread(target=functional.linear, args=ONE)
         thread.start()
         thread.join()
     assert seen == [True, False]

@@ -18,6 +18,17 @@ from autofit.reports.sentences import counted
 NO_UPDATE = "no optimizer stepped in the observed steps"
 
 
+_FREEZE = (
+    "freeze them with requires_grad_(False), or compute what is only a target under torch.no_grad(); give them to an "
+    "optimizer only if they are to be trained"
+)
+_RENEW = "make the optimizer after the model was changed, from its present parameters"
+_REGISTER = (
+    "hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList, or as nn.Parameter, before the optimizer is made, "
+    "and it trains them; if they are not to be trained, freeze them with requires_grad_(False)"
+)
+
+
 class GradientWithoutOptimizer(Detector):
     """Gradients of parameters that no optimizer holds."""
 
@@ -29,42 +40,57 @@ class GradientWithoutOptimizer(Detector):
         return "" if observation.watch.optimizers else NO_UPDATE
 
     def find(self, observation: Observation) -> Iterator[Finding]:
-        """Yields one finding for all of them."""
+        """Yields a finding for those that the model lists, and one for the others."""
+        for foreign in _foreign(observation):
+            yield self._found(observation, foreign)
+
+    def _found(self, observation: Observation, foreign: Sequence[int]) -> Finding:
         names, watch = observation.names, observation.watch
-        foreign = [each for each in names if each in watch.with_gradient - observation.optimized]
-        if not foreign:
-            return
         handles = [handle for handle, parameter in watch.gradients.items() if parameter in set(foreign)]
         gone, released = observation.needless(handles)
         saved_bytes = observation.saved_bytes(without=gone, ends_at=released)
         fields = at_peak(observation, saved_bytes, "at least")
-        lost = len(observation.optimized - names.keys() - watch.with_gradient)
-        stale = f"; an optimizer has {counted(lost, 'parameter')} instead that no watched model has" if lost else ""
+        unlisted = foreign[0] in watch.unlisted
+        lost = 0 if unlisted else len(observation.optimized - names.keys() - watch.with_gradient)
+        reason = f"; an optimizer has {counted(lost, 'parameter')} instead that no watched model has" if lost else ""
+        if unlisted:
+            reason = "; model.parameters() does not list them, because a list, a dict or a plain attribute holds them"
         called = _called(observation, set(foreign))
         where = f" (called at {site})" if str(site := called.get(foreign[0], NOWHERE)) else ""
         share = sum(names[each][1].numel() for each in foreign) / max(sum(p.numel() for _, p in names.values()), 1)
-        yield Finding(
+        return Finding(
             id=self.id,
             what=(
                 f"the backward pass computes the gradients of {counted(len(foreign), 'parameter')} "
                 f"({share:.0%} of the model), such as {names[foreign[0]][0]}{where}, which no optimizer updates, "
-                f"so that their memory and time are lost{stale}"
+                f"so that their memory and time are lost{reason}"
             ),
-            remedy=(
-                "make the optimizer after the model was changed, from its present parameters"
-                if stale
-                else "freeze them with requires_grad_(False), or compute what is only a target under torch.no_grad(); "
-                "give them to an optimizer only if they are to be trained"
-            ),
+            remedy=_REGISTER if unlisted else _RENEW if lost else _FREEZE,
             places=tuple(observation.place_at(called.get(each, NOWHERE), names[each][0]) for each in foreign[:8]),
             **fields | {"minor": fields["minor"] and share < LEAST_RATIO},
         )
 
     def change(self, observation: Observation, finding: Finding) -> Change:
         """Returns these parameters frozen."""
-        names, watch = observation.names, observation.watch
-        foreign = [names[each][1] for each in watch.with_gradient - observation.optimized if each in names]
-        return Change("these parameters frozen", partial(frozen, foreign))
+        names, first = observation.names, finding.places[0].module
+        foreign = next(each for each in _foreign(observation) if names[each[0]][0] == first)
+        return Change("these parameters frozen", partial(frozen, [names[each][1] for each in foreign]))
+
+
+def _foreign(observation: Observation) -> list[list[int]]:
+    """Returns the parameters with gradients that no optimizer has: those that a model lists, and the others.
+
+    The others, which nothing clips or clears together, are left out if the user's code reads their gradients itself.
+    """
+    watch = observation.watch
+    used = {
+        parameter
+        for handle, parameter in watch.gradients.items()
+        if parameter in watch.unlisted and not watch.ran[watch.read_by[handle] - 1].backward
+    }
+    found = [each for each in observation.names if each in watch.with_gradient - observation.optimized - used]
+    groups = [[each for each in found if (each in watch.unlisted) is unlisted] for unlisted in (False, True)]
+    return [each for each in groups if each]
 
 
 def _called(observation: Observation, foreign: Set[int]) -> dict[int, Site]:
@@ -169,6 +195,7 @@ class NoGradient(Detector):
             if each in observation.optimized & watch.followed
             and parameter.requires_grad
             and each not in watch.with_gradient
+            and each not in observation.cut_off  # a finding of its own names the cause
         ]
         if not found or not watch.with_gradient:
             return

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -216,6 +217,96 @@ def test_parameters_without_an_optimizer_are_named() -> None:
     [finding] = of(diagnosis_of("half optimized", False), "gradient-without-optimizer")
     assert "4 parameters" in finding.what
     assert [place.module for place in finding.places] == ["0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"]
+
+
+class Apart(nn.Module):
+    """A network with parts that a list or a dict holds, and a scale that is an attribute."""
+
+    def __init__(self, *, listed: bool, frozen: bool = False) -> None:
+        super().__init__()
+        layers, scale = [nn.Linear(64, 512), nn.Linear(512, 512)], torch.ones(512, requires_grad=not frozen)
+        for layer in layers:
+            layer.requires_grad_(not frozen)
+        self.parts: Any = {"deep": nn.ModuleList(layers) if listed else layers}
+        self.scale = nn.Parameter(scale) if listed else scale
+        if listed:
+            self.parts = nn.ModuleDict(self.parts)
+        self.head = nn.Linear(512, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.parts["deep"]:
+            x = layer(x).relu()
+        out: torch.Tensor = self.head(x * self.scale)
+        return out
+
+
+def apart(*, by_hand: bool = False, **more: bool) -> Case:
+    torch.manual_seed(0)
+    model = Apart(**more)
+    optimizer, x, y = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(1024, 64), torch.randint(10, (1024,))
+    loose = [*model.parts["deep"][0].parameters(), *model.parts["deep"][1].parameters(), model.scale]
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        for each in loose if by_hand else ():
+            each.data.sub_(each.grad, alpha=0.1)
+        optimizer.step()
+        model.zero_grad()
+        for each in loose:
+            each.grad = None
+
+    return Case(model, step)
+
+
+def test_parameters_that_a_model_does_not_list_are_named_by_the_way_to_them_with_what_lists_them() -> None:
+    [found] = diagnosed(apart(listed=False)).findings
+    assert found.id == "gradient-without-optimizer"
+    way = "Apart.parts['deep']"
+    names = [f"{way}[{number}].{name}" for number in (0, 1) for name in ("weight", "bias")]
+    assert [place.module for place in found.places] == [*names, "Apart.scale"]
+    assert "5 parameters" in found.what
+    assert "model.parameters() does not list them" in found.what
+    assert all(text in found.remedy for text in ("nn.ModuleList", "nn.ModuleDict", "nn.Parameter"))
+    real = peak_bytes(lambda: apart(listed=False)) - peak_bytes(lambda: apart(listed=False, frozen=True))
+    assert found.size is not None
+    assert real > MIB
+    assert found.size.peak_bytes == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "more", [{"listed": True}, {"listed": False, "frozen": True}, {"by_hand": True, "listed": False}]
+)
+def test_parameters_that_are_listed_frozen_or_trained_by_hand_are_silent(more: dict[str, bool]) -> None:
+    assert of(diagnosed(apart(**more)), "gradient-without-optimizer") == []
+
+
+def test_a_workload_is_told_of_the_parameters_that_its_model_does_not_list_and_their_size_is_measured() -> None:
+    batches = [(torch.randn(1024, 64), torch.randint(10, (1024,)))]
+    [found] = of(
+        autofit.diagnose(Apart(listed=False), batches, loss_fn=nn.functional.cross_entropy, device="cpu"),
+        "gradient-without-optimizer",
+    )
+    assert found.places[0].module == "Apart.parts['deep'][0].weight"
+    assert found.size is not None
+    assert (found.size.basis, found.confirmed) == ("measured", "these parameters frozen")
+    listed = autofit.diagnose(Apart(listed=True), batches, loss_fn=nn.functional.cross_entropy, device="cpu")
+    assert of(listed, "gradient-without-optimizer") == []
+
+
+def test_parameters_that_are_listed_and_those_that_are_not_are_two_findings() -> None:
+    model = Apart(listed=False)
+    model.add_module("tail", nn.Linear(10, 10))
+    optimizer, x = torch.optim.SGD(model.head.parameters(), lr=0.1), torch.randn(64, 64)
+
+    def step() -> None:
+        torch.autograd.backward(model.get_submodule("tail")(model(x)).square().mean())
+        optimizer.step()
+        model.zero_grad()
+
+    others, listed = of(diagnosed(Case(model, step)), "gradient-without-optimizer")  # by size
+    assert {each.module for each in listed.places} == {"Apart.tail.weight", "Apart.tail.bias"}
+    assert "ModuleList" not in listed.remedy
+    assert "ModuleList" in others.remedy
 
 
 def test_dropped_gradients_save_at_most_their_bytes() -> None:

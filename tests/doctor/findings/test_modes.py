@@ -1,13 +1,24 @@
 """Switches of modules that are not as a training needs them."""
 
 import copy
+from collections.abc import Mapping
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autofit import devices
+from autofit.doctor.diagnose import diagnose_workload
+from autofit.doctor.diagnosis import Finding
+from autofit.doctor.findings.modes import Modes
+from autofit.doctor.seen import resting
+from autofit.doctor.session import Scope
+from autofit.doctor.sites import Site
+from autofit.workloads.workload import Workload
 from tests.doctor.cases import Case, diagnosed, of
 
 
@@ -134,6 +145,72 @@ def test_frozen_normalisation_is_intended() -> None:
     assert of(diagnosed(trained(model)), "modes") == []
 
 
+def scored(model: nn.Module, data: torch.Tensor, undone: bool) -> float:
+    model.eval()
+    with torch.no_grad():
+        score: float = model(data).square().mean().item()
+    if undone:
+        model.train()
+    return score
+
+
+def found_in(model: Block, resting: Mapping[nn.Module, Site], **more: Any) -> list[Finding]:
+    workload = Workload(model, [torch.randn(16, 8)], step_fn=lambda model, batch: model(batch).square().mean(), **more)
+    scope = Scope([Modes()], runs=False, resting=resting)
+    return list(diagnose_workload(workload, devices.choose("cpu"), "made", scope).findings)
+
+
+def test_a_model_that_its_maker_left_in_evaluation_mode_is_found_although_autofit_trains_it_in_the_other() -> None:
+    for undone in (False, True):
+        model = Block()
+        with resting() as lines:
+            scored(model, torch.randn(16, 8), undone)
+        found = found_in(model, lines)
+        assert model.training is undone
+        assert len(found) == (not undone)
+        for each in found:
+            assert not each.minor
+            assert "body.1 (BatchNorm1d), body.3 (Dropout) in training mode" in each.what
+            assert each.places[0].line.endswith(f"test_modes.py:{scored.__code__.co_firstlineno + 1}")
+            assert "train() after that line" in each.remedy
+
+
+def test_a_model_that_a_library_gives_in_evaluation_mode_is_minor_and_one_of_unknown_history_is_silent() -> None:
+    model = Block().eval()
+    line = Site("train.py:3", "transformers/modeling_utils.py:5")
+    (found,) = found_in(model, {model.body[3]: line})
+    assert found.minor
+    assert "body.3 (Dropout)" in found.what
+    assert found_in(model, {}) == []
+
+
+def test_parts_at_rest_in_a_model_in_training_mode_are_intended_and_frozen_ones_in_any() -> None:
+    model = Block()
+    line = Site("train.py:3")
+    model.body[3].eval()
+    assert found_in(model, {model.body[3]: line}) == []
+    model.eval()
+    model.body[1].requires_grad_(False)
+    assert found_in(model, {model.body[1]: line}) == []
+
+
+def test_an_update_function_that_trains_in_evaluation_mode_is_said_once() -> None:
+    model = Block().eval()
+
+    def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(batch).square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    workload = Workload(model, [torch.randn(16, 8)], optimizer=torch.optim.SGD(model.parameters()), update_fn=update)
+    scope = Scope([Modes()], runs=False, resting={model.body[3]: Site("train.py:3")})
+    (found,) = diagnose_workload(workload, devices.choose("cpu"), "made", scope).findings
+    assert "in evaluation mode" in found.what
+    assert "given" not in found.what
+
+
 @pytest.mark.parametrize(("switched", "training", "count"), [(True, False, 1), (True, True, 0), (False, True, 0)])
 def test_checkpointing_that_recomputes_nothing_is_found(switched: bool, training: bool, count: int) -> None:
     model = Block().train(training)
@@ -141,3 +218,90 @@ def test_checkpointing_that_recomputes_nothing_is_found(switched: bool, training
     found = of(diagnosed(trained(model)), "checkpoint-no-effect")
     assert len(found) == count
     assert all("evaluation mode" in each.what for each in found)
+    assert all(each.remedy == "call model.train()" for each in found)
+
+
+@pytest.mark.parametrize(
+    ("cause", "says", "remedy"),
+    [
+        ("frozen", "no parameter of these modules gets a gradient", "switch checkpointing off"),
+        ("cached", "use_cache=True", "use_cache = False"),
+        ("ignored", "does not use it", "checkpoint.checkpoint there"),
+    ],
+)
+def test_only_the_cause_that_was_seen_is_named(cause: str, says: str, remedy: str) -> None:
+    plain = Block()
+    plain.forward = plain.body.forward  # type: ignore[method-assign]
+    plain.gradient_checkpointing = True
+    model = nn.Sequential(plain, nn.Linear(8, 8))
+    plain.requires_grad_(cause != "frozen")
+    model.config = SimpleNamespace(use_cache=cause == "cached")  # type: ignore[assignment]
+    (found,) = of(diagnosed(trained(model)), "checkpoint-no-effect")
+    assert says in found.what
+    assert remedy in found.remedy
+    assert "train()" not in found.remedy
+
+
+quietly = pytest.mark.filterwarnings("ignore:None of the inputs")
+
+
+class Folded(nn.Module):
+    """Two blocks behind a frozen stem, run again in the backward pass."""
+
+    def __init__(self, *, reentrant: bool = True) -> None:
+        super().__init__()
+        self.stem, self.tip = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.reentrant, self.awake = reentrant, False
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        data = self.stem(data)
+        if self.awake:
+            data.requires_grad_()
+        for block in self.blocks:
+            data = checkpoint(block, data, use_reentrant=self.reentrant)
+        out: torch.Tensor = self.tip(data)
+        return out
+
+
+@quietly
+def test_reentrant_checkpointing_of_inputs_without_a_gradient_is_the_one_cause_of_what_is_not_trained() -> None:
+    found = diagnosed(trained(Folded())).findings
+    assert [each.id for each in found] == ["checkpoint-no-effect"]
+    (only,) = found
+    line = f"test_modes.py:{Folded.forward.__code__.co_firstlineno + 5}"
+    assert f"{line} gets no input" in only.what
+    assert "4 parameters (576 B), such as 0.blocks.0.0.weight, are not trained" in only.what
+    assert only.places[0].line.endswith(line)
+    assert {each.module for each in only.places[1:]} == {
+        f"0.blocks.{i}.0.{n}" for i in (0, 1) for n in ("weight", "bias")
+    }
+    assert "use_reentrant=False" in only.remedy
+    assert "enable_input_require_grads()" in only.remedy
+    assert "train()" not in only.remedy
+
+
+@quietly
+def test_checkpointing_that_lets_gradients_through_or_has_nothing_to_train_is_silent() -> None:
+    plain, awake, frozen, late = Folded(reentrant=False), Folded(), Folded(), Folded()
+    awake.awake = True
+    frozen.blocks.requires_grad_(False)
+    late.stem.requires_grad_(True)
+    for model in (plain, awake, frozen, late):
+        assert diagnosed(trained(model)).findings == ()
+
+
+@quietly
+def test_an_evaluation_under_reentrant_checkpointing_cuts_nothing_off() -> None:
+    model, other, data = Block(), Folded(), torch.randn(16, 8)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.blocks.parameters()])
+
+    def step() -> None:
+        with torch.no_grad():
+            other(data)
+        torch.autograd.backward(model(data).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = diagnosed(Case(nn.ModuleList([model, other]), step)).findings
+    assert [each.id for each in found] == ["no-gradient"]
