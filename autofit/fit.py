@@ -30,6 +30,7 @@ from autofit.reports.summary import brief, summarize
 from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
+from autofit.strategies.layout import needs_rows
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.dataloaders import shared
 from autofit.workloads.first_loss import loss_of
@@ -223,7 +224,8 @@ class Fit:
                 "prepare; or tune again."
             )
         group: Any = distributed.group.WORLD
-        return Ranks.of(group, device.type)
+        ranks = Ranks.of(group, device.type)
+        return ranks.in_rows(distributed.new_group) if needs_rows(self.plan) else ranks
 
     def _loader(self, source: BatchSource) -> Iterable[Any]:
         """Returns the loader of the micro batches of the plan."""

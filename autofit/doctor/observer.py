@@ -18,6 +18,7 @@ from autofit.doctor.sites import Site
 from autofit.doctor.watch import Watch
 from autofit.memory.trace import Kind
 from autofit.torch_internals import base_of, sequence_number
+from autofit.workloads.tree import live_tensors
 
 
 class Observer:
@@ -208,7 +209,7 @@ def used_bytes(watch: Watch, roots: Mapping[str, object]) -> dict[int, int]:
     A tensor that only its views keep, as their `_base`, does not count as one of them.
     """
     parts = defaultdict[int, dict[object, int]](dict)
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    tensors = live_tensors()
     bases = {id(base) for each in tensors if (base := base_of(each)) is not None}
     kept = {id(each) for each in held_tensors(roots)} if bases else set()
     for tensor in (each for each in tensors if id(each) in kept or id(each) not in bases):

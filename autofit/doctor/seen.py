@@ -28,6 +28,7 @@ from autofit.torch_internals import (
     storage_id,
 )
 from autofit.tracing.operation_count import Tally
+from autofit.workloads.tree import live_tensors
 
 
 @dataclass(slots=True)
@@ -299,7 +300,7 @@ class LiveTensors:
     """
 
     def __init__(self) -> None:
-        self._old, self._collections = [weakref.ref(each) for each in _tensors_in(gc.get_objects())], _collections()
+        self._old, self._collections = [weakref.ref(each) for each in live_tensors()], _collections()
 
     def had(self, storage: int) -> bool:
         """Returns whether a tensor that was there at first, and still is, has this storage."""
@@ -309,15 +310,10 @@ class LiveTensors:
     def alive(self) -> Iterator[torch.Tensor]:
         """Yields the tensors that are alive."""
         if _collections() != self._collections:
-            yield from _tensors_in(gc.get_objects())
+            yield from live_tensors()
             return
         yield from (tensor for each in self._old if (tensor := each()) is not None)
-        yield from _tensors_in(gc.get_objects(generation=0))
-
-
-def _tensors_in(objects: Iterable[object]) -> Iterator[torch.Tensor]:
-    # isinstance() would ask objects of the user's for their class.
-    return (each for each in objects if issubclass(type(each), torch.Tensor))  # type: ignore[misc]
+        yield from live_tensors(generation=0)
 
 
 def _collections() -> int:

@@ -142,7 +142,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
                 undo.callback(register_optimizer_step_post_hook(self.update_ends).remove)
             undo.callback(register_module_forward_pre_hook(self._called).remove)
             undo.callback(register_module_forward_hook(self._returned, always_call=True).remove)
-            undo.enter_context(self.modules.following(nn.Module()))
+            undo.enter_context(self.modules.following())
             undo.enter_context(sums_in_place(self))
             if self.saves:
                 undo.enter_context(self._hooks)

@@ -12,11 +12,12 @@ Settings = Mapping[str, object]
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
 LAYOUT, VIEWS, RESHARD = "layout", "gradient_as_bucket_view", "reshard_after_forward"
 """Knobs of the ranks that train together. The batch of such a plan is that of each rank."""
-REPLICATED, OPTIMIZER, FULL = "replicated", "optimizer", "full"
+REPLICATED, OPTIMIZER, FULL, HYBRID = "replicated", "optimizer", "full", "hybrid"
 MEASURED_WITH: Mapping[KnobValue, str] = {
     REPLICATED: "DistributedDataParallel",
     OPTIMIZER: "ZeroRedundancyOptimizer",
     FULL: "fully_shard",
+    HYBRID: "fully_shard on rows of ranks",
 }
 """What divides a training among ranks in a plan, by layout."""
 

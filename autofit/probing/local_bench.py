@@ -59,7 +59,7 @@ from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, Ranks, StepBatch, TrainStep, static_bytes
-from autofit.workloads.tree import Batch
+from autofit.workloads.tree import Batch, live_tensors
 from autofit.workloads.workload import Workload
 
 LEAST_BYTES = 2**20
@@ -107,8 +107,8 @@ class LeakWatch:
         Only tensors that the garbage collector tracks are found; a frozen heap is left out.
         """
         found = []
-        for x in gc.get_objects():
-            if issubclass(type(x), torch.Tensor) and self._is_on_device(x):
+        for x in live_tensors():
+            if self._is_on_device(x):
                 known = self._known.get(id(x))
                 if known is None or known() is not x:
                     found.append(x)

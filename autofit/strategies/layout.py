@@ -21,12 +21,14 @@ from autofit.strategies.shards import begin_anew, is_without_data, sharded, shar
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass, is_view
-from autofit.workloads.step import Draft, Ranks
+from autofit.workloads.step import Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
 
 KNOB, VIEWS, RESHARD = "layout", "gradient_as_bucket_view", "reshard_after_forward"
-REPLICATED, OPTIMIZER, FULL = "replicated", "optimizer", "full"
-LAYOUTS = (REPLICATED, OPTIMIZER, FULL)
+REPLICATED, OPTIMIZER, FULL, HYBRID = "replicated", "optimizer", "full", "hybrid"
+LAYOUTS = (REPLICATED, OPTIMIZER, FULL, HYBRID)
+SHARDED = (FULL, HYBRID)
+"""The layouts that divide parameters."""
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 """Size at which `DistributedDataParallel` closes its first bucket of gradients, and any other one, by default."""
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -35,7 +37,12 @@ WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel
 
 def divides_parameters(plan: Plan) -> str | None:
     """Returns the layout of a plan that divides parameters among ranks, in words; None if each rank has them all."""
-    return f"{KNOB}={FULL}" if plan.values.get(KNOB) == FULL else None
+    return f"{KNOB}={plan.values[KNOB]}" if plan.values.get(KNOB) in SHARDED else None
+
+
+def needs_rows(plan: Plan) -> bool:
+    """Returns whether the layout of a plan needs ranks in rows, see `Ranks.in_rows`."""
+    return plan.values.get(KNOB) == HYBRID
 
 
 class RankLayout(Strategy):
@@ -44,7 +51,8 @@ class RankLayout(Strategy):
     Replicated: each rank has everything, and gradients are averaged in buckets (`DistributedDataParallel`). Optimizer:
     also, but each rank has the optimizer state of a part of the parameters, and updates these
     (`ZeroRedundancyOptimizer`, ZeRO-1). Full: each rank has a part of every parameter, gradient and optimizer
-    state, and gathers the parameters of one block at a time (`fully_shard`, FSDP2).
+    state, and gathers the parameters of one block at a time (`fully_shard`, FSDP2). Hybrid: so do the ranks of a row,
+    such as a machine, and rows replicate the model (HSDP), from four ranks on.
     """
 
     name = "layout"
@@ -65,8 +73,9 @@ class RankLayout(Strategy):
             return self.refuse(reason)
         for load in (sharding, zero_redundancy_optimizer):  # once, and not by each process that a trace forks
             load()
-        asked = LAYOUTS if facts.layout is None else (facts.layout,)
-        missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer))}
+        known = LAYOUTS if rows_of(facts.ranks) > 1 else LAYOUTS[:-1]
+        asked = known if facts.layout is None else (facts.layout,)
+        missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer, facts.ranks))}
         refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
         values = tuple(value for value in asked if value not in missing)
         if not values:
@@ -79,9 +88,9 @@ class RankLayout(Strategy):
         layout = plan.values.get(KNOB)
         if layout is None:
             return None
-        if plan.values.get(VIEWS, False) is True and layout == FULL:
-            return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={FULL} divides them"
-        if plan.values.get(RESHARD, True) is False and layout != FULL:
+        if plan.values.get(VIEWS, False) is True and layout in SHARDED:
+            return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={layout} divides them"
+        if plan.values.get(RESHARD, True) is False and layout not in SHARDED:
             return f"{RESHARD}=False is for gathered weights, and {KNOB}={layout} gathers none"
         return None
 
@@ -118,8 +127,10 @@ class RankLayout(Strategy):
                 f"{KNOB}={layout} cannot be applied: {reason}; expected several ranks, and a plan and a "
                 "model for which the layout was offered. Choose another layout."
             )
-        if layout == FULL:
-            with sharded(model, optimizer, ranks, reshard=plan.values.get(RESHARD, True) is True):
+        if layout in SHARDED:
+            mesh = ranks.mesh if layout == FULL else ranks.grid
+            assert mesh is not None, "these ranks have been put in rows"
+            with sharded(model, optimizer, ranks, mesh, reshard=plan.values.get(RESHARD, True) is True):
                 yield
             return
         with Undo() as undo:
@@ -134,7 +145,7 @@ def _beside(layout: str | None) -> tuple[Knob, ...]:
     """Returns the knobs that belong to one layout; none while layouts are compared."""
     if layout is None:
         return ()
-    if layout == FULL:
+    if layout in SHARDED:
         about = "whether weights gathered in the forward pass are released, and gathered again in the backward pass"
         return (Knob(name=RESHARD, values=(True, False), default=True, about=about),)
     about = "whether gradients are parts of the buckets in which they are averaged, instead of copies"
@@ -158,9 +169,11 @@ def _undividable(model: nn.Module) -> str | None:
     return None
 
 
-def _lack(layout: str, model: nn.Module, optimizer: Optimizer) -> str | None:
-    """Returns why a model with this optimizer does not admit a layout, or None."""
-    if layout == FULL:
+def _lack(layout: str, model: nn.Module, optimizer: Optimizer, count: int) -> str | None:
+    """Returns why a model with this optimizer does not admit a layout on `count` ranks, or None."""
+    if layout == HYBRID and rows_of(count) < 2:
+        return f"{count} ranks do not form rows of several: it takes four, or machines with as many ranks each"
+    if layout in SHARDED:
         return _lack_of_shards(model, optimizer)
     if layout != OPTIMIZER:
         return None
@@ -198,7 +211,7 @@ def _refusal_of_draft(draft: Draft, layout: KnobValue | None) -> str | None:
         return "there is one rank"
     if draft.optimizer is None:
         return "inference exchanges nothing between ranks"
-    return _undividable(draft.model) or _lack(str(layout), draft.model, draft.optimizer)
+    return _undividable(draft.model) or _lack(str(layout), draft.model, draft.optimizer, draft.ranks.count)
 
 
 def _replicate(draft: Draft, ranks: Ranks, undo: Undo, *, views: bool) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from autofit.strategies.blocks import find_blocks
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import FakeTensor, forget_composition
 from autofit.workloads.step import Ranks
+
+if TYPE_CHECKING:  # a torch may be built without
+    from torch.distributed.device_mesh import DeviceMesh
 
 TABLES = tuple(
     name
@@ -38,7 +41,9 @@ def sharding() -> Any:
 
 
 @contextmanager
-def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, reshard: bool) -> Iterator[None]:
+def sharded(
+    model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, mesh: "DeviceMesh", *, reshard: bool
+) -> Iterator[None]:
     """Shards the parameters, gradients and optimizer state of a model over `ranks` until the context is left.
 
     The memory of the whole parameters is released meanwhile. At the end they get the trained values, which all ranks
@@ -49,7 +54,8 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, resh
     Args:
         model: the model, which is changed in place.
         optimizer: its groups hold the sharded parameters meanwhile.
-        ranks: the ranks, with their mesh.
+        ranks: the ranks.
+        mesh: that of the ranks, or their grid: then each row has a whole model.
         reshard: whether gathered parameters are released after the forward pass, except those outside blocks. The
             backward pass gathers them again.
     """
@@ -59,8 +65,8 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, resh
         for each in kept:
             undo.callback(each.restore)
         for block in blocks_to_shard(model):
-            fully_shard(block, mesh=ranks.mesh, reshard_after_forward=reshard)
-        fully_shard(model, mesh=ranks.mesh, reshard_after_forward=None if reshard else False)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
         for each in kept:
             each.note_added()
         shards = {
@@ -70,7 +76,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, *, resh
             if whole is not None
         }
         if not ranks.guarded:
-            undo.callback(_bring_back, shards, ranks)
+            undo.callback(_bring_back, shards, mesh if ranks.is_fake else None)
         if released:
             _release(shards, undo)
         if optimizer is not None:
@@ -124,17 +130,17 @@ def _release(shards: Shards, undo: Undo) -> None:
 
 
 @torch.no_grad()
-def _bring_back(shards: Shards, ranks: Ranks) -> None:
-    """Copies trained values into the whole parameters."""
+def _bring_back(shards: Shards, fake: "DeviceMesh | None") -> None:
+    """Copies trained values into the whole parameters; of a `fake` mesh, those of this rank."""
     for whole, shard in shards.values():
         if isinstance(whole.data, FakeTensor):
             continue
-        if not ranks.is_fake:
+        if fake is None:
             whole.copy_(shard.full_tensor())
             continue
-        parts = whole.chunk(ranks.count)
-        if ranks.number < len(parts):
-            parts[ranks.number].copy_(shard.to_local())
+        parts, number = whole.chunk(fake.shape[-1]), fake.get_local_rank(fake.ndim - 1)
+        if number < len(parts):
+            parts[number].copy_(shard.to_local())
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from autofit.core.errors import UsageError
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import RESULT_PROPAGATION, fake_store, result_propagator, without_modes
 from autofit.tracing.recorder import Recorder
-from autofit.workloads.step import Ranks
+from autofit.workloads.step import Ranks, rows_of
 
 FAKE = "fake"
 """torch's name of the back end without peers."""
@@ -44,6 +44,8 @@ def fake_ranks(count: int, number: int = 0, device_type: str = "cpu") -> Iterato
             group = distributed.group.WORLD
             assert group is not None, "it was just made"
             ranks = Ranks.of(group, device_type, is_fake=True)
+            if rows_of(count) > 1:
+                ranks = ranks.in_rows(lambda row: distributed.new_group(row, backend=FAKE))
         yield ranks
 
 

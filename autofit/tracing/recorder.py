@@ -70,9 +70,10 @@ class ModuleStack:
                 self.names[index] = ".".join(part for part in (prefix, name) if part)
 
     @contextmanager
-    def following(self, model: nn.Module) -> Iterator[list[str]]:
-        """Follows the modules of `model` while the context is open, and yields their names."""
-        self.add(model)
+    def following(self, *models: nn.Module) -> Iterator[list[str]]:
+        """Follows the modules of `models`, and those that are added, while the context is open. Yields their names."""
+        for model in models:
+            self.add(model)
         hooks = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),

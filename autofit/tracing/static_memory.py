@@ -22,6 +22,7 @@ from autofit.memory.trace import Kind
 from autofit.torch_internals import FakeTensor, storage_id
 from autofit.tracing.fake_copy import fake_mode, fake_workload
 from autofit.workloads.loss import LossRule
+from autofit.workloads.tree import live_tensors
 from autofit.workloads.workload import Workload, each_of, state_tensors
 
 
@@ -89,7 +90,7 @@ def check_self_contained(workload: Workload) -> list[Any]:
 
 def fake_tensors() -> list[FakeTensor]:
     """Returns the fake tensors that are alive. torch.compile keeps some of its own."""
-    return [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
+    return [each for each in live_tensors() if isinstance(each, FakeTensor)]
 
 
 def check_nothing_left(existing: Sequence[FakeTensor] = ()) -> None:

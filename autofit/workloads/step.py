@@ -1,8 +1,9 @@
 """TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count as counting
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # a torch may be built without
 __all__ = ["Draft", "Scheduler", "StepBatch", "StepLoader", "TrainStep"]
 
 
+PER_MACHINE = "LOCAL_WORLD_SIZE"
+"""torchrun's variable with the number of ranks on a machine."""
 _meshes = counting()
 """Numbers the meshes of this process. torch caches by mesh, and takes one of the same name for a mesh whose group is
 gone."""
@@ -45,6 +48,8 @@ class Ranks:
     Attributes:
         group: the process group through which they communicate.
         mesh: the mesh of their devices, with one dimension.
+        grid: the same with two dimensions: the ranks of a row divide a model, and rows replicate it. None if it was not
+            asked for.
         is_fake: whether the other ranks do not exist: collectives return at once, and what they would bring is
             meaningless.
         guarded: whether a guard puts the weights back after a step is closed, so that closing it brings nothing back,
@@ -53,6 +58,7 @@ class Ranks:
 
     group: "ProcessGroup"
     mesh: "DeviceMesh"
+    grid: "DeviceMesh | None" = None
     is_fake: bool = False
     guarded: bool = False
 
@@ -63,7 +69,30 @@ class Ranks:
 
         name = f"ranks {next(_meshes)}"
         mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(name,))
-        return cls(group, mesh, is_fake, guarded)
+        return cls(group, mesh, None, is_fake, guarded)
+
+    def in_rows(self, new_group: Callable[[list[int]], Any]) -> Self:
+        """Returns the same ranks with a grid. All of them must make it.
+
+        Args:
+            new_group: makes a process group of some ranks. All ranks call it for each group, in the same order.
+
+        Raises:
+            UsageError: they cannot be divided into rows, see `rows_of`.
+        """
+        from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+
+        rows = rows_of(self.count)
+        if rows < 2:
+            raise UsageError(
+                f"found {self.count} ranks; expected 4 or more, in rows of equal length. Choose a layout without rows."
+            )
+        numbers = torch.arange(self.count).view(rows, -1)
+        beside = [new_group(column) for column in numbers.T.tolist()][self.number % numbers.shape[1]]
+        inside = [new_group(row) for row in numbers.tolist()][self.number // numbers.shape[1]]
+        names = (f"rows {next(_meshes)}", f"in a row {next(_meshes)}")
+        grid = DeviceMesh.from_group([beside, inside], self.mesh.device_type, mesh=numbers, mesh_dim_names=names)
+        return replace(self, grid=grid)
 
     @property
     def count(self) -> int:
@@ -74,6 +103,17 @@ class Ranks:
     def number(self) -> int:
         """The number of this rank, from 0."""
         return self.group.rank()
+
+
+def rows_of(count: int) -> int:
+    """Returns how many rows of ranks replicate a model that the ranks of a row divide; 1 if there are none.
+
+    A row is a machine of a launch by torchrun with several machines. Otherwise there are two rows.
+    """
+    here = int(os.environ.get(PER_MACHINE, count))
+    if here < count:
+        return count // here if here > 1 and count % here == 0 else 1
+    return 2 if count >= 4 and count % 2 == 0 else 1
 
 
 @dataclass(slots=True)

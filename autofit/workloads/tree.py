@@ -6,7 +6,10 @@ a `.to()` method. `torch.utils._pytree` treats the last two, and custom mapping 
 
 import copy
 import dataclasses
+import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from time import sleep
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +19,8 @@ from autofit.core.errors import WorkloadError
 from autofit.torch_internals import is_traceable_wrapper_subclass
 
 Batch: TypeAlias = Any
+_ALONE_S = 5.0
+"""Interval after which Python lets another thread run, for a while in which none should."""
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
@@ -146,3 +151,18 @@ def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,)
+
+
+def live_tensors(generation: int | None = None) -> list[torch.Tensor]:
+    """Returns the tensors that are alive, or those of a generation, as far as Python's garbage collection tracks them.
+
+    Other threads wait meanwhile: a tuple fails that is made while another object refers to it (CPython issue 39117).
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_ALONE_S)
+    try:
+        # isinstance() would ask objects of the user's for their class.
+        return [each for each in gc.get_objects(generation) if issubclass(type(each), torch.Tensor)]
+    finally:
+        sys.setswitchinterval(before)
+        sleep(0)  # else those that have waited go on waiting for the long interval

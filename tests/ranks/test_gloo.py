@@ -34,14 +34,20 @@ MOST_COPIES = 2.5
 are in flight at the peak depends on the speed of its threads: 0.7 to 1.7 were found."""
 
 
-def draft_of(model: str) -> tuple[Draft, Any]:
+IN_ROWS: dict[str, dict[str, Any]] = {
+    "hybrid": {"layout": "hybrid"},
+    "hybrid, kept gathered": {"layout": "hybrid", "reshard_after_forward": False},
+}
+
+
+def draft_of(model: str, count: int = RANKS) -> tuple[Draft, Any]:
     """Returns the draft of a model with SGD, and a batch of all ranks."""
-    workload, source = opened(model, RANKS * SIZE)
+    workload, source = opened(model, count * SIZE)
     draft = Draft.of(workload, loss_of(workload, source, CPU), CPU)
     draft.optimizer = torch.optim.SGD(draft.model.parameters(), lr=0.1)
     draft.max_grad_norm = CLIPPED
     draft.model.zero_grad(set_to_none=True)
-    return draft, source.worst(RANKS * SIZE)
+    return draft, source.worst(count * SIZE)
 
 
 def one_step(draft: Draft, batch: Any, plan: Any) -> dict[str, torch.Tensor]:
@@ -71,27 +77,28 @@ def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 
 def compared(ranks: Ranks, model: str, names: list[str]) -> list[tuple[float, float, float]]:
     """Returns how far gradients and trained weights are from those of one process, and how far it has trained."""
-    alone, batch = draft_of(model)
+    alone, batch = draft_of(model, ranks.count)
     before = {name: parameter.detach().clone() for name, parameter in alone.model.named_parameters()}
     gradients = one_step(alone, batch, plan_of({}))
     assert sum(float(each.square().sum()) for each in gradients.values()) > CLIPPED**2
     expected = {name: parameter.detach() for name, parameter in alone.model.named_parameters()}
     found = []
     for name in names:
-        draft, batch = draft_of(model)
-        draft.ranks = ranks
+        draft, batch = draft_of(model, ranks.count)
+        draft.ranks = ranks.in_rows(distributed.new_group) if name in IN_ROWS else ranks
         mine = split(batch, [SIZE] * ranks.count)[ranks.number]
         distributed.barrier()
-        theirs = one_step(draft, mine, plan_of(PROMISED[name]))
+        theirs = one_step(draft, mine, plan_of({**PROMISED, **IN_ROWS}[name]))
         trained = {name: parameter.detach() for name, parameter in draft.model.named_parameters()}
         found.append((distance(theirs, gradients), distance(trained, expected), distance(trained, before)))
     return found
 
 
 @pytest.mark.parametrize("model", ["mlp", "llama"])
-def test_each_layout_trains_as_one_process_does(model: str) -> None:
-    for results in launched(compared, model, list(PROMISED)):
-        for name, (gradient, weights, moved) in zip(PROMISED, results, strict=True):
+@pytest.mark.parametrize(("plans", "count"), [(PROMISED, RANKS), (IN_ROWS, 4)])
+def test_each_layout_trains_as_one_process_does(model: str, plans: dict[str, Any], count: int) -> None:
+    for results in launched(compared, model, list(plans), ranks=count):
+        for name, (gradient, weights, moved) in zip(plans, results, strict=True):
             assert gradient <= CLOSE, name
             assert weights <= CLOSE, name
             assert moved > 10 * CLOSE, name  # otherwise the comparison would say nothing

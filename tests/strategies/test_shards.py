@@ -23,6 +23,7 @@ PLANS = [
     Plan(values={"layout": "optimizer"}),
     Plan(values={"layout": "full"}),
     Plan(values={"layout": "full", "reshard_after_forward": False}),
+    Plan(values={"layout": "hybrid"}),
 ]
 each_plan = pytest.mark.parametrize("plan", PLANS, ids=str)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning
 def test_what_is_applied_and_undone_leaves_the_model_bit_identical(plan: Plan, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     before, values = everything_but_values(case), values_of(case)
-    with fake_ranks(2) as case.draft.ranks:
+    with fake_ranks(4) as case.draft.ranks:
         applied = everything_but_values(case)
         for error in (None, KeyError, KeyboardInterrupt):
             try:
@@ -55,7 +56,7 @@ def test_what_is_applied_and_undone_leaves_the_model_bit_identical(plan: Plan, w
 def test_a_step_leaves_trained_values_alone(plan: Plan, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     values = values_of(case)
-    with fake_ranks(2) as case.draft.ranks:
+    with fake_ranks(4) as case.draft.ranks:
         before = everything_but_values(case)
         with prepare(plan, case.draft, members()) as step:
             step(case.batch)  # what the other ranks would bring has no values, so that the loss may be anything
@@ -65,12 +66,12 @@ def test_a_step_leaves_trained_values_alone(plan: Plan, workload: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["for-loop", "foreach", "fused"])
-@pytest.mark.parametrize("layout", ["replicated", "optimizer", "full"])
+@pytest.mark.parametrize("layout", ["replicated", "optimizer", "full", "hybrid"])
 def test_each_implementation_of_the_optimizer_updates_each_layout(layout: str, implementation: str) -> None:
     case = Case(WORKLOADS["mlp"])
     plan = Plan(values={"layout": layout, "optimizer_implementation": implementation})
     values = values_of(case)
-    with fake_ranks(2) as case.draft.ranks:
+    with fake_ranks(4) as case.draft.ranks:
         before = everything_but_values(case)
         case.draft.max_grad_norm = 0.5
         with prepare(plan, case.draft, members()) as step:
@@ -88,7 +89,7 @@ def test_all_layouts_follow_each_other_on_one_model(workload: str) -> None:
     expected = prepare(Plan(), Case(WORKLOADS[workload]).draft, [])(case.batch)
     values = values_of(case)
     for plan in PLANS:
-        with fake_ranks(2) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
+        with fake_ranks(4) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
             step(case.batch)
         with torch.no_grad():
             for name, tensor in values_of(case).items():
@@ -99,16 +100,19 @@ def test_all_layouts_follow_each_other_on_one_model(workload: str) -> None:
     torch.testing.assert_close(prepare(Plan(), case.draft, [])(case.batch), expected)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_rank_alone_trains_its_own_part(number: int) -> None:
+@pytest.mark.parametrize(
+    ("layout", "count", "number"), [("full", 2, 0), ("full", 2, 1), ("hybrid", 4, 2), ("hybrid", 4, 3)]
+)
+def test_a_rank_alone_trains_its_own_part(layout: str, count: int, number: int) -> None:
     case = Case(WORKLOADS["mlp"])
     before = {name: parameter.detach().clone() for name, parameter in case.model.named_parameters()}
-    with fake_ranks(2, number) as case.draft.ranks, prepare(PLANS[3], case.draft, members()) as step:
+    plan, place = Plan(values={"layout": layout}), number % 2
+    with fake_ranks(count, number) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
         parts = {name: parameter for name, parameter in step.model.named_parameters()}
         assert all(isinstance(parameter, DTensor) for parameter in parts.values())
         step(case.batch)
     for name, parameter in case.model.named_parameters():
-        mine, others = (parameter.chunk(2)[place] != before[name].chunk(2)[place] for place in (number, 1 - number))
+        mine, others = (parameter.chunk(2)[each] != before[name].chunk(2)[each] for each in (place, 1 - place))
         assert mine.any(), name
         assert not others.any(), name
 
@@ -154,7 +158,7 @@ def test_a_block_whose_weights_are_tied_to_others_belongs_to_the_root(
     assert len(blocks_to_shard(model)) == expected
     case = Case(lambda: (model, torch.optim.AdamW(model.parameters()), torch.randn(4, 11)))
     same = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    with fake_ranks(2) as case.draft.ranks, prepare(PLANS[3], case.draft, members()) as step:
+    with fake_ranks(4) as case.draft.ranks, prepare(PLANS[3], case.draft, members()) as step:
         step(case.batch)
     assert {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)} == same
 
@@ -189,7 +193,7 @@ def test_an_optimizer_without_a_fused_implementation_for_shards_is_refused(kind:
     case.draft.optimizer = kind(case.model.parameters(), lr=0.1)
     plan = Plan(values={"layout": "full", "optimizer_implementation": "fused"})
     with (
-        fake_ranks(2) as case.draft.ranks,
+        fake_ranks(4) as case.draft.ranks,
         pytest.raises(SpaceError, match=f"torch has no fused {kind.__name__} for sharded parameters"),
         prepare(plan, case.draft, members()),
     ):

@@ -1,6 +1,8 @@
 """Nested batch structures: every container keeps its type."""
 
+import sys
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.sources import source_of
-from autofit.workloads.tree import map_tensors, tensors
+from autofit.workloads.tree import live_tensors, map_tensors, tensors
 from tests.workloads.structures import STRUCTURES, rows
 
 
@@ -54,3 +56,30 @@ def test_a_batch_that_holds_itself_is_refused() -> None:
         source_of([batch])
     with pytest.raises(WorkloadError, match="contains itself"):
         source_of(DataLoader([1, 2], batch_size=2, collate_fn=lambda samples: batch))  # type: ignore[arg-type]  # a list is a data set
+
+
+def test_live_tensors_are_found_while_other_threads_make_tuples() -> None:
+    """A tuple that grows while another object refers to it fails."""
+    over, failed = Event(), list[Exception]()
+
+    def make() -> None:
+        try:
+            while not over.is_set():
+                assert len(tuple(each for each in range(30))) == 30
+        except Exception as error:  # it is looked at below
+            failed.append(error)
+
+    threads, before, kept = [Thread(target=make) for _ in range(3)], sys.getswitchinterval(), torch.ones(3)
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            assert any(each is kept for each in live_tensors())
+    finally:
+        assert sys.getswitchinterval() == pytest.approx(1e-6)
+        sys.setswitchinterval(before)
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []

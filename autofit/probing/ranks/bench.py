@@ -46,9 +46,10 @@ from autofit.probing.opening import check_divided
 from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.watchdog import Watchdog
+from autofit.strategies.layout import needs_rows
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.step import Ranks, TrainStep, static_bytes
+from autofit.workloads.step import PER_MACHINE, Ranks, TrainStep, static_bytes
 from autofit.workloads.tree import Batch, nbytes, tensors
 from autofit.workloads.workload import Workload
 
@@ -63,8 +64,8 @@ LOST = re.compile(r"gloo|NCCL|Connection (?:closed|reset|refused)|[Tt]imed out (
 REPLY_S = 120.0
 """Seconds that the leader waits for an answer beyond what its own work took: a rank may be disturbed."""
 
-OPENED, HERE = "opened", "LOCAL_WORLD_SIZE"
-"""What ranks say once their benches are open, and torchrun's variable with the number of ranks on a machine."""
+OPENED = "opened"
+"""What ranks say once their benches are open."""
 LEAST_PACES, STRAGGLES = 4, 1.5
 """Number of rehearsals from which ranks are compared by their speed, and the ratio at which one of them is named."""
 HASHED = 1000
@@ -111,7 +112,7 @@ class RankBench(LocalBench):
         environment = found.model_copy(update={"settings": {**found.settings, RANKS: str(launch.count)}})
         self.briefing = self.briefing.model_copy(update={"environment": environment})
         if device.is_host and options.memory_budget is None:  # the ranks of a machine share its memory
-            here = int(os.environ.get(HERE, launch.count))
+            here = int(os.environ.get(PER_MACHINE, launch.count))
             self.agree(self.briefing.budget.memory_bytes // here)
 
     @property
@@ -178,7 +179,7 @@ class RankBench(LocalBench):
             failure = _failure(error, self.device).reason
             self._put_back()
         said = self.launch.exchanged(f"alone/{number}", failure, limit_s + REPLY_S)
-        with self.launch.group(limit_s) as ranks:
+        with self.launch.group(limit_s, in_rows=needs_rows(plan)) as ranks:
             reason = next((f"rank {rank} alone: {each}" for rank, each in enumerate(said) if each), "")
             if reason or alone is None:
                 return GradientDifference(reason=reason)
@@ -344,7 +345,7 @@ class LeadingBench(RankBench):
         said: list[Any] | None = None
         try:
             self._note_places(plan)
-            with self.launch.group(limit_s) as self._ranks:
+            with self.launch.group(limit_s, in_rows=needs_rows(plan)) as self._ranks:
                 outcome = super()._evaluated(plan, purpose, terms)
                 if outcome.measured:  # the followers may still be in the last collective
                     number = self.launch.command("close")
@@ -447,7 +448,7 @@ class FollowingBench(RankBench):
         """Runs the steps of a plan that the leader announces, and says what came of it."""
         closed, failure, peaks = None, None, list[Memory]()
         try:
-            with self.launch.group(limit_s) as self._ranks:
+            with self.launch.group(limit_s, in_rows=needs_rows(plan)) as self._ranks:
                 closed = self._ran(plan, peaks)
         except (KeyboardInterrupt, RanksLost):
             raise

@@ -23,7 +23,7 @@ from autofit.core.environment import LAUNCHED, launched_ranks
 from autofit.core.errors import RanksLost
 from autofit.torch_internals import default_store, forget_groups
 from autofit.tracing.ranks import FAKE, fakes_allowed
-from autofit.workloads.step import Ranks
+from autofit.workloads.step import Ranks, rows_of
 
 ARRIVAL_S = 300.0
 """Seconds that ranks wait for each other to begin: imports and data sets may take one longer than another."""
@@ -122,20 +122,30 @@ class Launch:
         return self._all([f"{about}/{rank}" for rank in range(self.count)], limit_s, say=say)
 
     @contextmanager
-    def group(self, limit_s: float) -> Iterator[Ranks]:
+    def group(self, limit_s: float, *, in_rows: bool = False) -> Iterator[Ranks]:
         """Makes a process group for the steps of one plan. All ranks make it, even one that has already failed.
 
         Args:
             limit_s: seconds after which a collective ends with an error.
+            in_rows: whether the ranks also form a grid.
         """
-        made: Any = distributed.new_group(backend=BACK_ENDS[self.device_type], timeout=timedelta(seconds=limit_s))
-        ranks = Ranks.of(made, self.device_type, guarded=True)
+        groups = list[Any]()
+
+        def new_group(ranks: list[int] | None) -> Any:
+            back_end, limit = BACK_ENDS[self.device_type], timedelta(seconds=limit_s)
+            groups.append(distributed.new_group(ranks, backend=back_end, timeout=limit))
+            return groups[-1]
+
+        ranks = Ranks.of(new_group(None), self.device_type, guarded=True)
         try:
+            if in_rows:
+                ranks = ranks.in_rows(new_group)
             yield ranks
         finally:
-            forget_groups(ranks.mesh)
-            with suppress(Exception):  # the peers may be gone
-                distributed.destroy_process_group(made)
+            for mesh in filter(None, (ranks.mesh, ranks.grid)):
+                forget_groups(mesh)
+            for made in reversed(groups):
+                _destroyed(made)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -277,16 +287,26 @@ def joined(device: torch.device, say: Callable[[str], None], limit_s: float) -> 
                 distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
                 undo.callback(distributed.destroy_process_group)
             undo.enter_context(fakes_allowed(device.type))
-            beside: Any = distributed.new_group(backend=FAKE)
+            launch.fake = _fake(device.type, undo)
         except RuntimeError as error:
             raise _not_met(error) from None
-        undo.callback(_forgotten, beside)
-        launch.fake = Ranks.of(beside, device.type, is_fake=True, guarded=True)
         yield launch
 
 
-def _forgotten(group: Any) -> None:
-    with suppress(Exception):  # the group of all may already be gone
+def _fake(device_type: str, undo: ExitStack) -> Ranks:
+    """Returns ranks that do not exist beside those of the launch, in rows too if there are enough."""
+
+    def new_group(ranks: list[int] | None) -> Any:
+        made = distributed.new_group(ranks, backend=FAKE)
+        undo.callback(_destroyed, made)
+        return made
+
+    ranks = Ranks.of(new_group(None), device_type, is_fake=True, guarded=True)
+    return ranks if rows_of(ranks.count) < 2 else ranks.in_rows(new_group)
+
+
+def _destroyed(group: Any) -> None:
+    with suppress(Exception):  # the peers, or the group of all, may already be gone
         distributed.destroy_process_group(group)
 
 
