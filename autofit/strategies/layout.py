@@ -54,6 +54,7 @@ class RankLayout(Strategy):
     phase = Phase.RANKS
     owns = {KNOB: None, VIEWS: False, RESHARD: True}
     for_ranks = True
+    unsearched = {KNOB: REPLICATED}
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the layouts that this model admits; with a fixed layout also the knobs that belong to it."""

@@ -117,7 +117,6 @@ def refused(ranks: Ranks) -> list[str]:
         (other, data(), {}),
         (net(), fewer, {}),
         (net(), data(), {"mode": "inference", "loss_fn": None}),
-        (net(), data(), {"without": ("layout",)}),
         (net(), data(), {"global_batch_size": 33}),
     ]
     found = []
@@ -132,11 +131,10 @@ def refused(ranks: Ranks) -> list[str]:
 def test_ranks_that_differ_and_what_cannot_be_divided_are_refused_on_all_ranks() -> None:
     first, second = launched(refused)
     assert first == second
-    model, batches, inference, technique, share = first
+    model, batches, inference, share = first
     assert model.startswith("UsageError: found that rank 1 differs from rank 0: ")
     assert "batches: 16 (rank 0: 32); expected the same model" in batches
     assert inference.startswith("SpaceError: no layout can be applied to 2 ranks: inference exchanges nothing between")
-    assert technique.startswith("SpaceError: no layout can be applied to 2 ranks: its technique is excluded")
     assert share.startswith("SpaceError: found a global batch of 33 for 2 ranks; expected a multiple of 2")
 
 

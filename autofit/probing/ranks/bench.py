@@ -40,10 +40,11 @@ from autofit.gates.compare import difference, order_l2
 from autofit.gates.gradients import generators_restored, seed_all, sketch
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.probing.local_bench import LocalBench, undivided
-from autofit.probing.opening import check_divided
+from autofit.probing.opening import check_divided, chosen
 from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.watchdog import Watchdog
+from autofit.strategies import members
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Ranks, TrainStep, static_bytes
@@ -97,7 +98,7 @@ class RankBench(LocalBench):
     def __init__(self, launch: Launch, workload: Workload, device: Device, options: Options, watch: Watchdog) -> None:
         self.launch = launch
         self._traced_ranks = launch.fake
-        super().__init__(workload, device, options.model_copy(update={"ranks": launch.count}), watch=watch)
+        super().__init__(workload, device, divided(options, launch.count), watch=watch)
         check_divided(self.briefing.space, None, launch.count, "or tune it in one process")
         found = self.briefing.environment
         environment = found.model_copy(update={"settings": {**found.settings, RANKS: str(launch.count)}})
@@ -180,6 +181,22 @@ class RankBench(LocalBench):
 
     def _typical(self, plan: Plan) -> Typical:
         return self._batches.store(plan).typical(plan.micro_batch_size, plan.accumulation_steps)
+
+
+def divided(options: Options, count: int) -> Options:
+    """Returns the options of a search on `count` ranks. A layout that is not to be searched is that of the baseline.
+
+    Raises:
+        SpaceError, UsageError: see `chosen`.
+    """
+    known = chosen(options.strategies, options.without)
+    left = [member for member in members() if member.for_ranks and member not in known]
+    changes: dict[str, Any] = {"ranks": count}
+    if left:
+        pinned = {knob: value for member in left for knob, value in member.unsearched.items()}
+        names = tuple(member.name for member in (*known, *left))
+        changes |= {"strategies": names, "without": (), "pinned": {**pinned, **options.pinned}}
+    return options.model_copy(update=changes)
 
 
 def opened(launch: Launch, make: Callable[[], _Bench]) -> _Bench:
