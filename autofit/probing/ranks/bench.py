@@ -26,7 +26,7 @@ from torch import distributed
 
 from autofit.core.briefing import Options
 from autofit.core.environment import RANKS, Environment
-from autofit.core.errors import AutofitError, RanksLost, UsageError, from_record, to_record
+from autofit.core.errors import AutofitError, RanksLost, SpaceError, UsageError, from_record, to_record
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
@@ -46,6 +46,7 @@ from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.workloads.batch_store import StepBatch, Typical, unused
+from autofit.workloads.divided import divided_already
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Ranks, TrainStep, static_bytes
 from autofit.workloads.tree import Batch, nbytes
@@ -98,6 +99,8 @@ class RankBench(LocalBench):
     def __init__(self, launch: Launch, workload: Workload, device: Device, options: Options, watch: Watchdog) -> None:
         self.launch = launch
         self._traced_ranks = launch.fake
+        if reason := divided_already(workload.model):  # before a pass of it waits for other ranks
+            raise SpaceError(f"found that {reason}. Expected a model that autofit can divide itself.")
         super().__init__(workload, device, divided(options, launch.count), watch=watch)
         check_divided(self.briefing.space, None, launch.count, "or tune it in one process")
         found = self.briefing.environment
