@@ -33,6 +33,7 @@ from autofit.strategies import members
 from autofit.strategies.layout import needs_rows
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.dataloaders import shared
+from autofit.workloads.divided import inside
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
@@ -175,6 +176,7 @@ class Fit:
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
         terms = Terms(loss_fn, step_fn, optimizer, update_fn).completed_by(self.terms)
+        model = inside(model) if self.answer.environment.ranks > 1 else model
         self._check(model, terms, scaler)
         workload = Workload(
             model,

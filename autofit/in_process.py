@@ -25,6 +25,7 @@ from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Examine, Listen, Request
 from autofit.search.search import STAGE, SearchInterrupted, search, training_request, with_evaluation
 from autofit.trackers.progress import Progress, heartbeat, waiting, watched
+from autofit.workloads.divided import INSIDE, unwrapped
 from autofit.workloads.workload import Workload
 
 NO_EVALUATION = "the plan for evaluation was not searched: it is on one rank; tune it alone, with mode='inference'"
@@ -117,7 +118,7 @@ def search_on_ranks(
         AutofitError: see `autofit.tune`.
     """
     limit_s = max(LEAST_ARRIVAL_S, min(ARRIVAL_S, request.time_s or ARRIVAL_S))
-    with private_cache(), ExitStack() as held:
+    with private_cache(), unwrapped(workload) as inner, ExitStack() as held:
         watch = Watchdog(clock)
         with watched(progress, None, request, clock, watch) as listen:
             arriving = joined(chosen.torch_device, lambda text: listen(Event("waiting", text)), limit_s)
@@ -127,7 +128,7 @@ def search_on_ranks(
             def following() -> FollowingBench:
                 if not chosen.is_host:  # else rank 0 has the lock of this machine's processors
                     _locked(chosen, request, watch, held, lambda event: None)
-                return FollowingBench(launch, workload, chosen, options, watch)
+                return FollowingBench(launch, inner, chosen, options, watch)
 
             with _interrupted_by_leader():  # before the bench, which restores the handlers that it finds
                 return _followed(opened(launch, following)), None
@@ -136,9 +137,11 @@ def search_on_ranks(
             with watched(progress, None, request, clock, watch) as listen:
                 _locked(chosen, request, watch, held, listen)
                 held.enter_context(watch)  # the others have no clock of their own
-                return _opened(watch, lambda: LeadingBench(launch, workload, chosen, options, watch))
+                return _opened(watch, lambda: LeadingBench(launch, inner, chosen, options, watch))
 
         bench = opened(launch, leading)
+        if inner is not workload:
+            bench.briefing = bench.briefing.model_copy(update={"caveats": (*bench.briefing.caveats, INSIDE)})
         try:
             found, result = _searched(bench, request, clock, progress, followers, watch, None)
         except SearchInterrupted as interrupted:

@@ -330,7 +330,7 @@ class Observation:
         evaluation whose result is kept, these are what is alive at the peak.
         """
         used, calls = {each.handle for each in self.watch.saved if each.used_at >= 0}, self.used_calls
-        known, second = self.views.assembly.numbers, self.second_uses
+        known, second, batches = self.views.assembly.numbers, self.second_uses, set(self.alike(self.kept_batches))
         return {
             each.handle: each.site
             if each.created
@@ -341,8 +341,10 @@ class Observation:
             and not (each.created and each.site in second)
             and not self.grows(each.handle)
             and each.handle in known
-            and each.handle not in self.watch.outside
-            and self.watch.kinds[each.handle] in PASSING
+            and (
+                each.handle in batches
+                or (each.handle not in self.watch.outside and self.watch.kinds[each.handle] in PASSING)
+            )
         }
 
     @cached_property
@@ -405,17 +407,19 @@ class Observation:
         return [each for each in self.views.batches if (holder := self.held.get(each)) is not None and holder.graph]
 
     @cached_property
-    def used_again(self) -> set[Site]:
-        """The lines of passes with `retain_graph=True` whose graph a later pass has used in part."""
-        born, kinds = self.watch.born, self.watch.kinds
+    def used_again(self) -> dict[Site, set[bool]]:
+        """The lines of passes with `retain_graph=True` whose graph later passes have used in part.
+
+        With each, whether such passes were in the same step.
+        """
+        born, kinds, found = self.watch.born, self.watch.kinds, defaultdict[Site, set[bool]](set)
         made = [each for each in self.watch.saved if kinds[each.handle] in PASSING]
-        return {
-            kept.site
-            for kept in self.watch.retained
-            if any(
-                each.step <= kept.step and each.used_at >= kept.ended for each in made if born[each.handle] < kept.begun
-            )
-        }
+        for kept in self.watch.retained:
+            end = (*self.watch.ends, math.inf)[kept.step - 1]
+            for each in made:
+                if each.step <= kept.step and born[each.handle] < kept.begun and each.used_at >= kept.ended:
+                    found[kept.site].add(each.used_at <= end)
+        return dict(found)
 
     @cached_property
     def cut_off(self) -> dict[int, Site]:

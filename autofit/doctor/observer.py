@@ -58,9 +58,8 @@ class Observer:
                 self._name_models()
             self._find_growth()
             self._find_constants()
-            used = used_bytes(self._watch, self._roots())
-            holders = find_holders(self._watch.handle_of, used, self._roots())
-            self._found.hidden = {handle: View(size, holders.get(handle)) for handle, size in used.items()}
+            if not self._found.asked:
+                self._find_views(self._watch.step - 1)  # local variables of a function may still have the last step's
             self._found.frozen_states = _frozen_states(self._watch)
         return self._found
 
@@ -113,6 +112,14 @@ class Observer:
         self._found.asked = True
         with watch.aside():
             self._found.held = self._holders_at_peak()
+            self._find_views(watch.step)
+
+    def _find_views(self, step: int) -> None:
+        """Finds the views that have outlived a step before this one, and keep more than they use."""
+        watch, roots = self._watch, self._roots()
+        used = {handle: size for handle, size in used_bytes(watch, roots).items() if watch.steps[handle] < step}
+        holders = find_holders(watch.handle_of, used, roots)
+        self._found.hidden = {handle: View(size, holders.get(handle)) for handle, size in used.items()}
 
     def _holders_at_peak(self) -> dict[int, Holder]:
         """Returns the holders of what is dead at the peak, and of former batches, which the step has made again."""

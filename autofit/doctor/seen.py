@@ -313,7 +313,7 @@ class LiveTensors:
             yield from live_tensors()
             return
         yield from (tensor for each in self._old if (tensor := each()) is not None)
-        yield from live_tensors(generation=0)
+        yield from (each for each in gc.get_objects(generation=0) if issubclass(type(each), torch.Tensor))
 
 
 def _collections() -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from time import monotonic
 from typing import Any, Self
 
@@ -100,6 +101,7 @@ class Session:
         what_if: Callable[[Callable[[], Iterable[torch.Tensor]]], WhatIf] | None = None,
         saves: bool = True,
     ) -> None:
+        self._thread = get_ident()  # what others train is left alone
         self._target, self._roots, self._models = target, roots, [weakref.ref(model) for model in models]
         self._device, self._samples, self._saves = device, samples, saves
         self._detectors = members() if scope.detectors is None else scope.detectors
@@ -155,7 +157,7 @@ class Session:
             self._watch.update_ends(optimizer, args, kwargs)
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        if module not in self._parts and any(True for _ in module.parameters()):
+        if get_ident() == self._thread and module not in self._parts and any(True for _ in module.parameters()):
             self._parts.update(module.modules())
             self._models.append(weakref.ref(module))
 

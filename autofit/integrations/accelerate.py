@@ -5,23 +5,28 @@
     loader = DataLoader(dataset, shuffle=True, **loader_arguments(plan))
 
 Make the `Accelerator` before any other: a second one in the same process keeps the precision of the first. For the same
-reason, tune before the training, in a process of its own: `autofit tune train.py:make_workload -o autofit.yaml`.
+reason, tune before it, in the same script or by `autofit tune train.py:make_workload -o autofit.yaml`. Each of several
+ranks, such as those of torchrun, calls `autofit.tune` and makes its `Accelerator` with the arguments of the same plan.
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from autofit.core.errors import UsageError
+from autofit.exporters.plan_facts import LAYOUT, REPLICATED
 from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
 
 __all__ = ["accelerator_arguments", "loader_arguments"]
 
 STEPS = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """Environment variable that wins over the argument of the `Accelerator`. `accelerate launch` sets it for DeepSpeed."""
+_OF_THE_LAUNCH = ("distributed_type", "num_processes")
+"""Settings that follow from how the ranks were started."""
 
 
 def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
-    """Returns precision, accumulation and compilation of a plan, for `Accelerator(**accelerator_arguments(plan))`.
+    """Returns precision, accumulation, compilation and layout, for `Accelerator(**accelerator_arguments(plan))`.
 
     Write each micro batch inside `with accelerator.accumulate(model):`. Accelerate divides the loss of each micro batch
     by the accumulation steps, also in the last step of an epoch if that has fewer. Warns of what the plan has beyond
@@ -29,7 +34,7 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
 
     Raises:
         UsageError: the environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS has another value, or accelerate,
-            which a plan that compiles needs here, is not installed.
+            which a plan that compiles or shards needs here, is not installed.
         PlanFileError: the file is not a plan file.
     """
     found = PlanSettings.of(plan, "accelerate")
@@ -40,9 +45,12 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
             f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
             f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
         )
+    if found.fit.plan.values.get(LAYOUT) == REPLICATED:  # as an Accelerator does for each model that it prepares
+        found = replace(found, left={knob: line for knob, line in found.left.items() if knob != LAYOUT})
     found.warn()
-    values = dict(found.values)
+    values = {name: value for name, value in found.values.items() if name not in _OF_THE_LAUNCH}
     compiled: Any = values.pop("dynamo_config", None)
+    sharded: Any = values.pop("fsdp_config", None)
     arguments: dict[str, Any] = {**values, "gradient_accumulation_steps": steps}
     if found.fit.answer.environment.is_host:
         arguments["cpu"] = True
@@ -50,4 +58,11 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
         plugin = import_package("accelerate.utils", "accelerate").TorchDynamoPlugin
         named = {key.removeprefix("dynamo_"): value for key, value in compiled.items()}
         arguments["dynamo_plugin"] = plugin(**named)
+    if sharded:
+        utilities = import_package("accelerate.utils", "accelerate")
+        named = {key if key == "fsdp_version" else key.removeprefix("fsdp_"): value for key, value in sharded.items()}
+        arguments["fsdp_plugin"] = utilities.FullyShardedDataParallelPlugin(**named)
+        del arguments["gradient_accumulation_steps"]  # else every rank keeps a whole gradient until the last one
+        averaged = utilities.GradientAccumulationPlugin(num_steps=steps, sync_each_batch=True)
+        arguments["gradient_accumulation_plugin"] = averaged
     return arguments

@@ -46,8 +46,8 @@ MIXED = {"fp32": "no", "tf32": "no", "bf16": "bf16", "fp16": "fp16"}
 OVERRIDDEN = ("training_step", "_inner_training_loop", "get_batch_samples")
 """Methods of a Trainer that decide what an optimizer step is. A subclass that overrides one has a step that autofit
 does not run."""
-NOT_IN_A_TRAINER = ("memory_format", "optimizer_in_backward", "activation_offload", "linear_cross_entropy")
-"""Techniques that a Trainer cannot apply."""
+NOT_IN_A_TRAINER = ("memory_format", "optimizer_in_backward", "activation_offload", "linear_cross_entropy", "layout")
+"""Techniques that a Trainer cannot apply. Of several ranks, each has a replica of the model, as is its default."""
 
 
 def pack(model: nn.Module) -> None:
@@ -131,6 +131,9 @@ def _contradictions(args: Any, found: Answer, settings: Settings) -> Iterator[tu
     for name in ("fsdp", "deepspeed"):
         if value := getattr(args, name, None):
             yield f"{name}={value!r}", "the plan was measured without sharding"
+    ranks = found.environment.ranks
+    if ranks not in (1, args.world_size):
+        yield f"world_size={args.world_size}", f"the plan has {ranks} ranks"
     if getattr(args, "auto_find_batch_size", False):
         yield "auto_find_batch_size=True", f"the plan has the micro batch {plan.values.get('micro_batch_size')}"
     if plan.values.get(PACKING) is True and getattr(args, "n_gpu", 1) > 1:
@@ -230,18 +233,21 @@ class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no t
 
 
 def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
-    """Finds the fastest way to train what a Trainer trains, on one device. Nothing is trained or saved.
+    """Finds the fastest way to train what a Trainer trains. Nothing is trained or saved.
 
     What is measured: the Trainer's model, its train loader with the collator, its `compute_loss`, the optimizer of its
     `create_optimizer`, and `args.max_grad_norm`. A `compute_loss` of a subclass is called without `num_items_in_batch`.
     Techniques that a Trainer cannot apply are not searched. What `args` asks for is kept where it is bf16, fp16, or a
     fused optimizer; the optimizer's other implementations have no name in `args.optim` on every device.
     Compilation is searched whatever `args.torch_compile` says, and the baseline is not compiled.
+    Of several ranks, such as those of torchrun, each calls this, and gets the same plan. Their layout is "replicated",
+    as a Trainer trains by default, unless `pinned` has another one, such as {"layout": "full"}.
 
     Args:
         make_trainer: makes a new Trainer, such as the one that is trained later. It is called once.
         arguments: those of `autofit.tune`, such as `time_budget`, in place of the Trainer's. The default of
-            `global_batch_size` is that of `args`: `per_device_train_batch_size` times `gradient_accumulation_steps`.
+            `global_batch_size` is that of `args`: `per_device_train_batch_size` times `gradient_accumulation_steps`,
+            on all ranks.
 
     Returns:
         The proven plan, for `apply` and `PlanCheck`.
@@ -263,12 +269,12 @@ def tune_trainer(make_trainer: Callable[[], Any], **arguments: Any) -> Fit:
             **arguments,
         }
         if arguments.get("max_global_batch_size") is None:
-            chosen.setdefault("global_batch_size", args.train_batch_size * args.gradient_accumulation_steps)
+            share = args.train_batch_size * args.gradient_accumulation_steps
+            chosen.setdefault("global_batch_size", args.world_size * share)
         if args.fp16:  # which needs a gradient scaler; bf16 is a part of the step
             chosen["pinned"] = {"precision": "fp16", **(arguments.get("pinned") or {})}
         chosen["without"] = _without(args, arguments)
-        loader = trainer.get_train_dataloader()  # Accelerate wraps it, and moves batches to the device
-        fit = tune(model, getattr(loader, "base_dataloader", loader), **chosen)
+        fit = tune(model, _loader_of(trainer), **chosen)
     finally:
         trainer.optimizer = before
     return for_trainer(with_kept_batch(fit, "of the arguments", arguments), "transformers")
@@ -289,18 +295,29 @@ def _check(trainer: Any) -> None:
                 f"{method}. Override compute_loss instead, or describe the step in an autofit.Workload."
             )
     args = trainer.args
-    devices = args.world_size * max(args.n_gpu, 1)
+    splits = args.world_size > 1 and args.accelerator_config.split_batches
     for given, found in (
         ("fsdp", getattr(args, "fsdp", None)),
         ("deepspeed", getattr(args, "deepspeed", None)),
         ("use_liger_kernel", getattr(args, "use_liger_kernel", False)),
-        ("devices", devices if devices > 1 else None),
+        ("split_batches", splits),
+        ("n_gpu", args.n_gpu if args.n_gpu > 1 else None),
     ):
         if found:
             raise UsageError(
-                f"found {given}={found!r} in the arguments; expected a training on one device without it. Tune without "
-                "it, for one device."
+                f"found {given}={found!r} in the arguments; expected a training without it, in one process for each "
+                "device. Tune without it, and start several processes with torchrun."
             )
+
+
+def _loader_of(trainer: Any) -> Any:
+    """Returns the train loader, which Accelerate does not wrap: to move batches, and to leave each rank its part."""
+    accelerator = trainer.accelerator
+    accelerator.prepare = lambda loader: loader
+    try:
+        return trainer.get_train_dataloader()
+    finally:
+        del accelerator.prepare
 
 
 def _checkpoint_as_asked(trainer: Any) -> None:

@@ -177,6 +177,7 @@ class Strategy(ABC):
         same_memory: whether all values of its knobs have the memory per sample of the default, so that an estimate of
             memory leaves the strategy out. Its knobs say so too (`Knob.same_memory`).
         for_ranks: whether it divides a training among ranks. A search on one rank does not mention it.
+        unsearched: value by knob on several ranks, where the technique is not to be searched.
         not_on_ranks: why it cannot be applied on several ranks; "" if it can.
     """
 
@@ -191,6 +192,7 @@ class Strategy(ABC):
     gated_in_proof: ClassVar[bool] = False
     same_memory: ClassVar[bool] = False
     for_ranks: ClassVar[bool] = False
+    unsearched: ClassVar[Mapping[str, KnobValue]] = {}
     not_on_ranks: ClassVar[str] = ""
     fits_update_fn: ClassVar[bool] = False
 

@@ -21,6 +21,7 @@ from autofit.strategies.shards import begin_anew, is_without_data, sharded, shar
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import is_traceable_wrapper_subclass, is_view
+from autofit.workloads.divided import divided_already
 from autofit.workloads.step import Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
 
@@ -31,8 +32,6 @@ SHARDED = (FULL, HYBRID)
 """The layouts that divide parameters."""
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 """Size at which `DistributedDataParallel` closes its first bucket of gradients, and any other one, by default."""
-WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
-"""Classes, also as bases, that divide a model among ranks. By name, since not all of them are loaded."""
 
 
 def divides_parameters(plan: Plan) -> str | None:
@@ -62,6 +61,7 @@ class RankLayout(Strategy):
     phase = Phase.RANKS
     owns = {KNOB: None, VIEWS: False, RESHARD: True}
     for_ranks = True
+    unsearched = {KNOB: REPLICATED}
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the layouts that this model admits; with a fixed layout also the knobs that belong to it."""
@@ -154,11 +154,8 @@ def _beside(layout: str | None) -> tuple[Knob, ...]:
 
 def _undividable(model: nn.Module) -> str | None:
     """Returns why a model cannot be divided among ranks at all, or None."""
-    for name, module in model.named_modules():
-        wrapper = next((each.__name__ for each in type(module).__mro__ if each.__name__ in WRAPPERS), None)
-        if wrapper is not None:
-            where = f"the module {name!r}" if name else "the model"
-            return f"{where} is already divided among ranks by {wrapper}; pass the model without it"
+    if reason := divided_already(model):
+        return reason
     parameters = list(model.parameters())
     if any(is_traceable_wrapper_subclass(parameter) for parameter in parameters):
         return "it holds sharded or quantized parameters; pass the model before it is sharded"

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -53,6 +54,7 @@ class ModuleStack:
         self.names: list[str] = []
         self._indices: dict[int, int] = {}
         self._stack: list[int] = []
+        self._thread = get_ident()
         self._firsts: list[int] = []
         self._owners: list[int] = []
 
@@ -72,6 +74,7 @@ class ModuleStack:
     @contextmanager
     def following(self, *models: nn.Module) -> Iterator[list[str]]:
         """Follows the modules of `models`, and those that are added, while the context is open. Yields their names."""
+        self._thread = get_ident()
         for model in models:
             self.add(model)
         hooks = [
@@ -113,14 +116,18 @@ class ModuleStack:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         index = self._indices.get(id(module))
-        if index is not None:
+        if index is not None and self._is_here():
             self._stack.append(index)
             self._begin_interval()
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._stack and self._indices.get(id(module)) is not None:
+        if self._stack and self._indices.get(id(module)) is not None and self._is_here():
             self._stack.pop()
             self._begin_interval()
+
+    def _is_here(self) -> bool:
+        """Returns whether a call belongs to what is recorded. Other threads may call the same modules."""
+        return get_ident() == self._thread or in_backward()  # an accelerator has threads for its passes
 
     def _begin_interval(self) -> None:
         if not in_backward():

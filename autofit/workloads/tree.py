@@ -7,9 +7,7 @@ a `.to()` method. `torch.utils._pytree` treats the last two, and custom mapping 
 import copy
 import dataclasses
 import gc
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from time import sleep
 from typing import Any, TypeAlias
 
 import torch
@@ -19,8 +17,6 @@ from autofit.core.errors import WorkloadError
 from autofit.torch_internals import is_traceable_wrapper_subclass
 
 Batch: TypeAlias = Any
-_ALONE_S = 5.0
-"""Interval after which Python lets another thread run, for a while in which none should."""
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
@@ -153,16 +149,16 @@ def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (tensor,)
 
 
-def live_tensors(generation: int | None = None) -> list[torch.Tensor]:
-    """Returns the tensors that are alive, or those of a generation, as far as Python's garbage collection tracks them.
+def live_tensors() -> list[torch.Tensor]:
+    """Returns the tensors that are alive, as far as Python's garbage collection tracks them.
 
-    Other threads wait meanwhile: a tuple fails that is made while another object refers to it (CPython issue 39117).
+    They refer to their class. A list of all objects would do harm: a tuple that another thread is making fails if
+    anything refers to it (CPython issue 39117).
     """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_ALONE_S)
-    try:
-        # isinstance() would ask objects of the user's for their class.
-        return [each for each in gc.get_objects(generation) if issubclass(type(each), torch.Tensor)]
-    finally:
-        sys.setswitchinterval(before)
-        sleep(0)  # else those that have waited go on waiting for the long interval
+    kinds, waiting = set[type](), [torch.Tensor]
+    while waiting:
+        kind = waiting.pop()
+        kinds.add(kind)
+        waiting += [each for each in type.__subclasses__(kind) if each not in kinds]
+    # isinstance() would ask objects of the user's for their class.
+    return [each for each in gc.get_referrers(*kinds) if issubclass(type(each), torch.Tensor)]

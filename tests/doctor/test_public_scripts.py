@@ -151,7 +151,7 @@ def test_a_queue_of_views_is_found_although_it_has_a_limit() -> None:
     """Each view has a `_base`, which torch may keep as an object that no variable holds."""
     found = watched(lambda: queued(deque(maxlen=64), good=False))
     assert shown(found) == ["view-holds"]
-    assert "`queue[" in only(found, "view-holds").places[0].holder
+    assert "queue[" in only(found, "view-holds").places[0].holder
     assert "view-holds" not in shown(watched(lambda: queued(deque(maxlen=64), good=True)))
 
 
@@ -598,3 +598,72 @@ def test_a_pass_of_a_recurrent_module_without_use_has_its_real_size() -> None:
     size = only(bad, "saved-unused").size
     assert size is not None
     assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
+
+
+def test_views_of_a_function_that_ends_with_its_step_are_not_kept() -> None:
+    def train() -> None:
+        model, optimizer = classifier()
+
+        def update(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+            outputs = model(inputs)
+            first = outputs[:1].detach()
+            loss = F.mse_loss(outputs, F.one_hot(targets, 8).float())
+            torch.autograd.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            return float(loss.item() + first.sum().item())
+
+        for inputs, targets in batches():
+            assert update(inputs, targets) < 1e9
+
+    assert "view-holds" not in {each.id for each in watched(train).findings}
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_passes_that_share_a_part_of_the_graph_are_advised_to_be_one(last: bool) -> None:
+    """The graph beside the shared part is kept: of each head, or of the last one."""
+
+    def train(summed: bool) -> None:
+        body = nn.Sequential(nn.Linear(16, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        heads = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)) for _ in range(2))
+        optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=0.1)
+        for _ in range(STEPS):
+            features = body(torch.randn(BATCH, 16))
+            losses = [head(features).square().mean() for head in heads]
+            if summed:
+                torch.autograd.backward(torch.stack(losses).sum())
+            else:
+                torch.autograd.backward(losses[0], retain_graph=True)
+                torch.autograd.backward(losses[1], retain_graph=last)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    bad, good = (watched(lambda summed=summed: train(summed)) for summed in (False, True))  # type: ignore[misc]  # early
+    findings = [each for each in bad.findings if each.id == "retain-graph"]
+    assert findings
+    assert any("on the sum of the losses" in each.remedy for each in findings)
+    assert not any("detach" in each.remedy for each in findings if "a part of the graph" in each.what)
+    assert "retain-graph" not in {each.id for each in good.findings}
+    saved_bytes = max(each.size.peak_bytes or 0 for each in findings if each.size is not None)
+    assert saved_bytes <= bad.peak_bytes - good.peak_bytes
+
+
+def test_an_input_that_only_the_graph_of_a_teacher_keeps_counts_too() -> None:
+    def train(good: bool) -> None:
+        student, optimizer = classifier()
+        teacher = nn.Sequential(nn.Linear(16 * 64, 64), nn.Tanh(), nn.Linear(64, 8)).requires_grad_(True)
+        for inputs, targets in batches():
+            with torch.set_grad_enabled(not good):
+                advice = teacher(torch.randn(BATCH, 16 * 64)).softmax(-1)
+            loss = F.cross_entropy(student(inputs), targets) + F.mse_loss(student(inputs).softmax(-1), advice.detach())
+            torch.autograd.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    finding = only(bad, "saved-unused")
+    assert "; the graph of `advice` in " in finding.what
+    assert finding.size is not None
+    assert finding.size.peak_bytes is not None
+    assert finding.size.peak_bytes > TENSOR_BYTES
+    assert finding.size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)

@@ -62,6 +62,20 @@ def test_a_plan_for_an_accelerator_device_leaves_the_choice_of_the_device() -> N
     assert "cpu" not in accelerator_arguments(Fit(given.model_copy(update={"environment": environment})))
 
 
+def test_ranks_replicate_the_model_by_default_and_shards_are_a_plugin(recwarn: pytest.WarningsRecorder) -> None:
+    found = []
+    for layout in ("replicated", "full"):
+        given = fit(layout=layout).answer
+        environment = given.environment.model_copy(update={"device_type": "cuda"})
+        found.append(accelerator_arguments(Fit(given.model_copy(update={"environment": environment}))))
+        assert len(recwarn) == (layout == "full"), "the class of the blocks belongs into the code"
+    assert found[0] == {"mixed_precision": "no", "gradient_accumulation_steps": 2}
+    assert found[1].keys() == {"mixed_precision", "fsdp_plugin", "gradient_accumulation_plugin"}
+    shards, steps = found[1]["fsdp_plugin"], found[1]["gradient_accumulation_plugin"]
+    assert (shards.fsdp_version, shards.reshard_after_forward) == (2, True)
+    assert (steps.num_steps, steps.sync_each_batch) == (2, True)
+
+
 @pytest.mark.slow
 def test_compilation_is_a_plugin() -> None:
     plugin = accelerator_arguments(fit(compile="blocks"))["dynamo_plugin"]

@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import autofit
@@ -116,13 +118,14 @@ def test_the_plan_is_the_same_on_all_ranks_and_trains_as_one_process_does(layout
 
 def refused(ranks: Ranks) -> list[str]:
     """Returns the errors of searches that no two ranks can make together."""
+    sharded: Any = fully_shard(net())
     other = net() if ranks.number == 0 else nn.Sequential(net(), nn.Linear(4, 4))
     fewer = data(256 if ranks.number == 0 else 128)
     asked: list[tuple[nn.Module, Any, dict[str, Any]]] = [
         (other, data(), {}),
         (net(), fewer, {}),
         (net(), data(), {"mode": "inference", "loss_fn": None}),
-        (net(), data(), {"without": ("layout",)}),
+        (sharded, data(), {}),
         (net(), data(), {"global_batch_size": 33}),
     ]
     found = []
@@ -137,12 +140,70 @@ def refused(ranks: Ranks) -> list[str]:
 def test_ranks_that_differ_and_what_cannot_be_divided_are_refused_on_all_ranks() -> None:
     first, second = launched(refused)
     assert first == second
-    model, batches, inference, technique, share = first
+    model, batches, inference, sharded, share = first
     assert model.startswith("UsageError: found that rank 1 differs from rank 0: ")
     assert "batches: 16 (rank 0: 32); expected the same model" in batches
     assert inference.startswith("SpaceError: no layout can be applied to 2 ranks: inference exchanges nothing between")
-    assert technique.startswith("SpaceError: no layout can be applied to 2 ranks: its technique is excluded")
+    assert sharded.startswith("SpaceError: found that the model is already divided among ranks by FSDPModule, on a pro")
+    assert "pass the model before it is sharded" in sharded
     assert share.startswith("SpaceError: found a global batch of 33 for 2 ranks; expected a multiple of 2")
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[float]]:
+    """Trains two steps on samples of this rank, and returns the gradients of each."""
+    torch.manual_seed(2 + distributed.get_rank())
+    found = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(torch.randn(8, 16)), torch.randint(4, (8,)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]).tolist())
+        optimizer.step()
+    return found
+
+
+def wrapped(ranks: Ranks, setting: str) -> dict[str, Any]:
+    """Tunes a model in a wrapper, and goes on to train with the wrapper, as without the search."""
+    trained: list[Any] = []
+    for search in (False, True):
+        model, loader = net(), data()
+        wrapper = DistributedDataParallel(model, **{setting: True})  # type: ignore[arg-type]
+        optimizer = sgd(wrapper.parameters())
+        wrapper(torch.randn(8, 16))  # without a backward pass, for which the wrapper waits from then on
+        if setting != "static_graph":  # which notes its graph in the first step
+            steps(wrapper, optimizer)
+        if search:
+            before, own = digest_of(model, optimizer, loader), [(each, each.grad) for each in model.parameters()]
+            fit = autofit.tune(wrapper, loader, optimizer=optimizer, **GIVEN)
+            same = digest_of(model, optimizer, loader) == before
+            same &= all(x is y and x.grad is z for x, (y, z) in zip(wrapper.parameters(), own, strict=True))
+        trained.append(steps(wrapper, optimizer))
+    step = fit.prepare(wrapper, data(), optimizer)
+    losses = [float(step(batch)) for batch in step.loader]
+    step.close()
+    given = {**GIVEN, "loss_fn": None, "step_fn": lambda model, batch: wrapper(batch[0]).sum()}
+    with pytest.raises(autofit.UserCodeError, match="the step calls the DistributedDataParallel that was given"):
+        autofit.tune(wrapper, data(), optimizer=optimizer, **given)
+    return {
+        "same": same and "forward" not in vars(wrapper),
+        "alike": trained[0] == trained[1],
+        "gradients": trained[1],
+        "baseline": fit.baseline.plan.values["layout"],
+        "caveats": list(fit.caveats),
+        "finite": bool(torch.tensor(losses).isfinite().all()),
+    }
+
+
+@pytest.mark.parametrize("setting", ["gradient_as_bucket_view", "find_unused_parameters", "static_graph"])
+def test_a_wrapped_model_is_tuned_inside_and_the_wrapper_goes_on_as_before(setting: str) -> None:
+    first, second = launched(wrapped, setting)
+    assert first["gradients"] == second["gradients"]
+    for each in (first, second):
+        assert each["same"]
+        assert each["alike"]
+        assert each["finite"]
+        assert each["baseline"] == "replicated"
+        assert any("the model inside your DistributedDataParallel was tuned" in caveat for caveat in each["caveats"])
 
 
 class Slow(Net):
@@ -198,8 +259,8 @@ def exchanging(ranks: Ranks) -> list[str]:
     connect = Launch.group
 
     @contextmanager
-    def connected(launch: Launch, limit_s: float) -> Iterator[Ranks]:
-        with connect(launch, limit_s) as group:
+    def connected(launch: Launch, limit_s: float, *, in_rows: bool) -> Iterator[Ranks]:
+        with connect(launch, limit_s, in_rows=in_rows) as group:
             Connected.connected = True
             try:
                 yield group

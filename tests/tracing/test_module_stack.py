@@ -1,5 +1,6 @@
 """Which module makes an allocation."""
 
+from threading import Thread
 from typing import Any
 
 import torch
@@ -49,3 +50,15 @@ def test_hooks_are_taken_off_again() -> None:
     with recorder().modules.following(nn.Linear(2, 2)):
         assert len(hooks._global_forward_hooks) == before[0] + 1
     assert (len(hooks._global_forward_hooks), len(hooks._global_forward_pre_hooks)) == before
+
+
+def test_calls_of_other_threads_do_not_count() -> None:
+    model, inside = nn.Sequential(nn.Linear(2, 2)), list[tuple[int, ...]]()
+    found = recorder()
+    with found.modules.following(model):
+        model[0].register_forward_pre_hook(lambda *given: inside.append(found.modules.path()))
+        model(torch.ones(1, 2))
+        thread = Thread(target=model, args=(torch.ones(1, 2),))
+        thread.start()
+        thread.join()
+    assert inside == [(0, 1), ()]

@@ -1,5 +1,6 @@
 """Nested batch structures: every container keeps its type."""
 
+import gc
 import sys
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
@@ -77,9 +79,17 @@ def test_live_tensors_are_found_while_other_threads_make_tuples() -> None:
         for _ in range(30):
             assert any(each is kept for each in live_tensors())
     finally:
-        assert sys.getswitchinterval() == pytest.approx(1e-6)
         sys.setswitchinterval(before)
         over.set()
         for thread in threads:
             thread.join()
     assert failed == []
+
+
+def test_live_tensors_are_all_that_garbage_collection_tracks() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    kept = [torch.ones(2), nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(Own), torch.ones(2).t_()]
+    every = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    assert {id(each) for each in live_tensors()} == {id(each) for each in every} >= {id(each) for each in kept}

@@ -16,6 +16,11 @@ from autofit.reports.sentences import counted
 HISTORY = 2
 """Age in steps of a tensor from which the variable that keeps it keeps a history. Those of one step stay until the next
 one replaces them."""
+_DETACH = "detach what the next pass starts from, such as state.detach(), and remove retain_graph=True"
+_ONE_PASS = (
+    "call backward() once, on the sum of the losses, which saves at least this; or, if the losses need passes of their "
+    "own, leave out retain_graph=True in the last one"
+)
 NAMED = 2
 """Maximum number of further variables in a sentence."""
 
@@ -98,14 +103,14 @@ class RetainGraph(Detector):
                 f"but no second pass uses the graph, which keeps {tensors} through the peak",
                 "remove retain_graph=True; if torch then reports a second use, detach what is shared",
             )
-            if site in observation.used_again:
+            if later := observation.used_again.get(site):
                 what, remedy = (
                     f"but later passes use a part of the graph alone; it keeps {tensors} beside that through the peak",
-                    "detach what the next pass starts from, such as state.detach(), and remove retain_graph=True",
+                    _ONE_PASS if later == {True} else _DETACH,
                 )
             yield Finding(
                 id=self.id,
-                what=f"the backward pass at {site} has retain_graph=True, {what}",
+                what=f"the backward pass at {site} has retain_graph=True, {what}{_of_graph(observation, handles)}",
                 remedy=remedy,
                 places=(observation.place_at(site), *places_of(observation, handles)),
                 **at_peak(observation, saved_bytes),
@@ -144,8 +149,11 @@ class SavedUnused(Detector):
             if site in created:
                 what = f"has create_graph=True, but no later pass uses the graph that it makes, which keeps {count}"
                 remedy = "remove create_graph=True there: only a gradient of a gradient needs it"
-            elif module := observation.module_of(largest_of(observation, handles)):
-                what = f"{what}, in modules such as {module}"
+            else:
+                by_size = sorted(handles, key=lambda handle: -observation.watch.sizes[handle])
+                module = next((name for each in by_size if (name := observation.module_of(each))), "")
+                inside = f", in modules such as {module}" if module else ""
+                what = f"{what}{inside}{_of_graph(observation, handles)}"
             yield Finding(
                 id=self.id,
                 what=f"the pass at {site} {what}",
@@ -165,6 +173,12 @@ class SavedUnused(Detector):
         return Change(f"{names} under torch.no_grad()", partial(without_graph, calls))
 
 
+def _of_graph(observation: Observation, handles: Iterable[int]) -> str:
+    """Returns which variable keeps the graph of some allocations, in words; "" if none is known."""
+    found = (observation.held.get(handle) for handle in handles)
+    return next((f"; {holder} holds them" for holder in found if holder is not None and holder.graph), "")
+
+
 def _joined(observation: Observation, groups: Iterable[list[int]]) -> list[tuple[set[int], list[int]]]:
     """Returns groups of allocations, after all that were made in the same way. Those that share such a way are one.
 
@@ -182,7 +196,7 @@ def _joined(observation: Observation, groups: Iterable[list[int]]) -> list[tuple
 
 def _release(holders: Sequence[Holder], phase: str) -> str:
     """Returns how to release what variables hold at a peak in a phase, in words."""
-    when = "before the backward pass" if phase == "backward" else "after the last use"
+    when = "before the backward pass, after its last use" if phase == "backward" else "after the last use"
     holder = holders[0]
     if holder.is_attribute:
         return f"release {format_names([f'`{each.path}`' for each in holders], NAMED)} {when}, or do not keep it"

@@ -22,6 +22,7 @@ _FREEZE = (
     "freeze them with requires_grad_(False), or compute what is only a target under torch.no_grad(); give them to an "
     "optimizer only if they are to be trained"
 )
+_EITHER = "if they are to be trained, give them to an optimizer; if not, freeze them with requires_grad_(False)"
 _RENEW = "make the optimizer after the model was changed, from its present parameters"
 _REGISTER = (
     "hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList, or as nn.Parameter, before the optimizer is made, "
@@ -65,7 +66,7 @@ class GradientWithoutOptimizer(Detector):
                 f"({share:.0%} of the model), such as {names[foreign[0]][0]}{where}, which no optimizer updates, "
                 f"so that their memory and time are lost{reason}"
             ),
-            remedy=_REGISTER if unlisted else _RENEW if lost else _FREEZE,
+            remedy=_REGISTER if unlisted else _RENEW if lost else _EITHER if _partly(observation, foreign) else _FREEZE,
             places=tuple(observation.place_at(called.get(each, NOWHERE), names[each][0]) for each in foreign[:8]),
             **fields | {"minor": fields["minor"] and share < LEAST_RATIO},
         )
@@ -91,6 +92,12 @@ def _foreign(observation: Observation) -> list[list[int]]:
     found = [each for each in observation.names if each in watch.with_gradient - observation.optimized - used]
     groups = [[each for each in found if (each in watch.unlisted) is unlisted] for unlisted in (False, True)]
     return [each for each in groups if each]
+
+
+def _partly(observation: Observation, foreign: Sequence[int]) -> bool:
+    """Returns whether a model with one of these parameters has others that an optimizer updates."""
+    models = ({id(each) for each in model.parameters()} for model in observation.watch.models.values())
+    return any(not held.isdisjoint(foreign) and not held.isdisjoint(observation.optimized) for held in models)
 
 
 def _called(observation: Observation, foreign: Set[int]) -> dict[int, Site]:

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.briefing import Options
 from autofit.core.environment import RANKS, Environment
-from autofit.core.errors import AutofitError, RanksLost, UsageError, from_record, to_record
+from autofit.core.errors import AutofitError, RanksLost, SpaceError, UsageError, from_record, to_record
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
@@ -42,12 +42,14 @@ from autofit.gates.gradients import generators_restored, seed_all, sketch
 from autofit.gates.verdict import Checked, GateVerdict
 from autofit.identity import digest
 from autofit.probing.local_bench import LocalBench, undivided
-from autofit.probing.opening import check_divided
+from autofit.probing.opening import check_divided, chosen
 from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.watchdog import Watchdog
+from autofit.strategies import members
 from autofit.strategies.layout import needs_rows
 from autofit.workloads.batch_store import StepBatch, Typical, unused
+from autofit.workloads.divided import divided_already
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import PER_MACHINE, Ranks, TrainStep, static_bytes
 from autofit.workloads.tree import Batch, nbytes, tensors
@@ -106,7 +108,9 @@ class RankBench(LocalBench):
     def __init__(self, launch: Launch, workload: Workload, device: Device, options: Options, watch: Watchdog) -> None:
         self.launch = launch
         self._traced_ranks = launch.fake
-        super().__init__(workload, device, options.model_copy(update={"ranks": launch.count}), watch=watch)
+        if reason := divided_already(workload.model):  # before a pass of it waits for other ranks
+            raise SpaceError(f"found that {reason}. Expected a model that autofit can divide itself.")
+        super().__init__(workload, device, divided(options, launch.count), watch=watch)
         check_divided(self.briefing.space, None, launch.count, "or tune it in one process")
         found = self.briefing.environment
         environment = found.model_copy(update={"settings": {**found.settings, RANKS: str(launch.count)}})
@@ -206,6 +210,22 @@ class RankBench(LocalBench):
 
     def _typical(self, plan: Plan) -> Typical:
         return self._batches.store(plan).typical(plan.micro_batch_size, plan.accumulation_steps)
+
+
+def divided(options: Options, count: int) -> Options:
+    """Returns the options of a search on `count` ranks. A layout that is not to be searched is that of the baseline.
+
+    Raises:
+        SpaceError, UsageError: see `chosen`.
+    """
+    known = chosen(options.strategies, options.without)
+    left = [member for member in members() if member.for_ranks and member not in known]
+    changes: dict[str, Any] = {"ranks": count}
+    if left:
+        pinned = {knob: value for member in left for knob, value in member.unsearched.items()}
+        names = tuple(member.name for member in (*known, *left))
+        changes |= {"strategies": names, "without": (), "pinned": {**pinned, **options.pinned}}
+    return options.model_copy(update=changes)
 
 
 def opened(launch: Launch, make: Callable[[], _Bench]) -> _Bench:

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from autofit.core.briefing import Options
 from autofit.core.environment import Environment
 from autofit.core.errors import UsageError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
-from autofit.probing.ranks.bench import check_alike, joined_outcome, straggler
+from autofit.probing.ranks.bench import check_alike, divided, joined_outcome, straggler
 
 MIB = 2**20
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
@@ -105,3 +106,26 @@ def test_models_that_differ_are_named_by_their_first_parameter_that_does() -> No
     other = facts() | {"parameters": ["weight [4, 5]", "bias [4]"]}
     with pytest.raises(UsageError, match=r"parameter: weight \[4, 5\] \(rank 0: weight \[4, 4\]\); expected"):
         check_alike([facts(), other])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"strategies": ("batching",)},
+        {"without": ("layout", "precision")},
+        {"strategies": ("batching",), "pinned": {"layout": "full"}},
+    ],
+)
+def test_a_layout_that_is_not_searched_is_that_of_the_baseline(given: dict[str, Any]) -> None:
+    found = divided(Options(**given), 2)
+    assert found.ranks == 2
+    assert found.pinned == {"layout": "replicated", **given.get("pinned", {})}
+    assert found.strategies is not None
+    assert {"batching", "layout"} <= {*found.strategies}
+    assert "precision" not in found.strategies
+    assert found.without == ()
+
+
+def test_a_layout_that_is_searched_is_not_pinned() -> None:
+    for given in (Options(), Options(strategies=("layout",), without=("precision",))):
+        assert divided(given, 2) == given.model_copy(update={"ranks": 2})
