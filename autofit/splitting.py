@@ -10,11 +10,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import nn
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.outcome import Status
@@ -27,7 +30,7 @@ from autofit.gates.check import GradientCheck
 from autofit.gates.gradients import Steps
 from autofit.gates.verdict import ACCUMULATION
 from autofit.guard import Guard
-from autofit.guard.object_state import Piece
+from autofit.guard.object_state import Piece, fingerprint
 from autofit.guard.process_state import generators
 from autofit.guard.tensor_state import StorageBytes
 from autofit.prepare import prepare
@@ -35,7 +38,7 @@ from autofit.strategies.base import Facts
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Cuttable
-from autofit.workloads.loss import LossRule
+from autofit.workloads.loss import Compute, LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, Ranks, Splits, TrainStep
 from autofit.workloads.tree import Batch, map_tensors, tensors
@@ -46,6 +49,8 @@ AT_ONCE = 2
 """Number of failures of one shape after which micro batches of this shape are cut before they run."""
 MOST_BYTES = 2**24
 """Maximum size of the tensors that a pass changes: each step copies them."""
+SLOW_GENERATORS = frozenset(("python", "numpy"))
+"""The global generators whose state is remembered only if a pass draws from them: it has 625 numbers each."""
 _NAMED = 3
 
 Part = tuple[Batch, float]
@@ -59,10 +64,12 @@ class Moving:
     Attributes:
         tensors: parameters, buffers and other tensors.
         pieces: everything else, such as a counter of the model or a generator of the user's.
+        drawn: names of the `SLOW_GENERATORS` from which a pass draws.
     """
 
     tensors: tuple[torch.Tensor, ...] = ()
     pieces: tuple[Piece, ...] = ()
+    drawn: frozenset[str] = frozenset()
 
 
 def wanted(on_oom: str, ranks: Ranks | None) -> bool:
@@ -96,7 +103,8 @@ def checked(
         raise _refused("the step is not made of backward passes of a loss, and an update")
     if not source.has_rows:
         raise _refused("the rows of its batches are not its samples, so that they cannot be cut")
-    target, found = device.torch_device, dict[str, list[Piece]]()
+    target, found, drawn = device.torch_device, dict[str, list[Piece]](), set[str]()
+    noted = replace(loss, compute=_noting(loss.compute, drawn))
 
     def reset() -> None:
         guard.restore()
@@ -109,7 +117,7 @@ def checked(
         return list(now)
 
     def build(plan: Plan) -> TrainStep:
-        return prepare(plan, Draft.of(workload, loss, target), ())
+        return prepare(plan, Draft.of(workload, noted, target), ())
 
     facts = Facts(
         model=workload.model,
@@ -130,10 +138,24 @@ def checked(
     reset()
     if verdict is None or not (result.passed and result.checked):
         raise _refused(result.reason)
-    return Weighing.parse(verdict.weighing), _moving(verdict.moves, found)
+    return Weighing.parse(verdict.weighing), _moving(verdict.moves, found, drawn)
 
 
-def _moving(names: Sequence[str], found: dict[str, list[Piece]]) -> Moving:
+def _noting(compute: Compute, drawn: set[str]) -> Compute:
+    """Returns a loss that adds to `drawn` from which of the `SLOW_GENERATORS` its forward pass draws."""
+
+    def states() -> dict[str, str]:
+        return {name: fingerprint(read()) for name, read, _ in generators() if name in SLOW_GENERATORS}
+
+    def noting(model: nn.Module, batch: Batch) -> torch.Tensor:
+        before, found = states(), compute(model, batch)
+        drawn.update(name for name, state in states().items() if before.get(name) != state)
+        return found
+
+    return noting
+
+
+def _moving(names: Sequence[str], found: dict[str, list[Piece]], drawn: set[str]) -> Moving:
     """Returns what the names of moving state stand for.
 
     Raises:
@@ -147,7 +169,7 @@ def _moving(names: Sequence[str], found: dict[str, list[Piece]]) -> Moving:
     if (size := sum(tensor.nbytes for tensor in moved)) > MOST_BYTES:
         raise _refused(f"a pass changes {format_bytes(size)} of tensors by itself, which each step would have to copy")
     others = {id(piece): piece for piece in pieces if not isinstance(piece, StorageBytes)}
-    return Moving(moved, tuple(sorted(others.values(), key=lambda piece: piece.order)))
+    return Moving(moved, tuple(sorted(others.values(), key=lambda piece: piece.order)), frozenset(drawn))
 
 
 def check_step(step: TrainStep) -> None:
@@ -194,8 +216,9 @@ class _Before:
             for kept, tensor in zip(self._copies, self._moving.tensors, strict=True):
                 kept.copy_(tensor)
         self._generators = [(write, read()) for _, read, write in splitting.generators]
-        self._versions = [(each, each._version) for part, _ in parts for each in tensors(part) if _counts(each)]
-        self._has_gradients = any(parameter.grad is not None for parameter in self._parameters())
+        self._versions = [(t, t._version) for part, _ in parts for t in _tensors(part) if not t.is_inference()]
+        gradients = map(attrgetter("grad"), self._parameters())
+        self._has_gradients = any(gradient is not None for gradient in gradients)
 
     def objection(self) -> str:
         """Returns why the step cannot begin again; "" if it can."""
@@ -221,7 +244,7 @@ class _Before:
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         groups = () if self._step.optimizer is None else self._step.optimizer.param_groups
-        return (parameter for group in groups for parameter in group["params"])
+        return chain.from_iterable(group["params"] for group in groups)
 
 
 @dataclass(slots=True)
@@ -238,7 +261,7 @@ class Splitting:
         record: keeps what was cut, for the next search, and returns why it could not be kept, or "".
         splits: what was cut so far.
         copies: of the tensors that a pass changes.
-        generators: the global random generators.
+        generators: the global random generators that a pass may draw from.
     """
 
     device: Device
@@ -253,7 +276,8 @@ class Splitting:
 
     def __post_init__(self) -> None:
         self.copies = tuple(tensor.detach().clone() for tensor in self.moving.tensors)
-        self.generators = generators()
+        unused = SLOW_GENERATORS - self.moving.drawn
+        self.generators = [each for each in generators() if each[0] not in unused]
 
     def passes(self, step: TrainStep, parts: Sequence[Part]) -> torch.Tensor:
         """Does what `TrainStep.passes` does, in smaller parts if a micro batch runs out of memory."""
@@ -282,7 +306,7 @@ class Splitting:
         eager = torch.compiler.set_stance("force_eager") if cut and step.draft.compiled else nullcontext()
         try:
             with eager:  # user's code may take entries out of a container, which the next attempt needs
-                return step.passes([(map_tensors(part, lambda tensor: tensor), weight) for part, weight in parts])
+                return step.passes([(_copied(part), weight) for part, weight in parts])
         except Exception as error:
             smaller = self._smaller(error, step, parts, before)
             if not smaller:
@@ -346,9 +370,20 @@ class Splitting:
         )
 
 
-def _counts(tensor: torch.Tensor) -> bool:
-    return not tensor.is_inference()
+def _plain(batch: Batch) -> Sequence[torch.Tensor] | None:
+    """Returns the tensors of a list or dict of nothing else, which is found quickly; None for another batch."""
+    found = tuple(batch.values()) if type(batch) is dict else batch
+    return found if type(batch) in (dict, list) and all(isinstance(each, torch.Tensor) for each in found) else None
+
+
+def _tensors(batch: Batch) -> Sequence[torch.Tensor]:
+    found = _plain(batch)
+    return tuple(tensors(batch)) if found is None else found
+
+
+def _copied(batch: Batch) -> Batch:
+    return map_tensors(batch, lambda tensor: tensor) if _plain(batch) is None else batch.copy()
 
 
 def _shapes(batch: Batch) -> tuple[torch.Size, ...]:
-    return tuple(tensor.shape for tensor in tensors(batch))
+    return tuple(tensor.shape for tensor in _tensors(batch))

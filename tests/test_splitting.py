@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
 from autofit.guard import Guard
 from autofit.prepare import prepare
-from autofit.splitting import Splitting, check_step, checked
+from autofit.splitting import Splitting, check_step, checked, wanted
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.first_loss import loss_of
@@ -397,6 +398,32 @@ def test_the_techniques_of_a_plan_are_kept(values: dict[str, Any]) -> None:
     assert found_losses == losses
     assert_same_bits(found, expected)
     assert found_rng == rng
+
+
+def uncountable() -> Workload:
+    """Its batches have one row for each word, and the offsets of the samples."""
+
+    def joined(rows: list[Any]) -> Any:
+        return torch.cat([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+
+    loader = torch.utils.data.DataLoader(targets.vectors().dataset, 8, collate_fn=joined)
+    loss = lambda model, batch: cross_entropy(model, (batch[0].view(-1, 8), batch[1]))  # noqa: E731  # as users write it
+    return Workload(targets.mlp(), loader, step_fn=loss)
+
+
+def test_batches_whose_rows_are_not_samples_are_refused() -> None:
+    with pytest.raises(UsageError, match="the rows of its batches are not its samples"):
+        splitting_step(seeded(uncountable))
+
+
+def test_several_ranks_are_refused_and_only_two_values_are_known() -> None:
+    ranks: Any = SimpleNamespace(count=4)
+    assert wanted("split", None)
+    assert not wanted("raise", ranks)
+    with pytest.raises(UsageError, match="the plan is for 4 ranks: one that fails inside a collective operation"):
+        wanted("split", ranks)
+    with pytest.raises(UsageError, match="found on_oom='cut'; expected 'raise' or 'split'"):
+        wanted("cut", None)
 
 
 def test_gradients_that_a_pass_uses_up_are_refused() -> None:
