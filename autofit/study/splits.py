@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autofit.core.environment import Environment
+from autofit.core.outcome import IN_TRAINING
 from autofit.core.plan import Plan
 from autofit.core.strict import Strict
 from autofit.files import head_of, write_atomically
@@ -47,7 +48,7 @@ class TrainingSplits(Strict):
     def words(self) -> str:
         """What happened, as a sentence without a full stop."""
         return (
-            f"a training with this plan ran out of memory: {self.micro_batches} of its micro batches of up to "
+            f"{IN_TRAINING}: {self.micro_batches} of its micro batches of up to "
             f"{self.largest_samples} samples were split, the first at {self.first_at}"
         )
 

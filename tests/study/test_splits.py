@@ -92,3 +92,15 @@ def test_the_next_search_leaves_the_plan_out_and_says_so(tmp_path: Path) -> None
     assert trial.outcome.status is Status.OUT_OF_MEMORY
     third = search(bench_of(small_bench(), ran), request)
     assert third.plan != first.plan, "it is kept in the study"
+
+
+def test_a_baseline_that_ran_out_of_memory_in_a_training_is_not_the_answer(tmp_path: Path) -> None:
+    ran, request = list[Plan](), Request(study=tmp_path / "study.journal", max_trials=25)
+    first = search(bench_of(small_bench(), ran), request)
+    baseline = first.baseline.plan
+    write(places(first.study), record(plan=baseline))
+    ran.clear()
+    second = search(bench_of(small_bench(), ran), request)
+    assert second.plan != baseline
+    assert baseline not in ran
+    assert second.baseline.outcome.status is Status.OUT_OF_MEMORY
