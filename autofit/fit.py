@@ -3,9 +3,10 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from uuid import uuid4
 
 import torch
 from torch import distributed, nn
@@ -29,8 +30,10 @@ from autofit.reports.report import Report
 from autofit.reports.summary import brief, summarize
 from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
+from autofit.splitting import Splitting, check_step, checked, wanted
 from autofit.strategies import members
 from autofit.strategies.layout import needs_rows
+from autofit.study import splits
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.dataloaders import shared
 from autofit.workloads.divided import inside
@@ -38,7 +41,7 @@ from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import loader_changes, source_of
-from autofit.workloads.step import Draft, Ranks, Scheduler, StepLoader, TrainStep
+from autofit.workloads.step import Draft, Ranks, Scheduler, Splits, StepLoader, TrainStep
 from autofit.workloads.workload import OptimizerRecipe, Terms, Workload, names_of
 
 _SCANNED = 64
@@ -145,6 +148,7 @@ class Fit:
         scheduler: Scheduler | None = None,
         scaler: torch.amp.GradScaler | None = None,
         max_grad_norm: float | None = None,
+        on_oom: Literal["raise", "split"] = "raise",
     ) -> TrainStep:
         """Returns the train step that was measured, applied to your objects and ready to train with.
 
@@ -168,11 +172,16 @@ class Fit:
             scheduler: learning rate scheduler; its `step()` is called after each optimizer step.
             scaler: gradient scaler to use with fp16. None makes a new one if the plan needs one.
             max_grad_norm: clip gradients to this L2 norm. None uses the value given to `tune`.
+            on_oom: what a step does if a micro batch runs out of memory. "split" cuts it in two and runs the step again
+                from the state in which it began, so that the global batch and, up to rounding, the gradient stay. You
+                get one warning, `step.splits` counts, and the next search with this study leaves the plan out. A few
+                gradients are computed now, to check that micro batches may be cut. "raise" raises the error.
 
         Raises:
             PlanFileError: the plan was made for a model with a different structure.
             SpaceError: the plan cannot be applied to this model or device.
-            UsageError: the plan is for several ranks, and this process does not belong to as many.
+            UsageError: the plan is for several ranks, and this process does not belong to as many; or `on_oom` is
+                "split", and micro batches cannot be cut without a change of the result.
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
         terms = Terms(loss_fn, step_fn, optimizer, update_fn).completed_by(self.terms)
@@ -196,6 +205,7 @@ class Fit:
             source = source_of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
             rebuilt = self._loader(source)
+            splitting = self._splitting(workload, source, loss, guard, device) if wanted(on_oom, ranks) else None
         weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
         draft.scaler, draft.scheduler, draft.ranks = scaler, scheduler, ranks
@@ -203,11 +213,32 @@ class Fit:
         for doubt in self._doubts(loss, found, source.length, draft.optimizer):
             warnings.warn(doubt, stacklevel=2)
         step = prepare(self.plan, draft, members())
+        if splitting is not None:
+            check_step(step)
+            step.splitting = splitting
         step.loader = StepLoader.of(self.plan, rebuilt, drop_last=bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None and loss.update is None:
             # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)
         return step
+
+    def _splitting(
+        self, workload: Workload, source: BatchSource, loss: LossRule, guard: Guard, place: torch.device
+    ) -> Splitting:
+        """Returns what cuts micro batches that run out of memory, for steps of the plan.
+
+        Raises:
+            UsageError: micro batches cannot be cut without a change of the result.
+        """
+        device, files = devices.choose(str(place)), splits.places(self.answer.study, self.plan_file)
+        weighing, moving = checked(workload, source, loss, device, guard)
+        training, settings = uuid4().hex, Weighing.of(self.answer.environment.settings)
+
+        def record(found: Splits) -> str:
+            known = {"training": training, "plan": self.plan, "environment": self.answer.environment}
+            return splits.write(files, splits.TrainingSplits.model_validate({**known, **asdict(found)}))
+
+        return Splitting(device, settings or weighing, moving, record)
 
     def _ranks(self, device: torch.device) -> Ranks | None:
         """Returns the ranks that train together; None if the plan is for one.

@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import autofit
 from autofit.core.errors import PlanFileError, UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.fit import Fit
+from autofit.study import splits
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Terms
 from tests.probing import targets
@@ -366,3 +368,40 @@ def test_what_a_console_shows_is_one_line_and_print_is_a_screen(fit: Fit) -> Non
     assert len(str(fit).splitlines()) < 40
     assert "How it was found" in fit.details()
     assert "How it was found" not in str(fit)
+
+
+def test_a_step_that_runs_out_of_memory_is_split_if_asked(fit: Fit, tmp_path: Path) -> None:
+    study = str(tmp_path / "study.journal")
+    kept = Fit(fit.answer.model_copy(update={"study": study}), fit.terms)
+    models = targets.mlp(), targets.mlp()
+    for model, fails in zip(models, (False, True), strict=True):
+        with kept.prepare(model, seeded(8), on_oom="split") as step:
+            failed: list[int] = []
+
+            def fail(module: Any, inputs: Any, fails: bool = fails, failed: list[int] = failed) -> None:
+                if fails and len(inputs[0]) == MICRO:
+                    failed.append(MICRO)
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+            model.register_forward_pre_hook(fail)
+            batch = next(iter(step.loader))
+            with (
+                pytest.warns(UserWarning, match="micro batch of 4 samples ran out of memory")
+                if fails
+                else nullcontext()
+            ):
+                step(batch)
+    assert len(failed) == 2, "then micro batches of this shape are cut at once"
+    assert step.splits.micro_batches == STEPS
+    for mine, expected in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(mine, expected)
+    (left,) = splits.read(splits.places(study), kept.answer.environment)
+    assert (left.plan, left.largest_samples) == (fit.plan, MICRO)
+
+
+def test_splitting_is_off_unless_asked_and_its_name_is_checked(fit: Fit) -> None:
+    step = fit.prepare(targets.mlp(), seeded(8))
+    assert step.splitting is None
+    step.close()
+    with pytest.raises(UsageError, match="found on_oom='cut'; expected 'raise' or 'split'"):
+        fit.prepare(targets.mlp(), seeded(8), on_oom="cut")  # type: ignore[arg-type]  # what is to be refused

@@ -1,6 +1,7 @@
 """The public surface: what can be imported, at what cost, and which words the command line knows."""
 
 import argparse
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,15 @@ def test_the_public_names_are_these_sorted_and_importable() -> None:
     assert dir(autofit) == NAMES
     for name in NAMES:
         assert getattr(autofit, name).__name__ == name
+
+
+def test_the_arguments_of_prepare_are_these() -> None:
+    found = inspect.signature(autofit.Fit.prepare).parameters
+    assert list(found) == [
+        "self", "model", "loader", "optimizer", "loss_fn", "step_fn", "update_fn", "scheduler", "scaler",
+        "max_grad_norm", "on_oom",
+    ]  # fmt: skip
+    assert found["on_oom"].default == "raise"
 
 
 def test_every_error_is_public() -> None:

@@ -157,6 +157,7 @@ def _request(given: argparse.Namespace) -> Request:
         isolated=True,
         title=given.target,
         command=command_line(given.words),
+        plan_file=given.output or "",
     )
 
 

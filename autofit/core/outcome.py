@@ -9,6 +9,8 @@ from autofit.core.strict import Strict
 
 DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
+IN_TRAINING = "a training with this plan ran out of memory"
+"""Beginning of the reason of a plan that failed in a training, which is stronger evidence than a probe that it fits."""
 LAST_BATCH = "last batch"
 """Phase in which a plan failed on the incomplete last batch of an epoch."""
 SURVEY = "survey"

@@ -93,8 +93,15 @@ class Guard:
 
     def differences(self) -> list[str]:
         """Returns the names of all state that is not bit-identical to the snapshot, such as "model.0.weight"."""
-        parts = (*self._bytes, *self.pieces, *self._process)
-        return list(dict.fromkeys(name for piece in parts for name in piece.differences()))
+        return list(self.different_pieces())
+
+    def different_pieces(self) -> dict[str, list[Piece]]:
+        """Returns the same names, each with the pieces that hold what differs."""
+        found: dict[str, list[Piece]] = {}
+        for piece in (*self._bytes, *self.pieces, *self._process):
+            for name in piece.differences():
+                found.setdefault(name, []).append(piece)
+        return found
 
     @property
     def backstop(self) -> "Backstop":

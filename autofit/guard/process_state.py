@@ -233,6 +233,11 @@ def _signal_flags() -> Iterator[Flag]:
 
 def global_rngs() -> list[ValuePiece]:
     """Returns the global random generators of Python, numpy, torch and each running device."""
+    return [ValuePiece(f"rng.{name}", read, write, PROCESS) for name, read, write in generators()]
+
+
+def generators() -> list[tuple[str, Callable[[], object], Callable[[Any], object]]]:
+    """Returns the name of each of these generators, and what reads and writes its state. None waits for a device."""
     rngs: list[tuple[str, Callable[[], object], Callable[[Any], object]]] = [
         ("python", random.getstate, random.setstate),
         ("torch", torch.get_rng_state, torch.set_rng_state),
@@ -243,7 +248,7 @@ def global_rngs() -> list[ValuePiece]:
         each = "_all" if hasattr(accelerator, "get_rng_state_all") else ""
         read, write = getattr(accelerator, f"get_rng_state{each}"), getattr(accelerator, f"set_rng_state{each}")
         rngs.append((accelerator_kinds()[0], read, write))
-    return [ValuePiece(f"rng.{name}", read, write, PROCESS) for name, read, write in rngs]
+    return rngs
 
 
 def running_accelerator() -> Any:

@@ -75,6 +75,11 @@ class StorageBytes(Piece):
         if self._device.type != "meta" and self._start < self._stop <= storage.nbytes():
             self._host = _bytes_of(storage, self._start, self._stop).to("cpu", copy=True)
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors, by name."""
+        return {name: tensor for name, tensor, _ in self._views}
+
     def differences(self) -> Iterator[str]:
         """Yields the names of the tensors whose layout, sharing or bytes differ from the snapshot."""
         moved = self._moved()

@@ -24,6 +24,7 @@ from autofit.nightly.verdict import Tonight, failed, judge
 from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.watchdog import Watchdog
 from autofit.search.request import Bench, Event, Request
+from autofit.study import splits
 from autofit.trackers.progress import waiting
 
 PARTS = 3
@@ -141,11 +142,16 @@ class JobCheck:
 
     def _check(self, runner: PlanRunner, accepted: Answer) -> None:
         verdict = self._measure(runner, accepted)
-        reason, note = retune.due_for(self._past, accepted, runner.bench.briefing.environment, verdict)
+        environment = runner.bench.briefing.environment
+        reason, note = retune.due_for(self._past, accepted, environment, verdict)
         if note:
             self.note(note)
+        files = splits.places(self._context.jobs.history, self._job.plan)
+        trained = [each for each in splits.read(files, environment) if each.plan == accepted.plan]
+        if trained:
+            reason = "; ".join(filter(None, [reason, trained[-1].words]))
         if reason:
-            self._tune_again(runner, accepted, reason, runs=verdict.kind not in NOT_MEASURED)
+            self._tune_again(runner, accepted, reason, runs=verdict.kind not in NOT_MEASURED and not trained)
         elif (waiting_plan := retune.new_path(self._job.plan)).exists():
             self.note(f"{waiting_plan.name} was found by an earlier night. {self._to_accept}")
 
@@ -234,6 +240,7 @@ class JobCheck:
             isolated=True,
             title=self._job.name,
             command=f"autofit nightly --job {self._job.name}",
+            plan_file=str(self._job.plan),
         )
         return retune.retune(runner, request, accepted, show, self._begin_tuning, runs=runs)
 

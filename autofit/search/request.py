@@ -84,6 +84,7 @@ class Request:
         isolated: whether plans run in a process that is replaced when its device is poisoned.
         title: what is tuned, for reports.
         command: the command or call that started the search, without secrets.
+        plan_file: plan file beside which trainings may have left records; "" for none.
 
     Raises:
         UsageError: the searcher is unknown, or the planned steps are not a whole number of at least 1.
@@ -99,6 +100,7 @@ class Request:
     isolated: bool = False
     title: str = ""
     command: str = ""
+    plan_file: str = ""
 
     def __post_init__(self) -> None:
         searcher_of(self.searcher)  # a misspelt name is refused before the bench is opened

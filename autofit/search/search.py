@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from autofit import estimators, locks
 from autofit.core.answer import Answer
@@ -26,8 +27,11 @@ from autofit.core.errors import (
     UsageError,
     UserCodeError,
 )
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Effect, SearchSpace, StrategyRecord
+from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.core.wording import describe_plan
 from autofit.estimators import Context
@@ -49,7 +53,7 @@ from autofit.search.explanations import loading_caveats
 from autofit.search.loop import Loop
 from autofit.search.race_and_proof import Final
 from autofit.search.request import DEFAULT_STUDY, Bench, Event, Examine, Findings, Listen, Request, Tuning, searcher_of
-from autofit.study import Study
+from autofit.study import Study, splits
 from autofit.study.location import writing
 
 TRACING_RATIO, TRACING_S = 0.2, 120.0
@@ -212,16 +216,39 @@ def search(
         writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("busy", text))),
         ExitStack() as opened,
     ):
-        study = Study(
-            location,
-            name=name,
-            environment=briefing.environment,
-            space=briefing.space,
-            objective=request.objective,
-            memory_bytes=briefing.budget.memory_bytes,
-        )
+        study = _opened(location, name, briefing, request.objective)
+        files = splits.places(location, request.plan_file)
+        if trainings := splits.read(files, briefing.environment):
+            notes = _from_trainings(study, trainings)
+            study = _opened(location, name, briefing, request.objective)
+            study.notes = (*notes, *study.notes)
+            splits.forget(files, trainings)
         opened.callback(study.close)
         return _search(bench, request, study, clock, tell_all, examine)
+
+
+def _opened(location: str | Path, name: str, briefing: Briefing, objective: Objective) -> Study:
+    return Study(
+        location,
+        name=name,
+        environment=briefing.environment,
+        space=briefing.space,
+        objective=objective,
+        memory_bytes=briefing.budget.memory_bytes,
+    )
+
+
+def _from_trainings(study: Study, trainings: Sequence[splits.TrainingSplits]) -> list[str]:
+    """Records for plans that ran out of memory in a training that they do not fit. Returns notes, closes the study."""
+    notes = list[str]()
+    for each in trainings:
+        if any(trial.plan == each.plan for trial in study.earlier()):
+            study.drop("it ran out of memory in a training", each.plan)
+        outcome = Outcome(status=Status.OUT_OF_MEMORY, reason=each.words)
+        study.finish(study.begin(each.plan, Purpose.PROBE), outcome)
+        notes.append(f"{each.plan}: {each.words}. This search counts it as a plan that does not fit")
+    study.close()
+    return notes
 
 
 def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Findings:

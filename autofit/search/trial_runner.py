@@ -10,7 +10,7 @@ from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
-from autofit.core.outcome import DIED, Outcome, Status
+from autofit.core.outcome import DIED, IN_TRAINING, Outcome, Status
 from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.trial import OPEN, Purpose, RunTerms, Trial
 from autofit.core.units import format_bytes
@@ -98,11 +98,11 @@ class Earlier:
     def measure_again(self, run: Callable[[], Trial]) -> None:
         """Screens, runs and records the baseline by `run`, once more if it contradicts the study.
 
-        A baseline that ended every process in which it ran is not run again. If it is screened out now, its earlier
-        trials stay valid.
+        A baseline that ended every process in which it ran, or that failed in a training, is not run again. If it is
+        screened out now, its earlier trials stay valid.
         """
         known = [t for t in self.known if t.plan == self._baseline]
-        if known and known[-1].outcome.reason == DIED:
+        if known and known[-1].outcome.reason.startswith((DIED, IN_TRAINING)):
             return
         trial = run()
         if any(self._contradictions(trial.plan, Purpose.PROBE, trial.outcome)):

@@ -1,7 +1,7 @@
 """TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count as counting
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a torch may be built without
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Draft", "Scheduler", "StepBatch", "StepLoader", "TrainStep"]
+__all__ = ["Draft", "Scheduler", "Splits", "StepBatch", "StepLoader", "TrainStep"]
 
 
 PER_MACHINE = "LOCAL_WORLD_SIZE"
@@ -116,6 +116,32 @@ def rows_of(count: int) -> int:
     return 2 if count >= 4 and count % 2 == 0 else 1
 
 
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """The micro batches that a training has cut because they ran out of memory.
+
+    Attributes:
+        micro_batches: number of micro batches that were cut in two; a half that was cut again is one of them.
+        largest_samples: number of samples of the largest micro batch that ran out of memory.
+        first_at: UTC time in ISO 8601 of the first cut; "" if there was none.
+        last_at: UTC time of the last cut.
+    """
+
+    micro_batches: int = 0
+    largest_samples: int = 0
+    first_at: str = ""
+    last_at: str = ""
+
+
+class Passes(Protocol):
+    """Runs the micro batches of a step, in smaller parts if they run out of memory (`autofit.splitting`)."""
+
+    splits: Splits
+
+    def passes(self, step: "TrainStep", parts: Sequence[tuple[Batch, float]]) -> torch.Tensor:
+        """Does what `TrainStep.passes` does."""
+
+
 @dataclass(slots=True)
 class Draft:
     """A step under construction, which `autofit.prepare` turns into a `TrainStep`.
@@ -201,14 +227,18 @@ class TrainStep:
         draft: the model, optimizer, loss and other settings of the step.
         loader: yields the batches of whole optimizer steps. Empty in a probe, which makes its own batches.
         phase: the current phase: transfer, forward, backward or optimizer. A probe reads it when a step fails.
+        micro_batch: number of the current micro batch of the step, from 1.
         observe: callback for the start of each phase, or None.
+        splitting: cuts micro batches that run out of memory; None: the error is raised.
     """
 
     plan: Plan
     draft: Draft
     loader: StepLoader = field(default_factory=lambda: StepLoader((), 1))
     phase: str = "prepare"
+    micro_batch: int = 0
     observe: Callable[[str], None] | None = None
+    splitting: Passes | None = None
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __repr__(self) -> str:
@@ -224,6 +254,11 @@ class TrainStep:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer in use. None in inference."""
         return self.draft.optimizer
+
+    @property
+    def splits(self) -> Splits:
+        """The micro batches that were cut because they ran out of memory, with `on_oom="split"`."""
+        return Splits() if self.splitting is None else self.splitting.splits
 
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Runs one optimizer step and returns the loss of its whole batch, detached, on the device.
@@ -261,11 +296,19 @@ class TrainStep:
 
     def backward(self, batch: StepBatch) -> torch.Tensor:
         """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached."""
-        draft, total = self.draft, None
+        draft = self.draft
         weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         # Where no entry of a part counts, its mean is 0 / 0.
         parts = [(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight]
+        return (
+            self.passes(parts) if self.splitting is None or not draft.stepping else self.splitting.passes(self, parts)
+        )
+
+    def passes(self, parts: Sequence[tuple[Batch, float]]) -> torch.Tensor:
+        """Adds the gradients of micro batches, each with its weight, and returns the sum of their losses, detached."""
+        draft, total = self.draft, None
         for number, (part, weight) in enumerate(parts, 1):
+            self.micro_batch = number
             with draft.accumulating() if number < len(parts) else nullcontext():
                 loss = self._part(part, weight)
             if total is not None:

@@ -13,6 +13,7 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.doctor                   false findings of the doctor on trainings of many kinds
     python -m scripts.bench.doctor.overhead          time of a step that the doctor watches
     python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
+    python -m scripts.bench.splitting                cost of `prepare(on_oom="split")` while nothing runs out of memory
     python -m scripts.bench.tune_again               time of tuning an unchanged workload again with its study
     python -m scripts.bench.nightly.simulated_years  false alarms and missed changes of the rule of nightly jobs
     python -m scripts.bench.peers                    autofit beside other finders of batch sizes

@@ -25,6 +25,7 @@ from autofit.nightly.job_check import opened
 from autofit.nightly.jobs import FOLDER, Job
 from autofit.nightly.records import VerdictKind, to_text
 from autofit.probing.remote.bench import Target
+from autofit.study.splits import TrainingSplits, places, write
 from tests.fakes import always
 from tests.nightly.benches import faster
 from tests.nightly.nights import MachineRoom, stop_at
@@ -162,6 +163,26 @@ def test_a_plan_that_does_not_fit_is_a_regression_until_another_plan_replaces_it
     assert record.proposed_gain is None
     assert result.exit_code == code
     assert retune.new_path(job.plan).exists() is (accept == "propose")
+
+
+def test_a_plan_that_ran_out_of_memory_in_a_training_is_replaced_and_said_once(room: MachineRoom) -> None:
+    job = room.add("a", accept="auto")
+    accepted = planfile.load(job.plan)
+    left = TrainingSplits(
+        training="t",
+        plan=accepted.plan,
+        environment=room.briefing("a").environment,
+        micro_batches=3,
+        largest_samples=accepted.plan.micro_batch_size,
+        first_at="2026-11-01T02:03:04+00:00",
+        last_at="2026-11-01T02:03:04+00:00",
+    )
+    assert write(places(room.file.history, job.plan), left) == ""
+    (record,) = room.night().records
+    assert record.tuned.startswith("a training with this plan ran out of memory: 3 of its micro batches")
+    assert record.replaced
+    assert record.proposed == planfile.load(job.plan).plan != accepted.plan
+    assert room.night().records[0].tuned == ""
 
 
 def test_another_environment_tunes_again_once(room: MachineRoom) -> None:
