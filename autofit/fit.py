@@ -32,7 +32,6 @@ from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
 from autofit.splitting import Splitting, check_step, checked, wanted
 from autofit.strategies import members
-from autofit.strategies.layout import needs_rows
 from autofit.study import splits
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.dataloaders import shared
@@ -258,7 +257,7 @@ class Fit:
             )
         group: Any = distributed.group.WORLD
         ranks = Ranks.of(group, device.type)
-        return ranks.in_rows(distributed.new_group) if needs_rows(self.plan) else ranks
+        return ranks.in_rows(distributed.new_group) if any(each.needs_rows(self.plan) for each in members()) else ranks
 
     def _loader(self, source: BatchSource) -> Iterable[Any]:
         """Returns the loader of the micro batches of the plan."""

@@ -274,6 +274,10 @@ class Strategy(ABC):
         """
         return 0
 
+    def needs_rows(self, plan: Plan) -> bool:
+        """Returns whether the ranks of a plan also have to be in rows, see `Ranks.in_rows`."""
+        return False
+
     def to_record(self, offer: Offer) -> StrategyRecord:
         """Returns what this strategy does, costs and changes, for the workload of an offer."""
         return StrategyRecord(

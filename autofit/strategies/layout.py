@@ -39,11 +39,6 @@ def divides_parameters(plan: Plan) -> str | None:
     return f"{KNOB}={plan.values[KNOB]}" if plan.values.get(KNOB) in SHARDED else None
 
 
-def needs_rows(plan: Plan) -> bool:
-    """Returns whether the layout of a plan needs ranks in rows, see `Ranks.in_rows`."""
-    return plan.values.get(KNOB) == HYBRID
-
-
 class RankLayout(Strategy):
     """The division of a training among ranks, each with its own samples.
 
@@ -103,6 +98,10 @@ class RankLayout(Strategy):
             for size in sorted((parameter.numel() for parameter in group["params"]), reverse=True):
                 loads[loads.index(min(loads))] += size
         return loads.index(max(loads))
+
+    def needs_rows(self, plan: Plan) -> bool:
+        """Returns whether a row of ranks divides the model, and rows replicate it."""
+        return plan.values.get(KNOB) == HYBRID
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Divides the model, the gradients and the optimizer of a draft among its ranks until the context is left.

@@ -139,7 +139,7 @@ class GradientDropped(Detector):
                     "fake.detach() if its graph is used later"
                 ),
                 places=(Place(line=line),),
-                size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes),
+                size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes, bound="at most"),
                 minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
             )
 

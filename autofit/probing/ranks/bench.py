@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -47,7 +47,6 @@ from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
-from autofit.strategies.layout import needs_rows
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.divided import divided_already
 from autofit.workloads.micro_batch_weights import Weighing
@@ -183,7 +182,7 @@ class RankBench(LocalBench):
             failure = _failure(error, self.device).reason
             self._put_back()
         said = self.launch.exchanged(f"alone/{number}", failure, limit_s + REPLY_S)
-        with self.launch.group(limit_s, in_rows=needs_rows(plan)) as ranks:
+        with self._group(plan, limit_s) as ranks:
             reason = next((f"rank {rank} alone: {each}" for rank, each in enumerate(said) if each), "")
             if reason or alone is None:
                 return GradientDifference(reason=reason)
@@ -192,6 +191,9 @@ class RankBench(LocalBench):
             found, _ = self._gradient(plan, batch, ranks)
         l2 = difference(found, mean.cpu().div_(ranks.count))
         return GradientDifference(reason="it is zero") if math.isnan(l2) else GradientDifference(l2, allowed)
+
+    def _group(self, plan: Plan, limit_s: float) -> AbstractContextManager[Ranks]:
+        return self.launch.group(limit_s, in_rows=any(member.needs_rows(plan) for member in members()))
 
     def _gradient(self, plan: Plan, batch: Batch, ranks: Ranks | None) -> tuple[torch.Tensor, float]:
         """Returns the sketch of the gradient of a batch, and by how much rounding may change it."""
@@ -365,7 +367,7 @@ class LeadingBench(RankBench):
         said: list[Any] | None = None
         try:
             self._note_places(plan)
-            with self.launch.group(limit_s, in_rows=needs_rows(plan)) as self._ranks:
+            with self._group(plan, limit_s) as self._ranks:
                 outcome = super()._evaluated(plan, purpose, terms)
                 if outcome.measured:  # the followers may still be in the last collective
                     number = self.launch.command("close")
@@ -468,7 +470,7 @@ class FollowingBench(RankBench):
         """Runs the steps of a plan that the leader announces, and says what came of it."""
         closed, failure, peaks = None, None, list[Memory]()
         try:
-            with self.launch.group(limit_s, in_rows=needs_rows(plan)) as self._ranks:
+            with self._group(plan, limit_s) as self._ranks:
                 closed = self._ran(plan, peaks)
         except (KeyboardInterrupt, RanksLost):
             raise
