@@ -54,6 +54,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     max_global_batch_size: int | None = None,
     memory_budget: int | float | str | None = None,
     time_budget: float | str | None = TIME_BUDGET,
+    prove: float | str | None = None,
     numerics: Literal["exact", "mixed", "any"] = "mixed",
     strategies: Sequence[str] | None = None,
     without: Sequence[str] = (),
@@ -101,6 +102,9 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             margin.
         time_budget: limit for the whole search: seconds, or a text such as "5min". None searches as long as it pays.
             The best plan that is proven by then is the answer.
+        prove: seconds, or a text such as "5min", for which the answer runs once more at the end, on batches as they
+            come, while its memory is watched; not a part of `time_budget`. `fit.answer.long_proof` says what it showed,
+            and a caveat if memory grew or a step failed. None for no such run.
         numerics: "exact" keeps the arithmetic. "mixed" also tries tf32, bf16 and fp16 autocast, and packing, each
             checked against the float32 gradient on your batch; this is a smoke test and says nothing about convergence.
             "any" also keeps techniques that change the result, such as another order of the samples; the plan and the
@@ -151,7 +155,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         DevicePoisoned: the device stopped responding. The study keeps all finished trials.
         RestoreError: something could not be restored.
     """
-    clock = Clock(limit_s=parse_time(time_budget))
+    clock, prove_s = Clock(limit_s=parse_time(time_budget)), parse_time(prove) or 0.0
     workload = Workload(
         model=model,
         loader=loader,
@@ -180,7 +184,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         cold=planned_steps is not None,
     )
     title, command = type(model).__name__, tuning_call(tune, locals())
-    asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
+    asked = Request(clock.limit_s, None, study, searcher, planned_steps=planned_steps, seed=seed, prove_s=prove_s)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
     terms = Terms(loss_fn, step_fn, optimizer, update_fn)
     try:

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from autofit import locks
 from autofit.core.answer import Answer
-from autofit.core.briefing import Examiner, Options
+from autofit.core.briefing import LONG_PROOF, Examiner, Options
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError, BudgetSpent, from_record, to_record
+from autofit.core.errors import AutofitError, BudgetSpent, UsageError, from_record, to_record
 from autofit.devices.base import Device
 from autofit.failures.evidence import named_error
 from autofit.probing.compile_cache import private_cache
@@ -53,6 +53,8 @@ def search_in_process(
         AutofitError: see `autofit.tune`.
     """
     if rank_count() > 1:
+        if request.prove_s:
+            raise UsageError("found prove on several ranks; expected none: a long proof has one process. Leave it out.")
         return search_on_ranks(workload, chosen, options, request, clock, progress, followers)
     watch = Watchdog(clock)
     with ExitStack() as held:
@@ -211,7 +213,9 @@ def _searched(
         results.append(event.result or results[-1])
 
     with bench.backstop, bench, watched(progress, bench.briefing, request, clock, watch) as listen:
-        found = search(bench, request, [listen, *followers, heartbeat(watch), keep], clock, examine)
+        endure = partial(bench.examine, Examiner(function=LONG_PROOF, seconds=request.prove_s))
+        heard = [listen, *followers, heartbeat(watch), keep]
+        found = search(bench, request, heard, clock, examine, endure if request.prove_s else None)
     if bench.changed:
         note = f"changed while tuning, and could not be restored: {', '.join(bench.changed)}"
         found = found.model_copy(update={"caveats": (note, *found.caveats)})

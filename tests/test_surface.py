@@ -28,8 +28,8 @@ FLAGS = {
     "tune": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-global-batch", "--max-grad-norm",
         "--memory", "--mode", "--nproc", "--numerics", "--objective", "--only", "--output", "--planned-steps",
-        "--quiet", "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track", "--trials",
-        "--without", "-h", "-o", "-q", "TARGET",
+        "--prove", "--quiet", "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track",
+        "--trials", "--without", "-h", "-o", "-q", "TARGET",
     ],
     "run": [
         "--force", "--global-batch", "--help", "--max-global-batch", "--max-grad-norm", "--memory", "--numerics",

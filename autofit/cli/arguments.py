@@ -97,6 +97,10 @@ _NPROC = (
     "number of processes that train together, each on a device of its own: torchrun starts them, and the code runs in "
     "each. The layout is searched too. Under torchrun, the processes that it has started are used (default: 1)"
 )
+_PROVE = (
+    "run the answer for this time at the end, on batches as they come, and watch its memory: 5min. It is not a part of "
+    "--time (default: no such run)"
+)
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "target": {"metavar": "TARGET", "help": f"{_FUNCTION}, as for tune"},
@@ -126,6 +130,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
         "default": "5min",
         "help": "time for the whole search: 90s, 1h, or none for as long as it pays (default: %(default)s)",
     },
+    "--prove": {"metavar": "TIME"},
     "--device": {"metavar": "NAME", "help": "cuda, cuda:1, cpu (default: the best that is available)"},
     "--numerics": {"choices": ("exact", "mixed", "any"), "help": _NUMERICS},
     "--without": {"metavar": "A,B"},
@@ -193,6 +198,7 @@ def tune(parser: argparse.ArgumentParser) -> None:
     _add(training, "--planned-steps", "--max-grad-norm", "--mode", "--arg")
     budget = parser.add_argument_group("budget")
     _add(budget, "--memory", "--time")
+    _add(budget, "--prove", help=_PROVE)
     budget.add_argument("--trials", type=count, metavar="N", help="maximum number of probes (default: no limit)")
     search = parser.add_argument_group("search")
     _add(search, "--device")

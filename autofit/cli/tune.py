@@ -13,7 +13,7 @@ from autofit.cli import values
 from autofit.cli.outcome import INTERRUPTED, say, terminable
 from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
-from autofit.core.briefing import DOCTOR, Examiner, Options
+from autofit.core.briefing import DOCTOR, LONG_PROOF, Examiner, Options
 from autofit.core.budget import Clock
 from autofit.core.environment import launched_ranks
 from autofit.core.errors import AutofitError, PlanFileError
@@ -131,7 +131,9 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
         with watched(shown, bench.briefing, request, clock, watch) as listen:
             words = ["doctor", target.name, *(word for each in given.arg for word in ("--arg", each))]
             examine = partial(bench.examine, Examiner(function=DOCTOR, more=f"`{command_line(words)}`"))
-            answer = search(bench, request, [listen, *followers, heartbeat(watch)], clock, examine)
+            endure = partial(bench.examine, Examiner(function=LONG_PROOF, seconds=request.prove_s))
+            heard = [listen, *followers, heartbeat(watch)]
+            answer = search(bench, request, heard, clock, examine, endure if request.prove_s else None)
             return answer, bench.briefing.evaluates
 
 
@@ -158,6 +160,7 @@ def _request(given: argparse.Namespace) -> Request:
         title=given.target,
         command=command_line(given.words),
         plan_file=given.output or "",
+        prove_s=parse_time(given.prove) or 0.0,
     )
 
 

@@ -73,6 +73,10 @@ class Candidate(Strict):
     on_front: bool = False
 
 
+HELD = "held"
+"""How the result of a long proof begins if nothing grew and no step failed."""
+
+
 class Answer(Strict):
     """The chosen plan with its proof. Written to the plan file, read back by `autofit.load`.
 
@@ -89,6 +93,8 @@ class Answer(Strict):
             if it is `on_front`, are the Pareto front of throughput against memory.
         strategies: what the strategies do whose values differ between `plan` and the baseline.
         untried: why only the baseline could be measured, and what would help, without a full stop; "" if another was.
+        long_proof: what a run of minutes has shown, see `autofit.tune(prove=...)`. It begins with `HELD` if the plan
+            held; "" if there was none.
         caveats: notes to read before using the plan, the most important first.
         refused: strategies and knob values left out of the search, with the reason.
         budget: the limits of the search.
@@ -117,6 +123,7 @@ class Answer(Strict):
     alternatives: tuple[Candidate, ...] = ()
     strategies: tuple[StrategyRecord, ...] = ()
     untried: str = ""
+    long_proof: str = ""
     caveats: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     budget: Budget

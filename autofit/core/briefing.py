@@ -12,9 +12,10 @@ from autofit.core.space import SpaceFacts
 from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
-Layout = Literal["replicated", "optimizer", "full"]
-"""What each of several ranks has: everything; also, but a part of the optimizer state; a part of everything."""
-DOCTOR = "autofit.doctor.in_tune:finding"
+Layout = Literal["replicated", "optimizer", "full", "hybrid"]
+"""What each of several ranks has: everything; also, but a part of the optimizer state; a part of everything; that
+in rows of ranks, which replicate it."""
+DOCTOR, LONG_PROOF = "autofit.doctor.in_tune:finding", "autofit.doctor.long_proof:lasted"
 """Name of the function with which the doctor examines the answer. A search imports it no sooner."""
 
 
@@ -38,10 +39,12 @@ class Examiner(Strict):
     Attributes:
         function: such as `DOCTOR`: "module:function", with the arguments of that one.
         more: the command or the call that says more, for the text.
+        seconds: for how long it runs steps on batches as they come; 0 for a few steps on the worst batch.
     """
 
     function: str
-    more: str
+    more: str = ""
+    seconds: float = 0.0
 
 
 class Briefing(Strict):

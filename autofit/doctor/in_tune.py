@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from autofit.core.briefing import Examiner
 from autofit.devices.base import Device
 from autofit.doctor.diagnose import observed, roots_of
 from autofit.doctor.diagnosis import Diagnosis, Finding
@@ -24,7 +25,9 @@ BRIEF = Scope(steps=3, runs=False)
 """Fewer steps than the doctor's. Growth, which takes more to see, is not what is looked for."""
 
 
-def finding(workload: Workload, device: Device, step: TrainStep, batch: Callable[[], StepBatch], more: str) -> str:
+def finding(
+    workload: Workload, device: Device, step: TrainStep, batch: Callable[[], StepBatch], examiner: Examiner
+) -> str:
     """Returns the largest finding in the steps of a plan, in a sentence; "" if none takes much of the peak.
 
     No step runs with a change. Nothing is found while something else is observed in this process.
@@ -34,7 +37,7 @@ def finding(workload: Workload, device: Device, step: TrainStep, batch: Callable
         device: where it is trained.
         step: the train step of the plan.
         batch: makes the batch of a step.
-        more: the command or the call that says more.
+        examiner: names the command or the call that says more.
     """
     if not ALONE.acquire(blocking=False):
         return ""
@@ -42,7 +45,7 @@ def finding(workload: Workload, device: Device, step: TrainStep, batch: Callable
         undo.callback(ALONE.release)
         session = Session("", partial(roots_of, workload), [step.model], device, scope=BRIEF)
         undo.callback(session.close)
-        return sentence(observed(session, step, batch), more)
+        return sentence(observed(session, step, batch), examiner.more)
 
 
 def sentence(found: Diagnosis, more: str) -> str:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
@@ -369,17 +370,20 @@ class LocalBench:
         module, _, name = examiner.function.partition(":")
         function = getattr(importlib.import_module(module), name)
         device, source, parts = self.device, self._batches.source(plan), min(plan.accumulation_steps, MOST_PARTS)
+        drawn = source.fresh(plan.micro_batch_size, 0)
         self._make_ready()
         with self._build(plan) as step:
 
             def batch() -> StepBatch:
                 self._beat("step")
+                if examiner.seconds:
+                    return StepBatch.alike(list(islice(drawn, plan.accumulation_steps)))
                 return StepBatch.alike([source.worst(plan.micro_batch_size) for _ in range(parts)])
 
             free = device.is_host or not self._options.enforce
             most_bytes = self.briefing.budget.memory_bytes
             with nullcontext() if free else device.limit(most_bytes, partial(static_bytes, step)):
-                return str(function(self.workload, device, step, batch, examiner.more))
+                return str(function(self.workload, device, step, batch, examiner))
 
     def trace(self, plan: Plan, limit_s: float = math.inf) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.

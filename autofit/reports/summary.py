@@ -7,7 +7,7 @@ one summary are on one scale, a gain has its interval, and an estimate without b
 from collections.abc import Iterator
 from itertools import chain
 
-from autofit.core.answer import Answer, Candidate
+from autofit.core.answer import HELD, Answer, Candidate
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, format_duration, short_number
@@ -93,6 +93,8 @@ def _headline(r: Answer, width: int) -> list[Line]:
     rate = contradicting_rate(r)
     speed = "" if rate is None else f", at {short_number(rate)} {r.objective.unit}/s"
     proven = f"Proven by {counted(r.proof.worst_steps, 'whole step')} on the worst batch, inside the budget{speed}."
+    if r.long_proof.startswith(HELD):
+        proven += f" It {r.long_proof}."
     return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(proven, width))]
 
 

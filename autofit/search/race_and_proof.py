@@ -10,6 +10,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_duration
 from autofit.search.answers import CUT_OFF, is_proven
 from autofit.search.choice import FrontPoint, choose, finalists, front, measurement_of, quotient, ranked
 from autofit.search.common_scale import CommonScale
@@ -164,7 +165,7 @@ class Final:
         self._failed: list[Trial] = []
         self._caveats: list[str] = []
         self._passed_over: dict[str, list[str]] = {}
-        self._examined = ""
+        self._examined = self._endured = ""
 
     def settle(self) -> None:
         """Races the finalists and proves the winner, while there is time: the answer afterwards is the result.
@@ -184,6 +185,17 @@ class Final:
         if limit_s <= self._ledger.left_s():
             self._runner.say("stage", f"looking at the steps of {self._runner.named(answer.plan)}")
             self._examined = examine(answer.plan, limit_s)
+
+    def endure(self) -> None:
+        """Runs the answer for a long time. The time for the search does not count meanwhile."""
+        answer, tuning = self._answers.best, self._tuning
+        if tuning.endure is None or answer is None or not is_proven(answer):
+            return
+        for_s = format_duration(tuning.prove_s)
+        self._runner.say("stage", f"running {self._runner.named(answer.plan)} for {for_s}: the long proof")
+        limit_s = tuning.prove_s + self._ledger.examination_s(measurement_of(answer))
+        with tuning.clock.extended(limit_s):
+            self._endured = tuning.endure(answer.plan, limit_s) or f"not finished within {format_duration(limit_s)}"
 
     def findings(self) -> Findings:
         """Returns the result: the answer, and why it was chosen."""
@@ -226,6 +238,7 @@ class Final:
             allowed=self._checks.allowed,
             answers=tuple(self._answers.log),
             examined=self._examined,
+            long_proof=self._endured,
         )
 
     def _able(self) -> list[Trial]:

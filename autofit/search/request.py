@@ -84,6 +84,7 @@ class Request:
         isolated: whether plans run in a process that is replaced when its device is poisoned.
         title: what is tuned, for reports.
         command: the command or call that started the search, without secrets.
+        prove_s: seconds for which the answer runs once more at the end, beyond the time for the search; 0 for no time.
         plan_file: plan file beside which trainings may have left records; "" for none.
 
     Raises:
@@ -100,6 +101,7 @@ class Request:
     isolated: bool = False
     title: str = ""
     command: str = ""
+    prove_s: float = 0.0
     plan_file: str = ""
 
     def __post_init__(self) -> None:
@@ -206,6 +208,8 @@ class Tuning:
         noise_ratio: standard deviation of the ratio of two separate probes on this device, beyond their own spread.
         check: checks the gradient of a plan that is about to become the answer; None: every plan passes.
         examine: looks at the steps of the answer once it is proven; None: nothing does.
+        endure: runs the answer for a long time after that, and says what its memory did; None: nothing does.
+        prove_s: seconds of that.
         checked_as: digest of what verdicts hold for: workload, device and versions.
     """
 
@@ -225,6 +229,8 @@ class Tuning:
     noise_ratio: float = DISTURBED_NOISE_RATIO
     check: Check | None = None
     examine: Examine | None = None
+    endure: Examine | None = None
+    prove_s: float = 0.0
     checked_as: str = ""
 
 
@@ -260,3 +266,4 @@ class Findings:
     allowed: tuple[str, ...] = ()
     answers: tuple[Answered, ...] = ()
     examined: str = ""
+    long_proof: str = ""

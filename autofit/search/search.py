@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autofit import estimators, locks
-from autofit.core.answer import Answer
+from autofit.core.answer import HELD, Answer
 from autofit.core.briefing import Briefing, GateRecord, Options
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import WEIGHING
@@ -189,11 +189,12 @@ def search(
     listen: Sequence[Listen] = (),
     clock: Clock | None = None,
     examine: Examine | None = None,
+    endure: Examine | None = None,
 ) -> Answer:
     """Searches the space of a bench and returns the proven answer.
 
     The `clock` runs since the call began, so that the time for opening the bench counts. `examine` looks at the steps
-    of the answer of a training.
+    of the answer of a training, and `endure` runs it for `request.prove_s`.
 
     Raises:
         AutofitError: see `run` and `autofit.study.Study`.
@@ -224,7 +225,7 @@ def search(
             study.notes = (*notes, *study.notes)
             splits.forget(files, trainings)
         opened.callback(study.close)
-        return _search(bench, request, study, clock, tell_all, examine)
+        return _search(bench, request, study, clock, tell_all, (examine, endure))
 
 
 def _opened(location: str | Path, name: str, briefing: Briefing, objective: Objective) -> Study:
@@ -276,6 +277,7 @@ def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Fi
         final = Final(loop)
         final.settle()
         final.examine()
+        final.endure()
     except (KeyboardInterrupt, AutofitError) as error:
         loop.answers.fall_back()
         # On a poisoned device of this process nothing can be put back, so that the user has no model to train any more.
@@ -287,7 +289,12 @@ def run(tuning: Tuning, began: Callable[[Loop], None] = lambda loop: None) -> Fi
 
 
 def _search(
-    bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen, examine: Examine | None
+    bench: Bench,
+    request: Request,
+    study: Study,
+    clock: Clock,
+    listen: Listen,
+    looks: tuple[Examine | None, Examine | None],
 ) -> Answer:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
@@ -300,7 +307,8 @@ def _search(
     made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
     recorder = EvidenceRecorder(asked(briefing, budget, request, study.notes), study.note, made, listen)
     tuning = _tuning(bench, budget, request, study, clock, made, recorder)
-    tuning.examine = None if briefing.environment.is_inference else examine
+    tuning.prove_s = request.prove_s
+    tuning.examine, tuning.endure = (None, None) if briefing.environment.is_inference else looks
     try:
         findings = run(tuning, recorder.follow)
     except AutofitError as error:
@@ -359,6 +367,8 @@ def _answer(findings: Findings, briefing: Briefing, tuning: Tuning, request: Req
     estimating = [estimator.caveat for estimator in tuning.estimators if estimator.caveat]
     caveats = [*_caveats(findings, briefing, tuning.clock), *study.notes, *briefing.caveats, *estimating]
     caveats += [findings.examined] if findings.examined else []
+    if findings.long_proof and not findings.long_proof.startswith(HELD):
+        caveats.insert(0, f"the long proof: {findings.long_proof}")
     environment, outcome = briefing.environment, findings.baseline.outcome
     if findings.weighing:
         settings = {**environment.settings, WEIGHING: findings.weighing}
@@ -373,6 +383,7 @@ def _answer(findings: Findings, briefing: Briefing, tuning: Tuning, request: Req
         rate_per_s=findings.rate_per_s,
         strategies=tuple(_strategies(findings, briefing)),
         untried=findings.untried,
+        long_proof=findings.long_proof,
         alternatives=findings.alternatives,
         caveats=tuple(dict.fromkeys(caveats)),
         refused=(*findings.refused, *briefing.space.refused),

@@ -28,6 +28,25 @@ def test_the_answer_is_examined_once_after_its_proof() -> None:
     assert bench.runs[-1] == (findings.plan, Purpose.PROOF)
 
 
+def test_the_long_proof_comes_last_and_gets_time_of_its_own() -> None:
+    bench, asked = calm(), list[tuple[str, float]]()
+    clock = Clock(bench.time, limit_s=1e4)
+
+    def endure(plan: Plan, limit_s: float) -> str:
+        asked.append((str(plan), limit_s))
+        assert clock.left_s > 1e5
+        return "held for long"
+
+    tuning = tuning_of(bench, clock=clock, examine=lambda plan, limit_s: "", endure=endure, prove_s=1e5)
+    findings = run(tuning)
+    assert findings.long_proof == "held for long"
+    assert asked == [(str(findings.plan), 1e5 + Ledger(tuning).examination_s(findings.proof))]
+    assert clock.limit_s == pytest.approx(1e4)
+    silent = run(tuning_of(calm(), endure=lambda plan, limit_s: "", prove_s=2.0))
+    assert silent.long_proof.startswith("not finished within ")
+    assert run(tuning_of(calm())).long_proof == ""
+
+
 def test_what_was_found_is_the_last_caveat_of_a_training() -> None:
     bench = small_bench()
     for environment, expected in (({}, True), ({"mode": "inference"}, False)):
