@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autofit.core.errors import ClockError
@@ -77,19 +76,6 @@ class Clock:
     def left_s(self) -> float:
         """Seconds left of the budget: negative after its end, infinity without a budget."""
         return math.inf if self.limit_s is None else self.limit_s - self.elapsed_s
-
-    @contextmanager
-    def extended(self, by_s: float) -> Iterator[None]:
-        """Adds the time that is spent inside, up to `by_s` seconds, to the time budget."""
-        before_s, began_s = self.limit_s, self.elapsed_s
-        if before_s is None:
-            yield
-            return
-        self.limit_s = max(before_s, began_s) + by_s
-        try:
-            yield
-        finally:
-            self.limit_s = before_s + min(self.elapsed_s - began_s, by_s)
 
     def patience_s(self) -> float:
         """Returns how many seconds a run that begins now may take before it is stopped; infinity without a budget."""

@@ -5,8 +5,11 @@ run of its probe, so what is known is the answer at any moment.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 
+from autofit.core.budget import Clock
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
 from autofit.search.request import Tuning
@@ -83,3 +86,15 @@ class Ledger:
     def _beside_s(self) -> float:
         """Returns the seconds that a run takes beside its steps."""
         return median(self._fixed_s) if self._fixed_s else self.probe_s()
+
+
+@contextmanager
+def extended(clock: Clock, by_s: float) -> Iterator[None]:
+    """Adds the time that is spent inside, up to `by_s` seconds, to the time budget of a clock."""
+    before_s, began_s = clock.limit_s, clock.elapsed_s
+    if before_s is not None:
+        clock.limit_s = max(before_s, began_s) + by_s
+    try:
+        yield
+    finally:
+        clock.limit_s = None if before_s is None else before_s + min(clock.elapsed_s - began_s, by_s)

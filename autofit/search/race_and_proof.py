@@ -16,6 +16,7 @@ from autofit.search.choice import FrontPoint, choose, finalists, front, measurem
 from autofit.search.common_scale import CommonScale
 from autofit.search.evidence import BLOCK_CUT_OFF, BLOCK_FAILED, NOT_SETTLED, PROOF_CUT_OFF, PROOF_FAILED, Placing
 from autofit.search.explanations import Explanations, failed_in_race
+from autofit.search.ledger import extended
 from autofit.search.loop import Loop
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, run_race
@@ -194,7 +195,7 @@ class Final:
         for_s = format_duration(tuning.prove_s)
         self._runner.say("stage", f"running {self._runner.named(answer.plan)} for {for_s}: the long proof")
         limit_s = tuning.prove_s + self._ledger.examination_s(measurement_of(answer))
-        with tuning.clock.extended(limit_s):
+        with extended(tuning.clock, limit_s):
             self._endured = tuning.endure(answer.plan, limit_s) or f"not finished within {format_duration(limit_s)}"
 
     def findings(self) -> Findings:

@@ -64,19 +64,3 @@ def test_after_the_end_nothing_may_run_but_the_overtime_remains(source: Source) 
     source.seconds += 100
     assert clock.patience_s() == 0.0
     assert clock.closing_s() == OVERTIME_RATIO * 60 + OVERTIME_S - PROCESS_S
-
-
-def test_time_that_is_added_for_a_while_does_not_count() -> None:
-    now = [0.0]
-    clock = Clock(lambda: now[0], limit_s=10.0)
-    now[0] = 8.0
-    with clock.extended(5.0):
-        assert clock.left_s == 7.0
-        now[0] = 11.0
-    assert clock.left_s == 2.0
-    with clock.extended(5.0):
-        now[0] = 21.0
-    assert clock.left_s == -3.0
-    free = Clock(lambda: now[0])
-    with free.extended(5.0):
-        assert free.limit_s is None

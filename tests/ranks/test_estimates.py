@@ -146,7 +146,7 @@ def test_a_model_that_is_divided_already_is_refused() -> None:
 def test_a_card_that_is_not_here() -> None:
     found = estimate(8, device="H100 SXM", memory_budget=None)
     assert found.environment.device_name == "NVIDIA H100 80GB HBM3"
-    assert [row.name for row in found.rows] == ["layout=replicated", "layout=optimizer", "layout=full"]
+    assert [row.name for row in found.rows] == ["layout=replicated", "layout=optimizer", "layout=full", "layout=hybrid"]
     assert all(row.largest is not None and not row.reason for row in found.rows)
     assert any("NCCL" in caveat for caveat in found.caveats)
     assert found.breakdown.reserved_bytes is not None

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from autofit.core.budget import Budget
+from autofit.core.budget import Budget, Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from autofit.search.ledger import BLOCK_STEPS, PROOF_STEPS, RUNAWAY_RATIO, RUNAWAY_S, Ledger
+from autofit.search.ledger import BLOCK_STEPS, PROOF_STEPS, RUNAWAY_RATIO, RUNAWAY_S, Ledger, extended
 from tests.fakes import FakeBench, tuning_of
 from tests.search.listed import calm
 
@@ -56,3 +56,19 @@ def test_the_first_check_is_tried_at_any_time_and_later_ones_are_charged_like_th
     ledger.checked(9.0)
     ledger.checked(5.0)
     assert ledger.check_s() == 9.0
+
+
+def test_time_that_is_added_for_a_while_does_not_count() -> None:
+    now = [0.0]
+    clock = Clock(lambda: now[0], limit_s=10.0)
+    now[0] = 8.0
+    with extended(clock, 5.0):
+        assert clock.left_s == 7.0
+        now[0] = 11.0
+    assert clock.left_s == 2.0
+    with extended(clock, 5.0):
+        now[0] = 21.0
+    assert clock.left_s == -3.0
+    free = Clock(lambda: now[0])
+    with extended(free, 5.0):
+        assert free.limit_s is None
