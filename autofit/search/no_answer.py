@@ -54,8 +54,8 @@ def users_fault(
         return UserCodeError(why, found.outcome.traceback_text)
     if found is not None and len({t.plan.key for t in failed}) > 1:
         return _user_code(found, len(failed), baseline)
-    own = [t for t in trials if t.plan.combination == baseline.combination]
-    unclear = {t.plan.key: t for t in own if t.outcome.status is Status.AMBIGUOUS and fits(t.plan)}
+    same = [t for t in trials if t.plan.combination == baseline.combination]
+    unclear = {t.plan.key: t for t in same if t.outcome.status is Status.AMBIGUOUS and fits(t.plan)}
     if len(unclear) > 1 and not any(t.outcome.measured for t in trials):
         return _user_code(next(iter(unclear.values())), len(unclear), baseline)
     return None
