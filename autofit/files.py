@@ -99,3 +99,8 @@ def write_atomically(target: Path, data: bytes) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+def is_mine(found: os.stat_result) -> bool:
+    """Returns whether a file belongs to this user or to the administrator, as far as the platform knows owners."""
+    return not hasattr(os, "geteuid") or found.st_uid in (os.geteuid(), 0)

@@ -364,6 +364,7 @@ def test_a_plan_over_the_budget_is_not_recommended() -> None:
     assert all(e.trial.plan.micro_batch_size < 256 for e in events if e.trial is not None)  # estimated, not tried
 
 
+@pytest.mark.fault("F32")
 def test_one_dataset_length_is_the_largest_batch() -> None:
     fit = tune(targets.mlp(), DataLoader(TensorDataset(torch.randn(24, 8), torch.randint(0, 4, (24,))), batch_size=8))
     assert max(c.plan.micro_batch_size for c in (fit.baseline, *fit.alternatives)) <= 24

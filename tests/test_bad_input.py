@@ -81,12 +81,14 @@ LOADERS = [
 
 
 @pytest.mark.parametrize(("loader", "said"), LOADERS, ids=[f"{at}-{said}" for at, (_, said) in enumerate(LOADERS)])
+@pytest.mark.fault("F31")
 def test_a_loader_that_gives_no_batches_is_refused(loader: Any, said: str) -> None:
     message = refused(WorkloadError, targets.mlp(), loader)
     assert any(part in message for part in said.split("|")), message
     assert "expected" in message
 
 
+@pytest.mark.fault("F29")
 def test_a_one_shot_iterator_is_not_consumed() -> None:
     batches = iter([(torch.randn(8, 8), torch.zeros(8).long())] * 3)
     refused(WorkloadError, targets.mlp(), batches)
@@ -117,6 +119,7 @@ class Failing(nn.Module):
 
 
 @pytest.mark.parametrize("after", [0, 10])
+@pytest.mark.fault("F06")
 def test_a_model_that_fails_at_every_size_shows_its_own_error(after: int) -> None:
     model = Failing(after)
     with pytest.raises(UserCodeError) as raised:
@@ -147,6 +150,7 @@ def test_a_loss_that_cannot_be_inferred_says_what_to_pass() -> None:
     assert "step_fn" in message
 
 
+@pytest.mark.fault("F35")
 def test_a_budget_below_the_model_itself_fits_nothing() -> None:
     message = refused(NothingFits, targets.mlp(), targets.vectors(), memory_budget="1000B")
     assert "1000 B" in message
@@ -154,6 +158,7 @@ def test_a_budget_below_the_model_itself_fits_nothing() -> None:
     assert "Give more memory" in message
 
 
+@pytest.mark.fault("F35")
 def test_a_budget_below_one_sample_fits_nothing() -> None:
     wide = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4))
     data = TensorDataset(torch.randn(8, 64, 256, 8), torch.randint(0, 4, (8,)))
@@ -197,6 +202,7 @@ def test_a_global_batch_that_is_no_size_is_refused(size: Any, error: type[Autofi
     assert "global_batch_size" in refused(error, targets.mlp(), targets.vectors(), global_batch_size=size)
 
 
+@pytest.mark.fault("F32")
 def test_a_global_batch_larger_than_the_data_set_is_warned_of() -> None:
     fit = tune(targets.mlp(), targets.vectors(64), global_batch_size=128)
     assert fit.plan.global_batch_size == 128
@@ -254,6 +260,7 @@ def test_an_optimizer_over_another_model_is_said() -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.fault("F44")
 def test_a_loss_that_is_not_finite_is_the_users_to_see(value: float) -> None:
     def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
         loss: torch.Tensor = model(batch[0]).sum() * value
@@ -356,6 +363,7 @@ def test_ctrl_c_while_opening_leaves_no_trace(at: int, tmp_path: Path, monkeypat
     assert ctrl_c.calls > at
 
 
+@pytest.mark.fault("F56")
 def test_ctrl_c_in_a_probe_keeps_the_finished_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate, runs = LocalBench.evaluate, list[Purpose]()
 
@@ -398,6 +406,7 @@ def test_ctrl_c_in_race_or_proof_keeps_all_trials(
 
 @pytest.mark.parametrize("name", ["begin", "finish"])
 @pytest.mark.parametrize("after", [False, True])
+@pytest.mark.fault("F56")
 def test_ctrl_c_while_a_trial_is_written_leaves_a_study_that_can_be_used(
     name: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_the_draft_of_a_private_file_is_private_from_the_start(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.fault("F54")
 def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

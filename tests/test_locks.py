@@ -36,6 +36,7 @@ def holding(key: str = "cpu") -> subprocess.Popen[str]:
     return child
 
 
+@pytest.mark.fault("F55")
 def test_f55_the_second_is_told_who_holds_it_and_gives_up_in_time() -> None:
     said: list[str] = []
     with holding() as child:
@@ -53,6 +54,7 @@ def test_f55_the_second_is_told_who_holds_it_and_gives_up_in_time() -> None:
         child.communicate("\n")
 
 
+@pytest.mark.fault("F55")
 def test_f55_a_lock_is_free_after_kill_9_and_after_its_holder_ends() -> None:
     for kill in (True, False):
         with holding() as child:
@@ -110,6 +112,7 @@ def test_without_flock_it_is_said_once_and_nothing_is_held(monkeypatch: pytest.M
     assert said == ["the CPU cannot be locked here (no flock on this platform): do not run two tuners on it at once"]
 
 
+@pytest.mark.fault("F60")
 def test_f60_a_directory_of_locks_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     path = locks.directory()
     assert path.stat().st_mode & 0o777 == 0o700

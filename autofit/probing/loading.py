@@ -25,7 +25,8 @@ from autofit.core.outcome import Outcome
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
 from autofit.devices.host_memory import available, kib_line
-from autofit.failures.evidence import named_error
+from autofit.failures.classify import classify
+from autofit.failures.evidence import collect, named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.torch_internals import handles_child_signal
 from autofit.workloads.batches import BatchSource
@@ -166,7 +167,7 @@ class LoaderTrials:
         except Overdue:
             reason = f"not measured within {format_duration(left_s)}"
         except Exception as error:  # noqa: BLE001  # the user's data set, in a worker or while it is sent to one
-            reason = named_error(error)
+            reason = classify(collect(error, phase="fetch")).reason
         return LoadingTrial(workers=workers, reason=reason)
 
     def _measured(self, workers: int, left_s: float) -> LoadingTrial:

@@ -134,9 +134,11 @@ def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typica
     """
     if not lap.steps_s:
         return overflows(lap.skipped)
-    if not all(map(math.isfinite, lap.steps_s)) or median(lap.steps_s) <= 0:
+    before_s = [] if worst is None else worst.steps_s
+    if not all(map(math.isfinite, (*before_s, *lap.warmup_s, *lap.steps_s))) or median(lap.steps_s) <= 0:
+        took = ", ".join(f"{seconds:g}" for seconds in (*before_s, *lap.warmup_s, *lap.steps_s))
         raise ClockError(
-            f"the clock is broken: steps took {', '.join(f'{s:g}' for s in lap.steps_s[:3])} s; expected more than 0. "
+            f"the clock is broken: steps took {took} s; expected more than 0. "
             "time.perf_counter is faulty or was replaced (by a mock or freezegun): tune without the replacement."
         )
     worst = worst or WorstBatchResult(samples=0, wanted=0)

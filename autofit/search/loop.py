@@ -179,12 +179,17 @@ class Loop:
         self._look(plan, alone)
         trial = self._screened(plan)
         self._learn(trial)
-        self.runner.check_for_users_fault()
+        self.runner.check_for_users_fault(self._surely_fits)
         self.answers.consider(trial)
         if len(self.checks.refused) != self._refused:  # plans with these values cannot be the answer any more
             self._refused = len(self.checks.refused)
             self._searcher.leave_out(lambda plan: bool(self.checks.refusal(plan)))
         return trial
+
+    def _surely_fits(self, plan: Plan) -> bool:
+        estimate = self.feasibility.estimate(plan)
+        upper_bytes = None if estimate is None else estimate.upper_bytes
+        return upper_bytes is not None and upper_bytes <= self._tuning.budget.memory_bytes
 
     def _outcome_of_baseline(self) -> Trial:
         """Returns a trial of the baseline, for which the searcher did not ask."""

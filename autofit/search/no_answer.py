@@ -1,7 +1,7 @@
 """The error that ends a search without an answer."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -31,11 +31,14 @@ _ERROR_LINE = re.compile(
 )
 
 
-def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
+def users_fault(
+    trials: Sequence[Trial], baseline: Plan, fits: Callable[[Plan], bool] = lambda plan: False
+) -> UserCodeError | None:
     """Returns the error that makes further probes pointless, by the trials of this run; None if there is none.
 
     That is so if the baseline gives no loss, or one that is not finite, or if the user's code fails with the baseline
-    and with another plan. A failure of one combination alone only drops that combination.
+    and with another plan. A failure of one combination alone only drops that combination. So it also is if the baseline
+    fails ambiguously at two sizes that surely fit, by `fits`, and nothing ran: memory is then not the reason.
     """
     runs = [t for t in trials if t.plan == baseline]
     if runs and runs[-1].outcome.status is Status.NUMERIC:
@@ -51,6 +54,10 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
         return UserCodeError(why, found.outcome.traceback_text)
     if found is not None and len({t.plan.key for t in failed}) > 1:
         return _user_code(found, len(failed), baseline)
+    same = [t for t in trials if t.plan.combination == baseline.combination]
+    unclear = {t.plan.key: t for t in same if t.outcome.status is Status.AMBIGUOUS and fits(t.plan)}
+    if len(unclear) > 1 and not any(t.outcome.measured for t in trials):
+        return _user_code(next(iter(unclear.values())), len(unclear), baseline)
     return None
 
 

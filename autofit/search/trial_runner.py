@@ -220,13 +220,13 @@ class TrialRunner:
         self.say("skipped", f"{self.named(plan)}: skipped, {reason}", trial=trial)
         return trial
 
-    def check_for_users_fault(self) -> None:
-        """Ends the search if the user's code fails with any plan.
+    def check_for_users_fault(self, fits: Callable[[Plan], bool] = lambda plan: False) -> None:
+        """Ends the search if the user's code fails with any plan. `fits` says which plans surely fit.
 
         Raises:
             UserCodeError: it does, or the baseline gives a loss that is not finite.
         """
-        fault = users_fault([t for t in self.trials if not t.earlier], self.baseline)
+        fault = users_fault([t for t in self.trials if not t.earlier], self.baseline, fits)
         if fault is not None:
             raise fault
 

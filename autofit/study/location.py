@@ -17,7 +17,7 @@ from autofit import locks
 from autofit.core.errors import AutofitError, StorageError, StudyError, UsageError
 from autofit.core.printable import redacted
 from autofit.core.units import format_bytes
-from autofit.files import head_of
+from autofit.files import head_of, is_mine
 
 DEFAULT_DIRECTORY = ".autofit"
 """Default directory of the study. A repository may contain one."""
@@ -168,13 +168,15 @@ def make_directory(directory: Path) -> None:
     """Creates a directory that only its owner can access, or checks an existing one.
 
     Raises:
-        StudyError: everyone could write to it, or the default directory is a symbolic link.
+        StudyError: everyone could write to it, or the default directory is a symbolic link or another user's.
     """
     missing = [step for step in (directory, *directory.parents) if not step.exists() and not step.is_symlink()]
     for step in reversed(missing):
         step.mkdir(mode=0o700, exist_ok=True)
     if directory.name == DEFAULT_DIRECTORY and directory.is_symlink():
         found = f"a symbolic link to {directory.readlink()}"
+    elif directory.name == DEFAULT_DIRECTORY and not is_mine(directory.stat()):
+        found = "a directory of another user"
     elif directory.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
         found = "a directory that everyone can write to"  # with the sticky bit, as in /tmp, they cannot rename files
     else:

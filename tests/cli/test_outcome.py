@@ -108,6 +108,7 @@ def test_what_a_real_child_refuses_has_its_exit_code(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.fault("F56")
 def test_a_signal_ends_it_with_130_the_answer_so_far_and_no_process(sign: signal.Signals, running: Running) -> None:
     running.wait_for_trials(2)
     running.process.send_signal(sign)

@@ -24,6 +24,7 @@ from tests.recorded import recorded_search
 from tests.study.samples import storage_at
 
 
+@pytest.mark.fault("F59")
 def test_control_sequences_of_a_plan_file_do_not_reach_the_terminal(remote: type[FakeRemote], run: Run) -> None:
     run("tune", "t.py", "--study", ":memory:", "--trials", "3")
     data = yaml.safe_load(Path("autofit.yaml").read_text())
@@ -106,6 +107,7 @@ def test_a_file_that_is_missing_or_no_plan_is_named(remote: type[FakeRemote], ru
         assert name in err
 
 
+@pytest.mark.fault("F59")
 def test_control_sequences_of_a_strangers_file_do_not_reach_the_terminal(remote: type[FakeRemote], run: Run) -> None:
     plans(run)
     data = yaml.safe_load(Path("other.yaml").read_text())

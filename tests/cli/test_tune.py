@@ -38,6 +38,7 @@ def test_quiet_prints_the_result_alone(remote: type[FakeRemote], run: Run) -> No
     assert out.startswith("Use ")
 
 
+@pytest.mark.fault("F58")
 def test_a_study_of_another_schema_is_refused_by_name(remote: type[FakeRemote], run: Run) -> None:
     assert run("tune", "t.py", "--study", "s.journal", "--trials", "1", "-o", "a.yaml")[0] == 0
     rewrite(Path("s.journal"), "autofit.study/1", "autofit.study/9")
@@ -206,6 +207,7 @@ def test_an_interrupt_leaves_the_terminal_whole(remote: type[FakeRemote], monkey
     assert re.sub(r"\x1b\[\d*[A-Za-z]", "", last).startswith("autofit: interrupted")
 
 
+@pytest.mark.fault("F52")
 def test_after_kill_9_the_same_command_goes_on(running: Running) -> None:
     running.wait_for_trials(2)
     running.process.kill()

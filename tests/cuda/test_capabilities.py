@@ -32,6 +32,7 @@ def shared() -> Iterator[Process]:
 
 
 @pytest.mark.phantom
+@pytest.mark.fault("F39")
 def test_memory_that_is_shared_with_the_machine_is_the_machines(shared: Process) -> None:
     read = shared.ask("read")
     assert read["capacity"] == min(80 * GIB, host_memory.capacity())

@@ -98,6 +98,7 @@ def changing(model: Any, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
+@pytest.mark.fault("F26")
 def test_a_run_leaves_no_bit_changed(purpose: Purpose, device: Device) -> None:
     model = Users()
     optimizer = adam([model.weight])
@@ -122,6 +123,7 @@ def test_a_run_leaves_no_bit_changed(purpose: Purpose, device: Device) -> None:
     assert digest_of(model, optimizer) == digest
 
 
+@pytest.mark.fault("F26")
 def test_the_devices_random_numbers_go_on_as_if_nothing_had_happened(device: Device) -> None:
     """A dropout that ran on the device moved its generator; the seed is the user's."""
     torch.cuda.manual_seed(1234)

@@ -154,6 +154,7 @@ class Hiding:
         return loss
 
 
+@pytest.mark.fault("F08")
 def test_an_out_of_memory_that_the_users_code_hides_means_that_it_does_not_fit(device: Device) -> None:
     outcome = evaluate(sized(Hiding(5000)), device, BATCHING)
     assert outcome.status is Status.OVER_BUDGET

@@ -83,6 +83,7 @@ def check(fault: Fault, device: Device, shrink: Callable[[], None], grow: Callab
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+@pytest.mark.fault("F01", "F02", "F03")
 def test_at_the_allocators_limit(fault: Fault, device: Device, cap: Cap) -> None:
     check(fault, device, lambda: cap(fault.room * MIB), lambda: cap(2048 * MIB))
 
@@ -98,6 +99,7 @@ def test_when_another_process_has_the_rest_of_the_card(fault: Fault, device: Dev
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+@pytest.mark.fault("F01", "F02", "F03")
 def test_inside_the_budget_that_is_enforced(fault: Fault, device: Device) -> None:
     """From an empty cache, as a training begins: no smaller step goes before."""
     steps = Steps()
@@ -140,6 +142,7 @@ def raising(model: nn.Module, batch: Any) -> torch.Tensor:
         raise ValueError("my model is too large for this card") from None
 
 
+@pytest.mark.fault("F08")
 def test_one_that_the_users_code_renames_is_known_by_the_allocators_counter(device: Device, cap: Cap) -> None:
     cap(500 * MIB)
     with LocalBench(sized(raising, held=80), device, FREE) as bench:
@@ -167,6 +170,7 @@ class Keeping:
             assert hidden.numel()
 
 
+@pytest.mark.fault("F13")
 def test_an_exception_that_is_kept_keeps_no_memory(device: Device, cap: Cap) -> None:
     keeping = Keeping()
     cap(500 * MIB)

@@ -86,6 +86,7 @@ def poisoned_at(striking: Striking, device: Device, purpose: Purpose = Purpose.P
 
 
 @pytest.mark.parametrize("code", STICKY)
+@pytest.mark.fault("F14")
 def test_an_error_that_stays_is_told_as_poison(code: int, device: Device, phantom: Phantom) -> None:
     outcome = poisoned_at(Striking(phantom, code=code), device)
     assert outcome.status is Status.POISONED
@@ -151,6 +152,7 @@ def test_a_search_in_this_process_ends_and_says_what_to_do(step: int, phantom: P
 
 
 @pytest.mark.parametrize("calls", range(20, 320, 12))
+@pytest.mark.fault("F14")
 def test_at_any_call_it_is_told_as_poison_with_what_was_lost(
     calls: int, phantom: Phantom, trusted_values: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +211,7 @@ def test_the_host_side_is_put_back_although_the_device_is_gone(phantom: Phantom)
     torch.cuda.set_per_process_memory_fraction(1.0)  # on the device: it could not be written
 
 
+@pytest.mark.fault("F14")
 def test_a_worker_that_was_poisoned_is_replaced(tmp_path: Path) -> None:
     orders, pids = tmp_path / "orders", tmp_path / "pids"
     orders.write_text("")
@@ -241,6 +244,7 @@ def test_the_command_ends_where_the_device_never_answers(tmp_path: Path) -> None
     [(3, Status.OUT_OF_MEMORY), (13, Status.AMBIGUOUS), (1, Status.AMBIGUOUS)],
     ids=["ALLOC_FAILED", "EXECUTION_FAILED", "NOT_INITIALIZED"],
 )
+@pytest.mark.fault("F09")
 def test_a_product_that_fails_is_no_poison(status: int, expected: Status, device: Device, phantom: Phantom) -> None:
     """cuBLAS allocates for itself: what it says when it cannot is known by its text."""
 

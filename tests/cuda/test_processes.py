@@ -75,6 +75,7 @@ def test_the_neighbours_memory_does_not_count_against_a_plan(neighbour: Process,
     assert memory["footprint_bytes"] < memory["reserved_bytes"] + CONTEXT_BYTES + 64 * MIB
 
 
+@pytest.mark.fault("F37")
 def test_a_neighbour_that_leaves_too_little_is_an_out_of_memory(neighbour: Process, tuner: Process) -> None:
     """Inside the budget, which was asked for, and not on the card: the plan is told as one that does not fit."""
     free = tuner.ask("read")["free"]
@@ -87,6 +88,7 @@ def test_a_neighbour_that_leaves_too_little_is_an_out_of_memory(neighbour: Proce
 
 
 @pytest.mark.phantom
+@pytest.mark.fault("F40")
 def test_who_cannot_be_told_apart_is_said(neighbour: Process, tuner: Process) -> None:
     neighbour.ask("hold", bytes=6 * GIB)
     (caveat,) = tuner.ask("read")["caveats"]
@@ -94,6 +96,7 @@ def test_who_cannot_be_told_apart_is_said(neighbour: Process, tuner: Process) ->
 
 
 @pytest.mark.phantom
+@pytest.mark.fault("F40")
 def test_with_nvml_the_figures_are_exact(neighbour: Process, told: Process) -> None:
     neighbour.ask("hold", bytes=6 * GIB)
     read = told.ask("read")

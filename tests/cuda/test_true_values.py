@@ -118,6 +118,7 @@ def recipe(updates: list[int]) -> Any:
     return sgd
 
 
+@pytest.mark.fault("F45")
 def test_steps_that_overflow_in_fp16_do_not_count(device: Device, updates: list[int]) -> None:
     """A gradient of 4 at the outputs times the first scale of 65536 is above the largest number of fp16, 65504."""
     loss = unguarded(Counted(factor=4.0))
@@ -134,6 +135,7 @@ def test_steps_that_overflow_in_fp16_do_not_count(device: Device, updates: list[
     assert loss.calls > len(updates)
 
 
+@pytest.mark.fault("F44")
 def test_a_gradient_that_no_scale_can_hold_is_numeric(device: Device, updates: list[int]) -> None:
     workload = Workload(mlp(), vectors(), step_fn=Counted(factor=1e8), optimizer=recipe(updates))
     with LocalBench(workload, device, FREE) as bench:

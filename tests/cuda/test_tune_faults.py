@@ -59,6 +59,7 @@ def test_a_failed_allocation_from_which_torch_recovers_does_not_change_the_answe
     assert found.plan == expected.plan
 
 
+@pytest.mark.fault("F37")
 def test_memory_that_another_process_takes_is_not_planned_with(phantom: Phantom) -> None:
     free = phantom.free_bytes
     found = struck("crowded", 20, phantom)
@@ -72,6 +73,7 @@ def test_a_card_that_another_process_fills_ends_the_search_with_words(phantom: P
         struck("full", 2, phantom)
 
 
+@pytest.mark.fault("F37")
 def test_a_card_that_is_full_for_a_while_still_gives_a_plan(phantom: Phantom) -> None:
     workload = written(tabular(CARD))
     at_forward(workload.model, 3, lambda: FAULTS["full"](phantom))  # the second one profiles the blocks
@@ -91,6 +93,7 @@ def test_less_free_memory_than_there_is_makes_a_smaller_budget(phantom: Phantom)
     assert found.budget.memory_bytes < 3.5 * GIB
 
 
+@pytest.mark.fault("F39", "F40")
 def test_more_free_memory_than_there_is_ends_in_a_plan_that_runs(phantom: Phantom) -> None:
     phantom.take(2 * GIB)
     phantom.misreport_free(4 * GIB)
@@ -110,6 +113,7 @@ def test_a_slow_device_keeps_to_the_time_budget(phantom: Phantom) -> None:
 
 
 @pytest.mark.parametrize("stage", ["racing", "proving"])
+@pytest.mark.fault("F37")
 def test_where_memory_goes_after_the_search_a_plan_that_was_proven_before_is_the_answer(
     stage: str, phantom: Phantom
 ) -> None:
@@ -197,6 +201,7 @@ def command(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, d
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.fault("F21")
 def test_a_child_that_aborts_costs_one_trial(tmp_path: Path) -> None:
     once = tmp_path / "struck"
     code, document, errors = command(

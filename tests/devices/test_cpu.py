@@ -97,6 +97,7 @@ def test_the_peak_of_a_step_repeats_to_the_byte() -> None:
     assert len({peak_of(warm, batch) for _ in range(3)}) == 1
 
 
+@pytest.mark.fault("F04")
 def test_the_second_step_of_adam_needs_more_than_the_first_and_the_third_no_more() -> None:
     step, batch = adam_step(), torch.randn(256, 64)
     first, second, third = (peak_of(step, batch) for _ in range(3))
@@ -178,6 +179,7 @@ print(json.dumps({"held": held, "text": text, "before": before, "inside": inside
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")
+@pytest.mark.fault("F20")
 def test_the_limit_is_a_real_out_of_memory_at_the_estimated_size_and_is_taken_back() -> None:
     budget = 200 * 2**20
     run = subprocess.run(

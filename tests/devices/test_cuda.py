@@ -69,6 +69,7 @@ def test_availability_stays_inside_the_capacity_while_others_release(
 
 
 @pytest.mark.parametrize("others", [0, 100 * MIB, 40 * GIB])
+@pytest.mark.fault("F40")
 def test_without_nvml_what_is_outside_is_at_most_a_context(cards: Cards, others: int) -> None:
     card = cards(Card(total_bytes=80 * GIB, others_bytes=others)).cards[0]
     card.allocate(4 * GIB)
@@ -110,6 +111,7 @@ def test_nvml_tells_this_process_from_the_others(card: Card, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("told", [GIB, 15 * GIB, None], ids=["less than reserved", "more than used", "not available"])
+@pytest.mark.fault("F39", "F40")
 def test_a_figure_that_cannot_be_this_processs_is_not_believed(
     card: Card, monkeypatch: pytest.MonkeyPatch, told: int | None
 ) -> None:
@@ -119,6 +121,7 @@ def test_a_figure_that_cannot_be_this_processs_is_not_believed(
     assert Cuda().outside_bytes() == CONTEXT_BYTES
 
 
+@pytest.mark.fault("F40")
 def test_the_one_process_of_a_container_is_believed_as_far_as_a_context(
     card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_figure_once_believed_holds_when_nvml_falls_silent(card: Card, monkeyp
 
 
 @pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetComputeRunningProcesses"])
+@pytest.mark.fault("F40")
 def test_nvml_that_fails_is_asked_once(card: Card, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     driver, device = nvml(monkeypatch, (os.getpid(), GIB), fails=fails), Cuda()
     assert device.outside_bytes() == card.context_bytes
@@ -156,6 +160,7 @@ def test_rocm_is_not_asked_for_nvml(card: Card, monkeypatch: pytest.MonkeyPatch)
     assert not driver.calls
 
 
+@pytest.mark.fault("F40")
 def test_who_cannot_be_told_apart_is_said(card: Card) -> None:
     assert Cuda().caveats() == ()
     card.others_bytes = 5 * GIB
@@ -173,6 +178,7 @@ def shared(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> Card:
     return cards(Card(total_bytes=120 * GIB, integrated=True, others_bytes=110 * GIB, context_bytes=GIB)).cards[0]
 
 
+@pytest.mark.fault("F39")
 def test_where_memory_is_shared_the_system_says_what_is_available(shared: Card) -> None:
     assert shared.free_bytes() == 9 * GIB
     assert Cuda().capacity_bytes() == 120 * GIB
@@ -187,12 +193,14 @@ def test_where_memory_is_shared_the_context_is_the_same_whatever_was_read(shared
     assert metered(Cuda()).judged_bytes == before == 2 * GIB + CONTEXT_BYTES
 
 
+@pytest.mark.fault("F39")
 def test_where_memory_is_shared_a_container_has_its_own_limit(shared: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "capacity", lambda: 32 * GIB)
     monkeypatch.setattr(host_memory, "available", lambda: 40 * GIB)
     assert Cuda().capacity_bytes() == Cuda().available_bytes() == 32 * GIB
 
 
+@pytest.mark.fault("F39")
 def test_where_memory_is_shared_and_the_system_says_nothing_the_driver_is_asked(
     shared: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +208,7 @@ def test_where_memory_is_shared_and_the_system_says_nothing_the_driver_is_asked(
     assert Cuda().available_bytes() == 9 * GIB + CONTEXT_BYTES
 
 
+@pytest.mark.fault("F39")
 def test_where_memory_is_shared_nvml_is_not_asked(shared: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = nvml(monkeypatch, (os.getpid(), 30 * MIB))
     assert Cuda().outside_bytes() == CONTEXT_BYTES

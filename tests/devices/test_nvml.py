@@ -22,6 +22,7 @@ def test_this_process_is_found_by_its_number(monkeypatch: pytest.MonkeyPatch) ->
     assert told(monkeypatch, Driver([*OTHERS, MINE])) == (700, True)
 
 
+@pytest.mark.fault("F40")
 def test_a_slice_of_a_card_is_found_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, Driver([MINE], uuid=f"MIG-{UUID}")) == (700, True)
 
@@ -34,14 +35,17 @@ def test_in_a_container_the_only_process_is_this_one_but_was_not_named(monkeypat
 
 
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetComputeRunningProcesses"])
+@pytest.mark.fault("F40")
 def test_what_fails_says_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert told(monkeypatch, Driver([MINE], fails=name)) is None
 
 
+@pytest.mark.fault("F40")
 def test_without_the_package_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, None) is None
 
 
+@pytest.mark.fault("F40")
 def test_another_card_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, Driver([MINE], uuid="GPU-another")) is None
 

@@ -57,6 +57,7 @@ def test_the_text_of_an_accelerators_allocator_alone_is_the_users_error_on_the_c
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case["name"])
+@pytest.mark.fault("F05")
 def test_every_known_text_has_its_status(case: dict[str, str]) -> None:
     verdict = classify(evidence(link(case["type"], case["text"])))
     assert verdict.status == case["status"]
@@ -64,17 +65,20 @@ def test_every_known_text_has_its_status(case: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case["name"])
+@pytest.mark.fault("F05")
 def test_a_text_suffices_without_its_class(case: dict[str, str]) -> None:
     assert classify(evidence(link("RuntimeError", case["text"]))).status == case["status"]
 
 
 @pytest.mark.parametrize("case", NEGATIVE, ids=lambda case: case["name"])
+@pytest.mark.fault("F06")
 def test_look_alikes_are_never_an_out_of_memory(case: dict[str, str]) -> None:
     for device_is_host in (False, True):
         assert classify(evidence(link(case["type"], case["text"])), device_is_host).status not in OUT_OF
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case["name"])
+@pytest.mark.fault("F06")
 def test_back_end_texts_in_a_users_value_error_mean_nothing(case: dict[str, str]) -> None:
     assert classify(evidence(link("ValueError", case["text"]))).status is Status.USER_ERROR
 
@@ -158,6 +162,7 @@ def test_torchs_own_errors_on_this_machine() -> None:
     assert "shapes cannot be multiplied" in verdict.reason
 
 
+@pytest.mark.fault("F08")
 def test_swallowed_out_of_memory_is_seen_by_the_counter() -> None:
     found = evidence(link("ValueError", "nothing came back"), new_ooms=2)
     verdict = classify(found)
@@ -207,6 +212,7 @@ def test_the_phase_tells_the_users_data_from_the_users_model() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"exit_signal": 9}, {"exit_code": -9}, {"exit_code": 137}])
+@pytest.mark.fault("F20")
 def test_sigkill_may_be_the_hosts_out_of_memory_killer(fields: dict[str, int]) -> None:
     verdict = classify(evidence(**fields))
     assert verdict.status is Status.CRASHED
@@ -215,6 +221,7 @@ def test_sigkill_may_be_the_hosts_out_of_memory_killer(fields: dict[str, int]) -
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGTERM"])
+@pytest.mark.fault("F21")
 def test_other_signals_are_named(name: str) -> None:
     verdict = classify(evidence(exit_signal=int(signal.Signals[name])))
     assert verdict.status is Status.CRASHED
@@ -273,6 +280,7 @@ def die() -> None:
         (die, Status.WORKER_LOST),
     ],
 )
+@pytest.mark.fault("F07", "F18")
 def test_what_a_loader_worker_raises(fail: Callable[[], None], status: Status) -> None:
     loader = DataLoader(Items(fail), batch_size=2, num_workers=1)
     error = raised(lambda: list(loader))
@@ -284,6 +292,7 @@ def test_what_a_loader_worker_raises(fail: Callable[[], None], status: Status) -
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), BrokenPipeError(32, "Broken pipe")])
+@pytest.mark.fault("F18")
 def test_a_broken_pipe_in_the_loader_is_a_lost_worker(error: OSError) -> None:
     assert classify(collect(error, phase="fetch")).status is Status.WORKER_LOST
     assert classify(collect(error)).status is Status.USER_ERROR
@@ -326,6 +335,7 @@ def test_any_evidence_gets_a_verdict_that_can_be_shown(found: Evidence, device_i
     st.lists(st.sampled_from([case for case in NEGATIVE if case["type"] != "torch.OutOfMemoryError"]), min_size=1),
     st.sampled_from([None, "prepare", "fetch", "forward"]),
 )
+@pytest.mark.fault("F06")
 def test_no_chain_of_look_alikes_is_an_out_of_memory(cases: list[dict[str, str]], phase: str | None) -> None:
     chain = [link(case["type"], case["text"]) for case in cases]
     assert classify(evidence(*chain, phase=phase)).status not in OUT_OF

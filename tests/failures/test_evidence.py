@@ -55,6 +55,7 @@ def from_attribute() -> None:
 
 
 @pytest.mark.parametrize("wrapped", [from_cause, from_context, from_group, from_compiler, from_attribute])
+@pytest.mark.fault("F07")
 def test_a_wrapped_out_of_memory_is_found(wrapped: Callable[[], None]) -> None:
     found = collect(raised(wrapped))
     assert found.chain[0].type_name != "torch.OutOfMemoryError"
@@ -362,6 +363,7 @@ HABITS += [keep_log_record, keep_exc_info, keep_last_exception, keep_cycle, keep
 @pytest.mark.usefixtures("_last_exception")
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.fault("F13")
 def test_scrub_releases_every_tensor_of_the_failed_trial(habit: Callable[..., Held], where: str) -> None:
     tracked = Tracked()
     error, held = habit(lambda: trial(tracked, where))
@@ -399,6 +401,7 @@ def test_scrub_inside_the_handler_releases_all_but_the_running_frame() -> None:
     assert mine.numel() == 1
 
 
+@pytest.mark.fault("F13")
 def test_scrub_takes_tensors_out_of_the_exception_and_leaves_its_message() -> None:
     tracked = Tracked()
 
@@ -443,6 +446,7 @@ def test_scrub_handles_errors_that_forbid_assignment_and_compiler_errors() -> No
     assert vars(compiled).get("first_useful_frame") is None
 
 
+@pytest.mark.fault("F13")
 def test_evidence_survives_the_scrub_and_holds_nothing() -> None:
     tracked = Tracked()
     error = raised(lambda: trial(tracked, "forward"))

@@ -27,6 +27,7 @@ def forgetful() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgetful")
+@pytest.mark.fault("F51")
 def test_f51_each_size_has_a_graph_of_its_own_and_none_runs_uncompiled() -> None:
     """The second size had a graph for any size."""
     compiled: list[object] = []

@@ -60,6 +60,7 @@ def allowed_s(budget_s: float) -> float:
 @pytest.mark.parametrize(
     "place", ["step", *(pytest.param(place, marks=pytest.mark.slow) for place in ("data", "factory"))]
 )
+@pytest.mark.fault("F15", "F17")
 def test_defect_04_a_hang_ends_with_the_budget_of_the_command(tmp_path: Path, place: str) -> None:
     """F15, F17: --time 20s took 135 s with a hang in a step, 611 s in the data set, 608 s in the factory."""
     (tmp_path / "train.py").write_text(TRAIN)
@@ -114,6 +115,7 @@ def good(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
+@pytest.mark.fault("F15")
 def test_defect_04_a_step_that_hangs_in_process_ends_with_the_budget_and_is_named() -> None:
     """F15: nothing ended it."""
     events: list[Event] = []
@@ -137,6 +139,7 @@ def test_defect_04_a_step_that_hangs_in_process_ends_with_the_budget_and_is_name
     assert all(text.startswith("no sign of life for ") for text in waiting)
 
 
+@pytest.mark.fault("F17")
 def test_defect_04_a_data_set_that_hangs_before_the_first_probe_ends_with_the_budget() -> None:
     """F17."""
     data = Hanging()
@@ -145,6 +148,7 @@ def test_defect_04_a_data_set_that_hangs_before_the_first_probe_ends_with_the_bu
         tune(good, 3.0, data=data, progress=False)
 
 
+@pytest.mark.fault("F15")
 def test_defect_04_a_plan_that_hangs_costs_itself_and_the_rest_is_proven(tmp_path: Path) -> None:
     def hangs(model: nn.Module, batch: Any) -> torch.Tensor:
         if len(batch[0]) == 16 and not isinstance(batch[0], FakeTensor) and gates_passed.exists():
@@ -233,6 +237,7 @@ def test_a_run_has_what_is_left_and_putting_back_has_the_overtime() -> None:
 
 
 @pytest.mark.parametrize("found", [float("nan"), -1.0])
+@pytest.mark.fault("F50")
 def test_f50_a_clock_that_is_none_is_an_error_that_says_so(found: float) -> None:
     clock = Clock(lambda: found, start=0.0)
     with pytest.raises(ClockError, match=r"the clock is broken.*time\.monotonic"):
@@ -240,6 +245,7 @@ def test_f50_a_clock_that_is_none_is_an_error_that_says_so(found: float) -> None
 
 
 @pytest.mark.parametrize("step_s", [0.0, float("nan")])
+@pytest.mark.fault("F50")
 def test_f50_steps_that_take_no_time_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
     """A frozen clock gave a ZeroDivisionError, one that gives NaN a StudyError."""
     ticks = iter(range(10**9))

@@ -47,6 +47,7 @@ def tuned(study: object, **options: Any) -> autofit.Fit:
     )  # fmt: skip
 
 
+@pytest.mark.fault("F55")
 def test_defect_03_tune_in_process_waits_within_its_time_budget_and_names_the_holder() -> None:
     events: list[Event] = []
     with holding(choose("cpu").lock_key) as child:
@@ -71,6 +72,7 @@ def command(*words: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F55")
 def test_defect_03_the_command_ends_with_exit_code_6_and_names_the_holder(tmp_path: Path) -> None:
     with holding(choose("cpu").lock_key) as child:
         with command("--json", "--time", "12", "-o", str(tmp_path / "p.yaml"), "--study", ":memory:") as second:
@@ -96,6 +98,7 @@ def test_defect_03_two_commands_run_one_after_the_other(tmp_path: Path) -> None:
     assert sum("waiting up to" in error for error in errors) == 1
 
 
+@pytest.mark.fault("F55")
 def test_defect_03_one_writer_in_a_study(tmp_path: Path) -> None:
     path = tmp_path / "s.journal"
     with holding(f"study-{path.resolve()}-net-samples") as child:

@@ -52,6 +52,7 @@ def write(path: Path, text: str) -> Path:
         (".inf", "duration_s: found inf; expected seconds"),
     ],
 )
+@pytest.mark.fault("F59")
 def test_defect_10_f59_a_hostile_value_is_one_error_with_words(value: str, says: str, tmp_path: Path) -> None:
     said = found(write(tmp_path / "plan.yaml", re.sub(r"(?m)^duration_s: .*", f"duration_s: {value}", TEXT)))
     assert isinstance(said, str)
@@ -90,6 +91,7 @@ def test_defect_10_f59_figures_that_nothing_can_have_measured(
     ["a: 1" + ":59" * 349_000, "a: [" + "1," * 520_000, "a: 1\n" * 1, "".join(f"k{n}: 1\n" for n in range(90_000))],
     ids=["a number to the base 60", "a long list", "short", "many keys"],
 )
+@pytest.mark.fault("F59")
 def test_defect_10_f59_a_file_of_a_mebibyte_is_refused_in_seconds(text: str, tmp_path: Path) -> None:
     """The number to the base 60 took 52 s. Measured: at most 2 s on a core of 2021, so 20 s are for a busy one."""
     began = time.process_time()
@@ -129,6 +131,7 @@ def mutated(text: str, draw: random.Random) -> str:
     return text
 
 
+@pytest.mark.fault("F59")
 def test_defect_10_f59_400_mutations_give_a_plan_file_error_or_a_plan_that_can_be_used(tmp_path: Path) -> None:
     draw, kept = random.Random(17), 0
     path, again = tmp_path / "plan.yaml", tmp_path / "again.yaml"

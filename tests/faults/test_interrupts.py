@@ -166,6 +166,7 @@ def young_heap(monkeypatch: pytest.MonkeyPatch) -> None:
         (raise_the_signal, 3),
     ],
 )
+@pytest.mark.fault("F26", "F56")
 def test_f27_defect_14_an_interrupt_at_any_line_loses_nothing(
     strike: Callable[[], object], every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def ending(child: Child) -> Outcome:
     return ended.value.outcome
 
 
+@pytest.mark.fault("F21")
 def test_defect_05_a_death_is_noticed_although_a_helper_holds_the_pipe_open(start: Start, helpers: Path) -> None:
     """F21: it took until the deadline, and was then called a time-out."""
     began = time.monotonic()
@@ -90,6 +91,7 @@ def test_defect_05_what_was_said_before_a_death_is_heard(start: Start) -> None:
     assert ending(child).reason == "the process ended with exit code 3 and left no result and no error"
 
 
+@pytest.mark.fault("F16")
 def test_defect_06_helpers_with_a_session_of_their_own_end_also_after_a_good_run(start: Start, helpers: Path) -> None:
     """F16: such a helper was in no group that was killed."""
     child = start("helper(start_new_session=True)\nhelper()\nsay('closed')\nbreak")
@@ -123,6 +125,7 @@ time.sleep(300)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.fault("F52", "F56")
 def test_defect_06_no_process_is_left_by_a_tuner_that_is_killed_or_interrupted_twice(
     tmp_path: Path, helpers: Path, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
 ) -> None:
@@ -147,6 +150,7 @@ def test_defect_06_no_process_is_left_by_a_tuner_that_is_killed_or_interrupted_t
         tuner.wait()
 
 
+@pytest.mark.fault("F21")
 def test_defect_08_a_child_that_was_killed_while_idle_is_replaced_before_the_next_plan(
     tmp_path: Path, helpers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +183,7 @@ trace_in_fork(work, 300.0)
 
 @forked
 @pytest.mark.slow
+@pytest.mark.fault("F52")
 def test_defect_06_a_trace_does_not_outlive_a_tuner_that_is_killed(tmp_path: Path) -> None:
     """F52: `kill -9` while a forked trace ran the user's code left that trace alive."""
     path = tmp_path / "pid"

@@ -37,6 +37,7 @@ def make_workload():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["good", "abort", "abort at once", "hang", "raise"])
+@pytest.mark.fault("F22", "F59")
 def test_defect_07_what_the_users_code_prints_is_in_no_plan_study_json_or_terminal(tmp_path: Path, order: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     command = [PYTHON, "-P", "-m", "autofit", "tune", "train.py", "--json", "--strategies", "batching"]
@@ -54,6 +55,7 @@ def test_defect_07_what_the_users_code_prints_is_in_no_plan_study_json_or_termin
         assert str(log) in done.stderr
 
 
+@pytest.mark.fault("F60")
 def test_defect_07_the_log_is_its_owners_is_bounded_and_is_kept_only_where_it_belongs(tmp_path: Path) -> None:
     log = OutputLog(tmp_path / "new" / "study.log")
     assert log.location() == ""

@@ -27,6 +27,7 @@ def crashing(bench: FakeBench, plan: Plan, status: Status, times: int, during: P
 
 
 @pytest.mark.parametrize("status", CRASHES)
+@pytest.mark.fault("F21")
 def test_defect_08_a_baseline_that_crashed_once_is_run_again_and_has_its_gain(status: Status) -> None:
     bench, log = small_bench(), MemoryLog()
     own = bench.space.baseline
@@ -37,6 +38,7 @@ def test_defect_08_a_baseline_that_crashed_once_is_run_again_and_has_its_gain(st
     assert [t.outcome.status for t in log.finished if t.plan == own][:2] == [status, Status.MEASURED]
 
 
+@pytest.mark.fault("F21")
 def test_defect_08_two_crashes_in_a_row_are_a_verdict() -> None:
     bench = small_bench()
     own = bench.space.baseline

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -54,6 +55,7 @@ def tuned(study: Path, model: nn.Module, helper: Callable[[torch.Tensor], torch.
     )  # fmt: skip
 
 
+@pytest.mark.fault("F57")
 def test_defect_02_an_attribute_of_the_model_makes_it_another_workload(tmp_path: Path) -> None:
     once = tuned(tmp_path / "s.journal", Repeated(1))
     many = tuned(tmp_path / "s.journal", Repeated(30))
@@ -61,6 +63,7 @@ def test_defect_02_an_attribute_of_the_model_makes_it_another_workload(tmp_path:
     assert any("of another environment left out: attributes" in caveat for caveat in many.caveats)
 
 
+@pytest.mark.fault("F57")
 def test_defect_02_a_helper_of_the_step_makes_it_another_workload(tmp_path: Path) -> None:
     tuned(tmp_path / "s.journal", Repeated(1))
     other = tuned(tmp_path / "s.journal", Repeated(1), dear)

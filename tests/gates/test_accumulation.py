@@ -37,6 +37,7 @@ from tests.probing import targets
 
 @pytest.mark.parametrize("kind", ["none", "layer", "group", "dropout", "frozen"])
 @pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.fault("F46")
 def test_accumulation_passes_where_samples_are_independent(kind: str, size: int) -> None:
     verdict = accumulated(build(norm(kind), mean), vectors(size), seed=0)
     assert verdict.passed, verdict.reason
@@ -56,6 +57,7 @@ def test_accumulation_passes_where_samples_are_independent(kind: str, size: int)
     ids=["batch norm", "batch norm by hand", "contrastive", "balance", "in training", "balance in training"],
 )
 @pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.fault("F46")
 def test_accumulation_is_refused_where_samples_meet(kind: str, loss: Loss, size: int) -> None:
     verdict = accumulated(build(norm(kind), loss), vectors(size), seed=0)
     assert not verdict.passed
@@ -92,6 +94,7 @@ def test_a_step_that_fails_with_single_samples_is_asked_about_with_parts_of_seve
     assert verdict.passed, verdict.reason
 
 
+@pytest.mark.fault("F46")
 def test_a_sum_is_recognised_by_the_norm_alone() -> None:
     """All samples alike: the direction is right, only the length is not."""
     inputs, labels = vectors(1)
@@ -108,6 +111,7 @@ UNEVEN = [(3, 24), (3, 24, 24, 3), (24, 3, 3, 24, 3, 24, 24, 3)]
 
 
 @pytest.mark.parametrize("lengths", UNEVEN)
+@pytest.mark.fault("F46")
 def test_a_mean_over_tokens_of_uneven_samples_is_kept_by_weighing_tokens(lengths: tuple[int, ...]) -> None:
     """D10, also where both halves of the batch have as many tokens; weights by samples are off by more than half."""
     verdict = accumulated(build(targets.Transformer(), targets.token_mean), tokens(lengths), seed=0)

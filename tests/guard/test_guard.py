@@ -29,6 +29,7 @@ from tests.workloads import gans
 
 
 @pytest.mark.parametrize("kind", MUTATORS)
+@pytest.mark.fault("F26")
 def test_each_kind_of_change_is_named_and_put_back(kind: str) -> None:
     name, mutate = MUTATORS[kind]
     world = World()
@@ -71,6 +72,7 @@ def test_without_the_guard_the_same_run_differs() -> None:
     assert probed.witness() != undisturbed.witness()
 
 
+@pytest.mark.fault("F27")
 def test_fp32_moments_of_bf16_parameters_keep_their_type_and_bits() -> None:
     weight = nn.Parameter(torch.randn(4).to(torch.bfloat16))
     model = nn.ParameterList([weight])
@@ -88,6 +90,7 @@ def test_fp32_moments_of_bf16_parameters_keep_their_type_and_bits() -> None:
     assert torch.equal(moment, expected)
 
 
+@pytest.mark.fault("F03", "F26")
 def test_optimizer_state_that_a_probe_created_is_removed() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -99,6 +102,7 @@ def test_optimizer_state_that_a_probe_created_is_removed() -> None:
 
 
 @pytest.mark.parametrize("inside", ["nothing", "optimizer step"])
+@pytest.mark.fault("F28")
 def test_a_graph_that_the_user_holds_still_runs_backward(inside: str) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -147,6 +151,7 @@ def test_random_streams_go_on_where_they_were() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("user"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.fault("F26")
 def test_every_exit_restores_and_lets_the_error_through(error: BaseException) -> None:
     world = World()
     witness = world.witness()

@@ -114,6 +114,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.fault("F30")
 def test_each_process_wide_flag_is_named_and_put_back(name: str) -> None:
     read, change = FLAGS[name]
     before = read()
@@ -128,6 +129,7 @@ BACKENDS: Any = torch.backends
 """Typed as anything: torch has no types for its precision settings."""
 
 
+@pytest.mark.fault("F30")
 def test_compiler_settings_come_back_if_the_compiler_was_imported() -> None:
     before = dynamo.recompile_limit
     with Guard(nn.Linear(1, 1)) as guard:
@@ -168,6 +170,7 @@ PRECISION_CHANGES: list[Callable[[], object]] = [
 
 
 @pytest.mark.parametrize("user", range(-1, len(PRECISION_CHANGES)))
+@pytest.mark.fault("F30")
 def test_mixed_precision_interfaces_come_back_from_any_state(user: int) -> None:
     with Guard(nn.Linear(1, 1)):  # puts the process back for the other tests
         if user >= 0:
@@ -218,6 +221,7 @@ def drawn() -> list[float]:
     return [random.random(), float(np.random.rand()), float(torch.rand(()))]  # as users draw
 
 
+@pytest.mark.fault("F30")
 def test_each_generator_goes_on_where_it_was_kept() -> None:
     rngs = global_rngs()
     for rng in rngs:

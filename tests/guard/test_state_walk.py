@@ -20,6 +20,7 @@ def walk_loader(seed: int, **options: Any) -> DataLoader[Any]:
 
 
 @pytest.mark.parametrize("form", ["shuffle", "sampler"])
+@pytest.mark.fault("F29")
 def test_the_next_batches_are_those_without_a_guard(form: str) -> None:
     def build() -> DataLoader[Any]:
         if form == "shuffle":
@@ -40,6 +41,7 @@ def test_the_next_batches_are_those_without_a_guard(form: str) -> None:
     assert read(loader) == expected
 
 
+@pytest.mark.fault("F29")
 def test_an_iterator_in_flight_is_untouched() -> None:
     loader = walk_loader(3, shuffle=True)
     flying, twin = iter(loader), iter(walk_loader(3, shuffle=True))

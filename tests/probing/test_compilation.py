@@ -198,6 +198,7 @@ def test_graph_breaks_are_noted_with_their_cause_and_line() -> None:
 
 
 @with_compiler
+@pytest.mark.fault("F51")
 def test_recompilations_are_noted_with_their_cause() -> None:
     class Counting(Net):
         calls = 0

@@ -120,6 +120,7 @@ def workload_of(shelf: Shelf) -> Workload:
     return Workload(model=targets.mlp(), loader=targets.vectors(), step_fn=keeping(shelf))
 
 
+@pytest.mark.fault("F12")
 def test_a_leaking_run_is_measured_and_says_what_it_left(shelf: Shelf) -> None:
     with LocalBench(workload_of(shelf), counting(shelf), Options(memory_budget="8GiB", strategies=())) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
@@ -181,6 +182,7 @@ def proof_of(keep: Callable[[list[Any]], object]) -> Measurement:
     return outcome.measurement
 
 
+@pytest.mark.fault("F12")
 def test_a_list_that_grows_on_the_model_is_seen_in_the_proof_although_it_is_put_back() -> None:
     assert proof_of(lambda seen: seen.append(torch.zeros(BIG))).growth_bytes == 4 * 2**20
 

@@ -146,6 +146,7 @@ def test_nothing_runs_where_one_process_keeps_up_or_workers_cannot_pay(monkeypat
     assert (fixed.workers, fixed.kept.startswith("its worker_init_fn")) == (1, True)
 
 
+@pytest.mark.fault("F18")
 def test_a_loader_whose_workers_crash_keeps_its_settings_with_the_reason() -> None:
     loading = found(Slow(in_worker=lambda: os._exit(3)))
     assert loading is not None
@@ -164,6 +165,7 @@ def test_a_data_set_that_fails_in_a_worker_is_named() -> None:
 
 
 @pytest.mark.leaves("the resource tracker of multiprocessing, which lives as long as a process that spawns")
+@pytest.mark.fault("F24")
 def test_a_data_set_that_cannot_be_sent_to_a_worker_keeps_its_settings() -> None:
     data = Slow(in_worker=lambda: None)
     source = slow_source(data, num_workers=1, multiprocessing_context="spawn")
@@ -173,6 +175,7 @@ def test_a_data_set_that_cannot_be_sent_to_a_worker_keeps_its_settings() -> None
     assert loading.workers == 1
 
 
+@pytest.mark.fault("F17")
 def test_a_worker_that_hangs_ends_with_the_time_of_the_trial() -> None:
     data = Slow(in_worker=lambda: time.sleep(60))
     source = slow_source(data)

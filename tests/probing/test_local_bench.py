@@ -75,6 +75,7 @@ def test_opening_and_evaluating_leaves_no_trace(used: Workload) -> None:
     assert first_weight(used).grad is gradient
 
 
+@pytest.mark.fault("F26")
 def test_failing_plans_leave_no_trace(used: Workload) -> None:
     before = digest(used)
     with bench_of(used, numerics="any") as bench:
@@ -223,6 +224,7 @@ class Stream(IterableDataset[Any]):
             yield torch.full((8,), float(at)), torch.tensor(at % 4)
 
 
+@pytest.mark.fault("F29")
 def test_a_running_iterator_of_the_users_goes_on_as_if_nothing_had_happened() -> None:
     loader = DataLoader(Stream(), batch_size=8)
     iterator = iter(loader)

@@ -110,6 +110,7 @@ FAULTS = [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2), ("op
 
 @pytest.mark.parametrize("error", [OOM, REFUSED], ids=["class", "text"])
 @pytest.mark.parametrize(("place", "at"), FAULTS)
+@pytest.mark.fault("F01", "F02", "F03", "F04")
 def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, at: int, error: RuntimeError) -> None:
     fuse = unguarded(Fuse(error, at))
     workload = burning(place, fuse)
@@ -133,6 +134,7 @@ def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, a
     assert digest(workload) == before
 
 
+@pytest.mark.fault("F02")
 def test_no_tensor_is_left_after_failures_and_successes() -> None:
     fuse = unguarded(Fuse(OOM, 3))
     workload = burning("backward", fuse)
@@ -152,6 +154,7 @@ def test_no_tensor_is_left_after_failures_and_successes() -> None:
         assert count() == before
 
 
+@pytest.mark.fault("F13")
 def test_a_kept_exception_does_not_keep_the_tensors() -> None:
     """A user's code may hold on to the exception; what it refers to has been scrubbed."""
     kept = notes()
@@ -243,6 +246,7 @@ def test_a_step_function_that_calls_backward_itself_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
+@pytest.mark.fault("F31")
 def test_a_stop_iteration_of_the_users_code_is_its_error_and_not_a_step(purpose: Purpose) -> None:
     """A bare `next()` on an exhausted iterator."""
     model, live = targets.mlp(), set[str]()
@@ -524,6 +528,7 @@ def test_a_step_that_changes_its_batch_gets_a_new_one_each_time() -> None:
     assert float(batches[0]["x"].max()) == 255.0
 
 
+@pytest.mark.fault("F45")
 def test_steps_that_the_scaler_skips_do_not_prove_anything() -> None:
     updates = notes()
 
@@ -554,6 +559,7 @@ class Dying(CPU):  # type: ignore[misc]  # a class that is looked up
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
 
 
+@pytest.mark.fault("F14")
 def test_a_device_that_no_longer_answers_is_poisoned() -> None:
     device, workload = Dying(), targets.make_mlp()
     with LocalBench(workload, device, PLENTY) as bench:

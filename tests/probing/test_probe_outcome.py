@@ -38,6 +38,7 @@ def test_the_speed_of_a_plan_over_the_budget_is_that_of_the_samples_it_ran() -> 
     assert outcome.measurement.samples_per_step == 2 * 4  # two micro batches show all that can be live
 
 
+@pytest.mark.fault("F44")
 def test_the_step_at_which_the_loss_was_first_not_finite_is_told() -> None:
     calls = []
 
@@ -53,6 +54,7 @@ def test_the_step_at_which_the_loss_was_first_not_finite_is_told() -> None:
     assert outcome.reason == "the loss is nan, from step 4 on"
 
 
+@pytest.mark.fault("F44", "F45")
 def test_a_model_that_always_overflows_is_a_numeric_failure() -> None:
     workload = Workload(Scaled(limit=0.0), targets.vectors(), optimizer=torch.optim.SGD)
     for purpose in Purpose:
@@ -71,6 +73,7 @@ class Hiding(CPU):  # type: ignore[misc]  # a class that is looked up
         reading.memory = reading.memory.model_copy(update={"swallowed_ooms": 2})
 
 
+@pytest.mark.fault("F08")
 def test_out_of_memory_events_that_the_model_hides_mean_that_it_does_not_fit() -> None:
     outcome = evaluate(targets.make_mlp(), device=Hiding())
     assert outcome.status is Status.OVER_BUDGET

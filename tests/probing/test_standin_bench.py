@@ -141,6 +141,7 @@ def test_bad_options_are_refused() -> None:
         opened(mlp(), memory_budget="7XB")
 
 
+@pytest.mark.fault("F24")
 def test_where_no_process_can_be_forked_a_card_needs_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "IS_SUPPORTED", False)
     with pytest.raises(UsageError, match=r"for NVIDIA H200; expected a factory"):

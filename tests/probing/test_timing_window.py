@@ -276,6 +276,7 @@ def test_where_batches_differ_long_steps_are_timed_one_by_one(step_clock: FakeTi
     assert lap.steps_s == pytest.approx([0.5, 0.2, 0.2, 0.3])
 
 
+@pytest.mark.fault("F45")
 def test_a_window_with_a_skipped_update_does_not_count_and_is_run_again(step_clock: FakeTime) -> None:
     device, asked = Queueing(step_clock), list[int]()
     step = step_on(device, forever(SHORT_S), scaler=torch.amp.GradScaler("cpu"))

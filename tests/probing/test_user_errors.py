@@ -82,6 +82,7 @@ def unwritable(*_: object) -> None:
     raise RuntimeError(POISON)
 
 
+@pytest.mark.fault("F11")
 def test_a_device_that_is_poisoned_while_a_run_is_undone_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     with bench_of(targets.make_mlp()) as bench:
         with monkeypatch.context() as patched:
@@ -92,6 +93,7 @@ def test_a_device_that_is_poisoned_while_a_run_is_undone_is_an_outcome(monkeypat
     assert "illegal memory access" in outcome.reason
 
 
+@pytest.mark.fault("F11")
 def test_a_device_that_is_poisoned_when_the_bench_is_left_is_named_with_what_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

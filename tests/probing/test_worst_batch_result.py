@@ -20,6 +20,7 @@ from tests.probing.steps import CPU, PLENTY, Seen
 
 
 @pytest.mark.parametrize(("purpose", "parts", "steps"), [(Purpose.PROOF, 4, 3), (Purpose.PROBE, 2, 2)])
+@pytest.mark.fault("F36")
 def test_the_first_steps_are_whole_and_on_the_longest_samples(
     purpose: Purpose, parts: int, steps: int, step_clock: FakeTime
 ) -> None:

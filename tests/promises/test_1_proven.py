@@ -10,6 +10,7 @@ from tests.fakes import always, during, small_bench, tuning_of
 from tests.promises.conftest import Tuned
 
 
+@pytest.mark.fault("F33", "F34")
 def test_the_last_proof_is_of_the_returned_plan(tuned: Tuned) -> None:
     proofs = [event.trial for event in tuned.events if event.kind == "proof" and event.trial is not None]
     assert proofs[-1].plan == tuned.fit.plan
@@ -17,6 +18,7 @@ def test_the_last_proof_is_of_the_returned_plan(tuned: Tuned) -> None:
     assert proofs[-1].outcome.measurement == tuned.fit.proof
 
 
+@pytest.mark.fault("F04")
 def test_the_proof_has_three_steps_on_the_worst_batch_inside_the_budget(tuned: Tuned) -> None:
     proof = tuned.fit.proof
     assert len(proof.step_times_s) >= 3

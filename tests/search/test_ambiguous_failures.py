@@ -17,6 +17,7 @@ def trial(size: int, status: Status, precision: str = "fp32") -> Trial:
     return Trial(number=size, plan=plan(size, precision), outcome=Outcome(status=status, reason="tried 9 GiB"))
 
 
+@pytest.mark.fault("F09")
 def test_a_failure_that_stays_ambiguous_is_one_of_memory_only_where_a_smaller_size_ran() -> None:
     bench = small_bench()
     ran = Trial(number=0, plan=plan(4), outcome=bench.evaluate(bench.space.baseline, Purpose.PROBE))
@@ -44,6 +45,7 @@ def short(peak: int, **events: int) -> Outcome:
 
 
 @pytest.mark.parametrize("events", [{"allocator_retries": 1}, {"swallowed_ooms": 1}])
+@pytest.mark.fault("F37")
 def test_memory_that_was_refused_far_below_the_budget_is_in_doubt(events: dict[str, int]) -> None:
     found = doubted([], plan(4), short(500, **events), BUDGET)
     assert (found.status, found.measurement) == (Status.AMBIGUOUS, None)
@@ -59,6 +61,7 @@ def test_a_peak_above_the_budget_is_not_in_doubt() -> None:
     assert doubted([ran], plan(4), above, BUDGET) is above
 
 
+@pytest.mark.fault("F37")
 def test_a_lack_of_memory_is_in_doubt_where_a_larger_micro_batch_of_the_same_combination_ran() -> None:
     refused = Outcome(status=Status.OUT_OF_MEMORY, reason="tried 9 GiB")
     ran = Trial(number=0, plan=plan(8), outcome=small_bench().evaluate(plan(8), Purpose.PROBE))

@@ -203,6 +203,7 @@ def test_a_probe_may_take_all_the_time_that_is_left() -> None:
 # Failures
 
 
+@pytest.mark.fault("F01")
 def test_the_baseline_does_not_fit_but_others_do() -> None:
     bench = calm(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 64), budget_bytes=900 * MIB)
     findings = run(tuning_of(bench))
@@ -223,6 +224,7 @@ def test_a_user_error_in_one_combination_only_drops_it() -> None:
     assert findings.counts["user error"] >= 1
 
 
+@pytest.mark.fault("F14")
 def test_a_poisoned_device_ends_the_search_in_this_process() -> None:
     bench, log = calm(), MemoryLog()
     bench.faults[bench.space.baseline.key] = always(Status.POISONED, "illegal memory access")
@@ -232,6 +234,7 @@ def test_a_poisoned_device_ends_the_search_in_this_process() -> None:
     assert not log.running
 
 
+@pytest.mark.fault("F14")
 def test_one_poisoned_trial_is_survived_where_processes_are_fresh_and_two_in_a_row_are_not() -> None:
     bench = calm()
     bad = [at(bench, 16), at(bench, 32)]
@@ -295,6 +298,7 @@ def ambiguous_once(bench: FakeBench, plan: Plan, times: int) -> Callable[[Plan, 
     return evaluate
 
 
+@pytest.mark.fault("F09")
 def test_an_ambiguous_failure_is_run_once_more() -> None:
     bench, log = calm(), MemoryLog()
     plan = at(bench, 16)
@@ -303,6 +307,7 @@ def test_an_ambiguous_failure_is_run_once_more() -> None:
     assert [t.outcome.status for t in log.finished if t.plan == plan][:2] == [Status.AMBIGUOUS, Status.MEASURED]
 
 
+@pytest.mark.fault("F09")
 def test_a_failure_that_stays_ambiguous_is_one_of_memory_where_a_smaller_size_ran() -> None:
     for smaller_ran in (True, False):
         bench = calm()

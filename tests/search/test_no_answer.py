@@ -41,6 +41,7 @@ def test_the_baselines_own_measurement_is_in_the_message_when_the_budget_is_spen
         run(only(bench, bench.space.baseline, budget=Budget(memory_bytes=bench.budget_bytes, time_s=60.0)))
 
 
+@pytest.mark.fault("F35")
 def test_nothing_fits_says_what_was_tried_and_the_smallest_peak() -> None:
     bench = calm(budget_bytes=300 * MIB)
     with pytest.raises(NothingFits) as caught:
@@ -144,6 +145,7 @@ def test_an_optimizer_that_asks_for_a_closure_when_it_steps_is_passed_with_updat
     assert "reproduce" not in str(caught.value)
 
 
+@pytest.mark.fault("F44")
 def test_a_loss_that_is_not_finite_under_the_users_own_setting() -> None:
     bench = calm()
     bench.faults[bench.space.baseline.key] = always(Status.NUMERIC, "loss is nan")
@@ -151,6 +153,7 @@ def test_a_loss_that_is_not_finite_under_the_users_own_setting() -> None:
         run(tuning_of(bench))
 
 
+@pytest.mark.fault("F31")
 def test_nothing_measured_for_other_reasons_than_memory() -> None:
     bench = calm()
     with pytest.raises(WorkloadError, match="no optimizer step"):

@@ -139,6 +139,7 @@ def test_all_recorded_tables_are_used() -> None:
 
 
 @pytest.mark.parametrize(("name", "noise"), CASES)
+@pytest.mark.fault("F48")
 def test_plans_five_percent_apart_are_rarely_put_in_the_wrong_order(name: str, noise: str) -> None:
     said = Counter(map(verdict, races(name, noise, 0.05, 200)))
     assert said["wrong"] <= MOST_WRONG[200]
@@ -155,6 +156,7 @@ def test_plans_ten_percent_apart_are_told_apart_well_before_the_last_round(name:
 
 
 @pytest.mark.parametrize(("name", "noise"), CASES)
+@pytest.mark.fault("F48")
 def test_of_equal_plans_one_is_rarely_called_slower(name: str, noise: str) -> None:
     found = races(name, noise, 0.0, 100)
     assert sum("slower in the race" in race.left.values() for race in found) <= MOST_CLAIMED[100]

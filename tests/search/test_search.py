@@ -136,6 +136,7 @@ def test_a_trial_that_runs_when_the_user_stops_costs_one_trial(tmp_path: Path) -
     assert len(set(bench.probes()) & set(again.probes()) - {bench.space.baseline}) <= 1
 
 
+@pytest.mark.fault("F57")
 def test_trials_of_another_environment_are_not_used(tmp_path: Path) -> None:
     request = Request(study=tmp_path / "study.db")
     found(small_bench(), request)
@@ -306,6 +307,7 @@ def test_a_strategy_that_the_plan_switches_off_is_said_to_be_off() -> None:
 
 
 @pytest.mark.parametrize("above", [0, 1, 2])
+@pytest.mark.fault("F34")
 def test_a_plan_at_the_limit_of_a_free_batch_is_named(above: int) -> None:
     bench = small_bench()
     best = found(small_bench()).plan.micro_batch_size

@@ -91,6 +91,7 @@ def retried() -> Outcome:
     return Outcome(status=Status.OVER_BUDGET, reason="1 allocator retries", measurement=measurement)
 
 
+@pytest.mark.fault("F37")
 def test_an_allocation_that_was_refused_far_below_the_budget_counts_only_if_it_is_refused_again() -> None:
     runner, log, _ = runner_of(Script(retried(), measured(), retried(), retried()))
     assert runner.attempt(PLAN, Purpose.PROBE).outcome.measured

@@ -52,6 +52,7 @@ def test_global_batch_gives_its_divisors_and_their_quotients() -> None:
     assert knobs[ACCUMULATION_STEPS].default == 3
 
 
+@pytest.mark.fault("F32")
 def test_micro_batch_is_at_most_the_data_set_while_the_global_batch_is_kept() -> None:
     facts = replace(FREE, micro_batch_size=4, accumulation_steps=4, global_batch_size=16, dataset_size=10)
     knobs = offered(facts)
@@ -71,11 +72,13 @@ def test_free_batch_climbs_the_ladder_to_64_times_the_own() -> None:
     assert all(isinstance(size, int) and (size < 8 or size % 8 == 0) for size in found)
 
 
+@pytest.mark.fault("F32")
 def test_free_batch_ends_at_the_data_set() -> None:
     assert sizes(replace(FREE, dataset_size=20, max_global_batch_size=100)) == (1, 2, 4, 8, 16)
     assert sizes(replace(FREE, dataset_size=20, training=False)) == (1, 2, 4, 8, 16)
 
 
+@pytest.mark.fault("F34")
 def test_the_limit_of_a_free_batch_is_named_with_what_raises_it() -> None:
     def limit(**facts: object) -> str:
         return Batching().offer(replace(FREE, **facts)).batch_limit  # type: ignore[arg-type]  # any field

@@ -37,6 +37,7 @@ from tests.strategies.repeated_blocks import (
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("count", [1, -1])
+@pytest.mark.fault("F47")
 def test_training_is_the_same(name: str, count: int) -> None:
     make, batch = CASES[name]
     torch.manual_seed(0)

@@ -81,6 +81,7 @@ def test_names_that_mean_something_in_a_url(tmp_path: Path) -> None:
         ("mysql://h/n?tiger", "mysql://h/n?***", []),
     ],
 )
+@pytest.mark.fault("F59")
 def test_secrets_of_a_url_are_not_shown(url: str, shown: str, secrets: list[str]) -> None:
     place = StudyPlace.of(url)
     assert place.shown == shown
@@ -231,6 +232,7 @@ def test_a_line_that_is_no_operation_of_optunas_is_one_error(line: str, journal:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+@pytest.mark.fault("F54")
 def test_a_read_only_file_is_refused(journal: Path) -> None:
     journal.chmod(0o400)
     assert "PermissionError" in refused(journal)
@@ -245,6 +247,7 @@ def test_the_file_and_its_directories_are_for_the_owner_alone(tmp_path: Path) ->
     assert [file.name for file in path.parent.iterdir()] == ["s.journal"]
 
 
+@pytest.mark.fault("F60")
 def test_f60_the_default_directory_of_a_project_is_not_followed_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".autofit").symlink_to(tmp_path / "elsewhere")
@@ -252,6 +255,7 @@ def test_f60_the_default_directory_of_a_project_is_not_followed_elsewhere(tmp_pa
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.fault("F60")
 def test_f60_a_directory_or_file_that_everybody_can_write_to_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / ".autofit"
     folder.mkdir()

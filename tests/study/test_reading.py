@@ -105,6 +105,7 @@ def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
             read_studies(path)
 
 
+@pytest.mark.fault("F58")
 def test_a_study_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     recorded_search(path)

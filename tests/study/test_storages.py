@@ -22,6 +22,7 @@ CUT = "the last line of the study was incomplete, as after a crash, and was cut 
 
 
 @pytest.mark.parametrize("torn", ['{"op_code":4,"worker', "x", "\0\0\0"])
+@pytest.mark.fault("F53")
 def test_an_incomplete_last_line_is_cut_off_and_said_once(journal: Path, torn: str) -> None:
     run(journal, measured())
     whole = journal.read_bytes()
@@ -35,6 +36,7 @@ def test_an_incomplete_last_line_is_cut_off_and_said_once(journal: Path, torn: s
     assert reopen(journal).notes == ()
 
 
+@pytest.mark.fault("F53")
 def test_a_journal_whose_first_line_is_incomplete_is_new(tmp_path: Path) -> None:
     path = tmp_path / "s.journal"
     path.write_text('{"op_co')
@@ -125,6 +127,7 @@ def test_reading_makes_no_file_and_no_tables(tmp_path: Path) -> None:
     assert isinstance(existing(StudyPlace.of(f"sqlite:///{tmp_path}/s.db")), RDBStorage)
 
 
+@pytest.mark.fault("F53")
 def test_a_damaged_line_is_named_and_nothing_is_changed(journal: Path) -> None:
     run(journal, measured())
     lines = journal.read_bytes().splitlines(keepends=True)

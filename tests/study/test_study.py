@@ -74,6 +74,7 @@ def test_what_this_run_records_is_not_earlier() -> None:
     assert study.location == "memory"
 
 
+@pytest.mark.fault("F57")
 def test_trials_of_another_environment_are_left_out_and_the_note_says_why(journal: Path) -> None:
     run(journal, measured(), environment=HERE.model_copy(update={"versions": {"torch": "2.11.0"}}))
     run(journal, measured())
@@ -181,6 +182,7 @@ def test_trials_that_autofit_cannot_read_are_counted(journal: Path) -> None:
     assert study.notes == ("2 trials without a readable autofit record left out",)
 
 
+@pytest.mark.fault("F58")
 def test_a_newer_schema_is_refused_naming_both(journal: Path) -> None:
     run(journal, measured())
     kept = optuna.load_study(study_name="net", storage=storage_at(journal))
@@ -212,6 +214,7 @@ def test_optuna_stays_as_talkative_as_it_was(journal: Path, caplog: pytest.LogCa
         optuna.logging.disable_propagation()
 
 
+@pytest.mark.fault("F54")
 def test_a_disk_that_is_full_while_the_study_is_made_is_a_study_error_and_it_can_be_made_again(tmp_path: Path) -> None:
     kept = resource.getrlimit(resource.RLIMIT_FSIZE)
     for size in (0, 10, 150, 300):  # within the first lines
@@ -225,6 +228,7 @@ def test_a_disk_that_is_full_while_the_study_is_made_is_a_study_error_and_it_can
     assert len(reopen(tmp_path / "s.journal").earlier()) == 1
 
 
+@pytest.mark.fault("F54")
 def test_a_full_disk_is_a_study_error_and_the_write_can_be_made_again(journal: Path) -> None:
     study = reopen(journal)
     study.finish(study.begin(PLAN, Purpose.PROBE), measured())

@@ -46,6 +46,7 @@ def test_spaced_takes_all_or_both_ends() -> None:
     assert evenly_spaced(10, 1) == [9]
 
 
+@pytest.mark.fault("F36")
 def test_scan_finds_the_outlier_and_the_short_ones() -> None:
     sizes = [5, 3, 50, 4]
     lengths = scan(lambda at: (torch.zeros(sizes[at]), at), 4, 100)

@@ -56,6 +56,7 @@ def test_a_plain_batch_where_the_plan_accumulates_is_warned_of_once() -> None:
         grouped.whole(torch.zeros(8))
 
 
+@pytest.mark.fault("F36")
 def test_a_batch_that_is_larger_than_proven_is_warned_of() -> None:
     grouped = StepLoader((), 1, micro_batch_size=2)
     with warnings.catch_warnings():

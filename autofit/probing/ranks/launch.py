@@ -204,7 +204,7 @@ class Launch:
         """Returns what is under the keys of several ranks, in their order; `say` gets a text if one is waited for."""
         began, found = monotonic(), list[Any]()
         for rank, key in enumerate(keys, first):
-            if say is not None and not self._is_there(key, SAID_S):
+            if say is not None and not self._is_there(key, min(SAID_S, limit_s)):
                 say(f"waiting for rank {rank} of {self.count}, up to {limit_s:.0f} s: all ranks must call autofit")
             self._await(rank, key, "an answer", limit_s - (monotonic() - began), limit_s, has_begun=say is None)
             found.append(self._get(key))

@@ -28,6 +28,7 @@ from autofit.core.printable import redacted
 from autofit.core.units import format_duration
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, plain
+from autofit.files import is_mine
 from autofit.probing.remote.nursery import ForkedProcess, Nursery, fresh
 
 _LINE_BYTES = 16 * 2**20
@@ -129,12 +130,12 @@ class OutputLog:
             self._path = Path(name)
             return descriptor
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._path.parent.is_symlink() or not _mine(self._path.parent.lstat()):
+        if self._path.parent.is_symlink() or not is_mine(self._path.parent.lstat()):
             raise PermissionError(0, "the study's directory is a link or belongs to another user")
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(self._path, flags, 0o600)
         found = os.fstat(descriptor)
-        if not (stat.S_ISREG(found.st_mode) and _mine(found) and found.st_nlink == 1):
+        if not (stat.S_ISREG(found.st_mode) and is_mine(found) and found.st_nlink == 1):
             os.close(descriptor)
             raise PermissionError(0, "the log is not a regular file of this user")
         begins = os.pread(descriptor, max(len(_HEAD), len(_CUT)), 0)
@@ -142,10 +143,6 @@ class OutputLog:
             os.close(descriptor)
             raise PermissionError(0, f"{self._path.name} already exists and is not a log of autofit's")
         return descriptor
-
-
-def _mine(found: os.stat_result) -> bool:
-    return found.st_uid in (os.geteuid(), 0)
 
 
 def last_exception(output: str) -> str:

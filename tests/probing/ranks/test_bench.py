@@ -61,6 +61,7 @@ def test_a_rank_above_the_budget_is_named() -> None:
         (failed(Status.USER_ERROR), None, Status.USER_ERROR, "rank 0: injected"),
     ],
 )
+@pytest.mark.fault("F41")
 def test_the_cause_of_a_failure_is_no_consequence(
     leaders: Outcome, followers: Outcome | None, status: Status, reason: str
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_child_is_replaced_after_so_many_probes(opened: Open, log: Log) -> Non
 
 
 @pytest.mark.parametrize("status", ["poisoned", "timed out", "crashed", "ambiguous", "loader worker lost"])
+@pytest.mark.fault("F11", "F14")
 def test_a_child_that_is_not_to_be_trusted_is_replaced(opened: Open, log: Log, status: str) -> None:
     bench = opened(f"say('outcome', outcome={{'status': {status!r}, 'reason': 'r'}})")
     assert bench.evaluate(PLAN, Purpose.PROBE).status == status
@@ -155,6 +156,7 @@ def test_a_child_that_is_not_to_be_trusted_is_replaced(opened: Open, log: Log, s
     assert len(log.pids) == 2
 
 
+@pytest.mark.fault("F12")
 def test_a_child_in_which_two_runs_left_memory_behind_is_replaced(opened: Open, log: Log) -> None:
     bench = opened("say('outcome', outcome={'status': 'user error', 'reason': 'r', 'leaked': '5 GiB stayed'})")
     for children in (1, 1, 2, 2, 3):  # what only one run leaves behind is a table that is made once
@@ -173,6 +175,7 @@ def test_a_child_in_which_two_runs_left_memory_behind_is_replaced(opened: Open, 
         ("say('outcome'); time.sleep(100)", Status.CRASHED),
     ],
 )
+@pytest.mark.fault("F15", "F20", "F23")
 def test_a_child_that_ends_costs_one_probe(opened: Open, log: Log, behaviour: str, status: Status) -> None:
     bench = opened(f"if request['plan']['values']['micro_batch_size'] == 8:\n    {behaviour}\n{FAILS}")
     other = PLAN.replace(micro_batch_size=4)
@@ -539,6 +542,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controls]:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F22")
 def test_the_users_output_does_not_reach_the_protocol_and_no_secret_leaves(controls: Controls) -> None:
     outcome = controls.evaluate("go", Purpose.PROBE)
     assert outcome.measured, outcome.reason
@@ -552,6 +556,7 @@ def test_the_users_output_does_not_reach_the_protocol_and_no_secret_leaves(contr
 
 @pytest.mark.slow
 @pytest.mark.leaves("the next child of the bench that the tests of this file share")
+@pytest.mark.fault("F20")
 def test_a_worker_that_is_killed_costs_one_probe(controls: Controls) -> None:
     first = controls.pid
     outcome = controls.evaluate("die")
@@ -563,6 +568,7 @@ def test_a_worker_that_is_killed_costs_one_probe(controls: Controls) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F16")
 def test_a_step_that_hangs_and_ignores_the_polite_signal_is_ended_with_its_helpers(controls: Controls) -> None:
     assert controls.evaluate("go").measured
     leader, began = controls.pid, time.monotonic()
@@ -574,6 +580,7 @@ def test_a_step_that_hangs_and_ignores_the_polite_signal_is_ended_with_its_helpe
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F23")
 def test_a_reply_that_is_none_costs_one_probe(controls: Controls) -> None:
     outcome = controls.evaluate("garble")
     assert outcome.status is Status.CRASHED
@@ -606,6 +613,7 @@ def wait_for(reached: Callable[[], bool], seconds: float) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F25")
 def test_the_parent_never_loads_torch_and_its_death_in_the_middle_of_a_step_is_the_childs(tmp_path: Path) -> None:
     order = tmp_path / "order"
     command = [sys.executable, "-c", PARENT, f"{TARGETS}:make_controlled", str(order)]
@@ -627,6 +635,7 @@ def test_the_parent_never_loads_torch_and_its_death_in_the_middle_of_a_step_is_t
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F20")
 def test_a_proof_over_the_budget_fails_in_the_allocator_itself_and_one_inside_passes() -> None:
     options = Options(memory_budget="60MiB", strategies=("batching",))
     with RemoteBench(Target(f"{TARGETS}:make_wide", device="cpu", options=options), deadlines=PATIENT) as bench:

@@ -100,6 +100,7 @@ def test_the_child_has_a_group_of_its_own_in_this_session_and_the_environment_gi
         ("os._exit(0)", "ended with exit code 0"),
     ],
 )
+@pytest.mark.fault("F20", "F21")
 def test_a_death_is_a_crash_with_its_cause(start: Start, behaviour: str, reason: str) -> None:
     child = start(f"print('last words', flush=True)\n{behaviour}")
     outcome = ending(child)
@@ -125,6 +126,7 @@ def test_a_child_that_is_dead_before_it_is_asked_is_a_crash(start: Start) -> Non
     "reply",
     ["b'no json\\n'", "b'[1, 2]\\n'", "b'{\"kind\": 3}\\n'", "b'\\xff\\xfe\\n'", "b'\\n'", 'b\'{"kind": "outc\\n\''],
 )
+@pytest.mark.fault("F23")
 def test_what_is_no_reply_is_a_crash(start: Start, reply: str) -> None:
     outcome = ending(start(f"os.write(write, {reply}); time.sleep(100)"))
     assert outcome.status is Status.CRASHED
@@ -132,12 +134,14 @@ def test_what_is_no_reply_is_a_crash(start: Start, reply: str) -> None:
     assert len(outcome.reason) < 400
 
 
+@pytest.mark.fault("F23")
 def test_a_reply_without_end_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "_LINE_BYTES", 100_000)
     outcome = ending(start("while True: os.write(write, b'x' * 10000)"))
     assert "sent no valid reply" in outcome.reason
 
 
+@pytest.mark.fault("F15")
 def test_silence_after_the_first_step_is_a_time_out(start: Start) -> None:
     began = time.monotonic()
     outcome = ending(start("say('beat', phase='step'); time.sleep(100)"))
@@ -181,6 +185,7 @@ def test_a_reply_that_came_while_this_process_was_stopped_counts(start: Start, m
     assert child.ask({}, stopped)["kind"] == "outcome"
 
 
+@pytest.mark.fault("F16")
 def test_a_hang_that_ignores_the_polite_signal_is_ended_with_its_whole_group(start: Start) -> None:
     child = start(
         """
@@ -197,6 +202,7 @@ time.sleep(100)
     assert ending(child).status is Status.TIMED_OUT
 
 
+@pytest.mark.fault("F16")
 def test_helpers_that_outlive_a_child_are_ended_too(start: Start) -> None:
     child = start("subprocess.Popen(['sleep', '100'])\nsubprocess.Popen(['sleep', '100'])\nos._exit(3)")
     assert ending(child).reason.endswith("left no result and no error")
@@ -255,6 +261,7 @@ def test_is_alive_tells_the_living_from_the_dead(start: Start) -> None:
     assert not is_alive(child.process.pid)
 
 
+@pytest.mark.fault("F22")
 def test_a_flood_on_the_output_disturbs_nothing_and_is_cut(start: Start) -> None:
     child = start("""
         sys.stdout.write("start of the flood")

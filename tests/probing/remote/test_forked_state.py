@@ -46,6 +46,7 @@ def test_the_allocator_returns_freed_memory_once_it_is_told(told: str, expected:
     assert run.stdout.strip() == expected
 
 
+@pytest.mark.fault("F30")
 def test_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHANGED", "new")
     monkeypatch.setenv("ADDED", "new")
