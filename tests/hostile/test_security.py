@@ -74,7 +74,7 @@ class Sandbox:
             "STUDY": [f"{work}/study-*", f"{self.folder}/outside/*", f"{work}/.autofit",
                       f"{work}/.autofit/study.journal", f"{jobs}/history.journal"],
             "SPLITS": [f"{work}/**.splits.jsonl", f"{work}/*.splits.jsonl"],
-            "LOG": [f"{work}/.autofit/study.journal.log", f"{jobs}/*.log"],
+            "LOG": [work, f"{work}/.autofit/study.journal.log", f"{jobs}/*.log"],
             "JOBS": [f"{jobs}/*.yaml"],
             "MARK": [f"{jobs}/.autofit", f"{jobs}/.autofit/*.yaml.night", f"{jobs}/.autofit/.*.night.????????"],
             "LOCKS": [f"{self.folder}/locks", f"{self.folder}/locks/*.lock"],
@@ -288,6 +288,30 @@ def test_commands_that_run_no_code_open_only_what_is_listed(sandbox: Sandbox, ev
     assert not (sandbox.folder / "executed").exists()
     assert (sandbox.folder / "outside" / "private.yaml").read_text() == SECRET
     assert "<script>alert" not in (sandbox.work / "out.html").read_text()
+
+
+STRAYING = """
+import os, socket, sqlite3, subprocess, sys
+open("../outside/location").read()
+open("other.txt", "w").close()
+os.rename("other.txt", "another.txt")
+sqlite3.connect("x.db").close()
+subprocess.run(["true"])
+with socket.socket() as connection:
+    connection.connect_ex(("127.0.0.1", 9))
+"""
+
+
+def test_the_tracer_sees_what_is_not_listed(sandbox: Sandbox) -> None:
+    subprocess.run(
+        [sys.executable, "-P", "-c", STRAYING], cwd=sandbox.work, env=sandbox.environment("straying"), check=True
+    )
+    found = sandbox.outside(rows()["show"], "straying")
+    work = sandbox.work
+    assert set(found) == {
+        f"read {sandbox.folder}/outside/location", f"write {work}/other.txt", f"write {work}/another.txt",
+        f"write {work}/x.db", "start true", "connect ('127.0.0.1', 9)",
+    }  # fmt: skip
 
 
 SMALL = ["--device", "cpu", "--memory", "64MiB", "--only", "batching", "--time", "8s", "--quiet"]
