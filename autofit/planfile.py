@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from autofit import strict_yaml
@@ -16,7 +15,8 @@ from autofit.core.errors import PlanFileError
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.core.printable import one_line
+from autofit.core.printable import one_line, redacted
+from autofit.core.strict import LARGEST
 from autofit.core.wording import a_type, describe_outcome, describe_plan
 from autofit.files import head_of, replaceable, unwritable, write_atomically
 
@@ -102,7 +102,7 @@ def load(path: str | Path) -> Answer:
     text = _read(Path(path))
     try:
         data = strict_yaml.load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an escape above U+10FFFF
+    except strict_yaml.UNREADABLE as error:
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
         problem = _short(getattr(error, "problem", None) or str(error).partition("\n")[0])
@@ -117,7 +117,14 @@ def load(path: str | Path) -> Answer:
         raise PlanFileError(f"{path} is not valid {PLAN_SCHEMA}: {_explained(error)}. {_AGAIN}") from error
     for problem in problems(answer):
         raise PlanFileError(f"{path}: {problem}. {_AGAIN}")
-    return answer
+    return _without_secrets(answer)
+
+
+def _without_secrets(answer: Answer) -> Answer:
+    """Returns an answer without the passwords of URLs. One that autofit wrote has none."""
+    inner = None if answer.evaluation is None else _without_secrets(answer.evaluation)
+    texts = {"study": redacted(answer.study), "command": redacted(answer.command), "title": redacted(answer.title)}
+    return answer.model_copy(update={**texts, "evaluation": inner})
 
 
 def _comment(answer: Answer) -> str:
@@ -213,10 +220,8 @@ def problems(answer: Answer) -> Iterator[str]:
     for place, run in {"proof": r.proof, **runs}.items():
         yield from () if run is None else _of_times(place, run, r.objective)
     for place, ratio in {"gain": r.gain, **{f"{place}.gain": c.gain for place, c in candidates.items()}}.items():
-        if ratio is not None and not 0 < ratio.low <= ratio.value <= ratio.high < math.inf:
-            yield f"{place}: found {ratio.value:g} ({ratio.low:g} to {ratio.high:g}); expected 0 < low <= value <= high"
-    if not 0 <= r.duration_s < math.inf:
-        yield f"duration_s: found {r.duration_s}; expected seconds"
+        if ratio is not None and not ratio.low <= ratio.value <= ratio.high:
+            yield f"{place}: found {ratio.value:g} ({ratio.low:g} to {ratio.high:g}); expected low <= value <= high"
     if r.evaluation is not None:
         yield from (f"evaluation.{problem}" for problem in problems(r.evaluation))
 
@@ -230,7 +235,7 @@ def _of_batch(place: str, plan: Plan) -> Iterator[str]:
 
 
 def _of_times(place: str, run: Measurement, objective: Objective) -> Iterator[str]:
-    if not (min(run.step_times_s) > 0 and 0 < objective.score(run) < math.inf):
+    if not (min(run.step_times_s) > 0 and 0 < objective.score(run) < LARGEST):
         times = reprlib.repr(list(run.step_times_s))
         yield f"{place}: found step times of {times} s; expected seconds above 0 and a finite throughput"
     if not math.isfinite(run.startup_s or 0.0):

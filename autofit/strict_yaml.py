@@ -10,6 +10,8 @@ import yaml
 MAX_NODES = 100_000
 """Maximum number of values in a text, containers included. Each takes about 30 us to read."""
 _MOST_DIGITS = 19
+UNREADABLE = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
+"""What `load` raises."""
 
 Place: TypeAlias = tuple[str | int, ...]
 """The keys and positions that lead to a value: `("jobs", 0, "name")`. `()` is the whole text."""
@@ -26,7 +28,7 @@ def load(text: str) -> Any:
     Raises:
         yaml.YAMLError: the text is not valid YAML, or has an alias, a tag, a duplicate key, or more than `MAX_NODES`
             values.
-        ValueError: a string has an escape above U+10FFFF.
+        ValueError, OverflowError: a string has an escape above U+10FFFF.
         RecursionError: the text is nested too deeply.
     """
     return yaml.load(text, Loader=_StrictLoader)
@@ -38,7 +40,7 @@ def load_with_lines(text: str) -> tuple[Any, dict[Place, int]]:
     The line of a value in a mapping is that of its key.
 
     Raises:
-        yaml.YAMLError, ValueError, RecursionError: as in `load`.
+        yaml.YAMLError, ValueError, OverflowError, RecursionError: as in `load`.
     """
     loader = _StrictLoader(text)
     try:

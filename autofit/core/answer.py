@@ -14,7 +14,7 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal, StrategyRecord
 from autofit.core.statistics import DEVIATIONS_95, expected_gain
-from autofit.core.strict import Strict
+from autofit.core.strict import Elapsed, Positive, Strict
 from autofit.core.units import format_ratio
 
 PLAN_SCHEMA = "autofit.plan/1"
@@ -30,9 +30,9 @@ class Ratio(Strict):
         pairs: number of measured pairs of blocks; 0 for the ratio of two separate probes.
     """
 
-    value: float
-    low: float
-    high: float
+    value: Positive
+    low: Positive
+    high: Positive
     pairs: int = 0
 
     @property
@@ -67,7 +67,7 @@ class Candidate(Strict):
     plan: Plan
     outcome: Outcome
     gain: Ratio | None = None
-    rate_per_s: float | None = None
+    rate_per_s: Positive | None = None
     over_recommended: Ratio | None = None
     note: str = ""
     on_front: bool = False
@@ -119,7 +119,7 @@ class Answer(Strict):
     estimate: Estimate | None = None
     baseline: Candidate
     gain: Ratio | None = None
-    rate_per_s: float | None = None
+    rate_per_s: Positive | None = None
     alternatives: tuple[Candidate, ...] = ()
     strategies: tuple[StrategyRecord, ...] = ()
     untried: str = ""
@@ -134,7 +134,7 @@ class Answer(Strict):
     title: str = ""
     command: str = ""
     counts: dict[str, int] = {}
-    duration_s: float = 0.0
+    duration_s: Elapsed = 0.0
     created: str = ""
     evaluation: "Answer | None" = None
 

@@ -148,5 +148,8 @@ def from_record(record: Mapping[str, object]) -> AutofitError:
     kind = globals().get(str(record.get("type")))
     if not (isinstance(kind, type) and issubclass(kind, AutofitError)):
         kind = AutofitError
-    message, text = str(record.get("message", "")), str(record.get("traceback", ""))
+    if issubclass(kind, Untraceable):  # whose message is made of parts
+        kind = UsageError
+    message = str(record.get("message") or "another process failed and gave no reason")
+    text = str(record.get("traceback", ""))
     return kind(message, text) if issubclass(kind, UserCodeError) else kind(message)

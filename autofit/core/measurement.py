@@ -7,7 +7,7 @@ from statistics import fmean, median
 from pydantic import Field
 
 from autofit.core.loading import Loading
-from autofit.core.strict import Strict
+from autofit.core.strict import Positive, Strict
 
 
 class Memory(Strict):
@@ -25,7 +25,7 @@ class Memory(Strict):
     """
 
     allocated_bytes: int
-    judged_bytes: int
+    judged_bytes: int = Field(ge=0)
     judged_by: str
     reserved_bytes: int | None = None
     footprint_bytes: int | None = None
@@ -69,7 +69,7 @@ class Measurement(Strict):
         compiler_notes: what torch.compile reported of this plan's code: graph breaks and recompilations, with causes.
     """
 
-    step_times_s: tuple[float, ...] = Field(min_length=1)
+    step_times_s: tuple[Positive, ...] = Field(min_length=1)
     samples_per_step: int = Field(gt=0)
     memory: Memory
     tokens_per_step: float | None = None

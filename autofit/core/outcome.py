@@ -5,7 +5,7 @@ from enum import StrEnum
 from pydantic import model_validator
 
 from autofit.core.measurement import Measurement
-from autofit.core.strict import Strict
+from autofit.core.strict import Elapsed, Strict
 
 DIED, COMPILING = "the process died while this plan ran", "compiling"
 """Reason of a trial that ran when the process of the search ended; phase in which a plan took too long to compile."""
@@ -85,7 +85,7 @@ class Outcome(Strict):
     measurement: Measurement | None = None
     phase: str | None = None
     traceback_text: str = ""
-    duration_s: float = 0.0
+    duration_s: Elapsed = 0.0
     leaked: str = ""
 
     @model_validator(mode="after")

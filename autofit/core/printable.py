@@ -49,11 +49,11 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/@:]*(?::[^\s/]*)?@")
-_URL_QUERY = re.compile(r"(?P<url>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s?\"']+\?)[^\s\"']+")
+_URL_QUERY = re.compile(r"(?P<url>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s?\"']{1,2000}\?)[^\s\"']+")
 _FORMATS = re.compile(
     r"\bBearer\s+[\w.~+/=-]{8,}"
     r"|\bsk-[\w-]{16,}|\bgh[oprsu]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{16,}|\bhf_\w{16,}|\bAKIA[0-9A-Z]{12,}"
-    r"|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\beyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
 """Secrets that are recognised by their format: tokens of common services and web standards, and private keys."""

@@ -1,6 +1,15 @@
 """Strict: the base class of values that reach a file or another process."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LARGEST = 1e30
+"""Limit of rates, ratios and times: a report of any record can compute with them."""
+Positive = Annotated[float, Field(gt=0, lt=LARGEST)]
+"""A rate or a ratio."""
+Elapsed = Annotated[float, Field(ge=0, lt=LARGEST)]
+"""A time in seconds."""
 
 
 class Strict(BaseModel):

@@ -17,7 +17,7 @@ from autofit import study as studies
 from autofit.core.errors import StudyError, UsageError
 from autofit.core.printable import one_line
 from autofit.core.units import format_duration
-from autofit.files import write_atomically
+from autofit.files import head_of, write_atomically
 from autofit.nightly.jobs import Job, JobsFile
 from autofit.nightly.records import NIGHT_SCHEMA, NightRecord, VerdictKind, from_text, instant, to_text
 from autofit.reports.sentences import counted
@@ -35,6 +35,7 @@ STUDIES = "nightly/"
 """Beginning of the names of the studies; the name of the job follows."""
 RECORD = f"{PREFIX}night"
 """Attribute of a trial: the record as JSON."""
+_MARK_BYTES = 256
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -124,7 +125,7 @@ class History:
 
     def _marked(self) -> str:
         try:
-            return self._mark.read_text(encoding="utf-8")
+            return head_of(self._mark, _MARK_BYTES).decode()
         except (OSError, ValueError):  # ValueError: not UTF-8
             return ""
 

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -347,7 +346,7 @@ class _JobsSource:
         self.path = path
         try:
             self.data, self._lines = strict_yaml.load_with_lines(_content(path))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an escape above U+10FFFF
+        except strict_yaml.UNREADABLE as error:
             mark = getattr(error, "problem_mark", None)
             line = f", line {mark.line + 1}" if mark is not None else ""
             problem = getattr(error, "problem", None) or str(error).partition("\n")[0]

@@ -94,8 +94,8 @@ def of_answer(answer: Answer, plan_file: str = "") -> Source:
             evidence, missing = None, "the study has a newer search"
         elif evidence is None:
             missing = "the study does not have them"
-        until = _time(r.created) + timedelta(seconds=1)
-        began = until - timedelta(seconds=r.duration_s + 1) if evidence is None else _time(evidence.began)
+        until = _shifted(_time(r.created), 1)
+        began = _shifted(until, -r.duration_s - 1) if evidence is None else _time(evidence.began)
         trials = _trials(study, r.environment, r.budget.memory_bytes, began, until)
     except AutofitError as error:
         missing = f"the study cannot be read: {error}"
@@ -190,6 +190,14 @@ def _is_study(path: Path) -> bool:
         return path.suffix in (".journal", ".db", ".sqlite") or is_storage(path)
     except OSError:
         return False
+
+
+def _shifted(time: datetime, by_s: float) -> datetime:
+    """Returns a time this much later. The result is within the years of the calendar."""
+    try:
+        return time + timedelta(seconds=by_s)
+    except OverflowError:
+        return (datetime.max if by_s > 0 else datetime.min).replace(tzinfo=UTC)
 
 
 def _time(text: str) -> datetime:

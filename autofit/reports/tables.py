@@ -50,11 +50,12 @@ def table(columns: Sequence[Column], width: int) -> list[str]:
     if room < least and shown:
         return _stacked(first, filled, width)
     size = min(max(cells(first.title) - _INDENT, *map(cells, first.texts), 0), room)
-    lines = [_line(first.title, size + _INDENT, [column.title for column in shown], shown)]
+    sized = [(column, column.size) for column in shown]
+    lines = [_line(first.title, size + _INDENT, [column.title for column in shown], sized)]
     for number, text in enumerate(first.texts):
         others_lines = [column.lines(column.texts[number]) for column in shown]
         for begun, *texts in zip_longest(wrapped(text, size, "", "  "), *others_lines, fillvalue=""):
-            lines.append(" " * _INDENT + _line(begun, size, texts, shown))
+            lines.append(" " * _INDENT + _line(begun, size, texts, sized))
     return [line.rstrip() for line in lines]
 
 
@@ -72,9 +73,9 @@ def _stacked(first: Column, others: Sequence[Column], width: int) -> list[str]:
     return lines
 
 
-def _line(begun: str, size: int, texts: Sequence[str], columns: Sequence[Column]) -> str:
+def _line(begun: str, size: int, texts: Sequence[str], columns: Sequence[tuple[Column, int]]) -> str:
     line = begun + " " * (size - cells(begun))
-    for text, column in zip(texts, columns, strict=True):
-        pad = " " * (column.size - cells(text))
+    for text, (column, column_size) in zip(texts, columns, strict=True):
+        pad = " " * (column_size - cells(text))
         line += " " * _GAP + (pad + text if column.right else text + pad)
     return line

@@ -20,7 +20,7 @@ from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import ascii_json
 from autofit.core.space import Omission, Refusal
-from autofit.core.strict import Strict
+from autofit.core.strict import Elapsed, Positive, Strict
 from autofit.core.trial import Purpose, Trial
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
@@ -53,7 +53,7 @@ class Placing(Strict):
 
     plan: Plan
     gain: Ratio | None = None
-    rate_per_s: float | None = None
+    rate_per_s: Positive | None = None
     over_recommended: Ratio | None = None
     note: str = ""
     on_front: bool = False
@@ -69,9 +69,9 @@ class Answered(Strict):
             the plan contradicts its probe.
     """
 
-    at_s: float
+    at_s: Elapsed
     plan: Plan
-    ratio: float | None = None
+    ratio: Positive | None = None
 
 
 class RaceLog(Strict):
@@ -194,7 +194,9 @@ def notes_of(evidence: SearchEvidence, name: str) -> dict[str, dict[str, object]
 def evidence_in(notes: Mapping[str, object], name: str) -> SearchEvidence | None:
     """Returns the evidence in the notes of a study; None if there is none that this version can read."""
     head = notes.get(name)
-    if not isinstance(head, dict) or head.get("schema") != EVIDENCE_SCHEMA or not isinstance(head.get("parts"), int):
+    if not isinstance(head, dict) or head.get("schema") != EVIDENCE_SCHEMA:
+        return None
+    if not isinstance(head.get("parts"), int) or head["parts"] > len(notes):  # each part is a note
         return None
     parts = [head, *(notes.get(f"{name}.{number}") for number in range(1, head["parts"]))]
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("began") == head.get("began")]

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
@@ -23,6 +24,9 @@ DEFAULT_DIRECTORY = ".autofit"
 """Default directory of the study. A repository may contain one."""
 MAX_BYTES = 2**28
 """Maximum size of a journal. A trial writes about 7 kB."""
+MOST_VALUES = 2**22
+"""Maximum number of lists and mappings in a journal. A trial writes about 80. Each takes 60 to 230 bytes when read."""
+_PIECE_BYTES = 2**20
 _REFERENCE_BYTES = 2**16
 """Maximum number of bytes that are read of a file with a location."""
 _OPERATION, _SQLITE = b'{"op_code":', b"SQLite format 3"
@@ -214,7 +218,15 @@ def _problem(path: Path) -> str:
     if not _OPERATION.startswith(head[: len(_OPERATION)]):
         return "a file of another kind"
     size, most = status.st_size, MAX_BYTES
-    return f"a file of {format_bytes(size)}, above {format_bytes(most)}" if size > most else ""
+    if size > most:
+        return f"a file of {format_bytes(size)}, above {format_bytes(most)}"
+    return f"a file of more than {MOST_VALUES:,} values" if _value_count(path) > MOST_VALUES else ""
+
+
+def _value_count(path: Path) -> int:
+    """Returns the number of lists and mappings in a journal, of which nothing is read whole."""
+    with path.open("rb") as file:
+        return sum(piece.count(b"[") + piece.count(b"{") for piece in iter(partial(file.read, _PIECE_BYTES), b""))
 
 
 def is_storage(path: Path) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import AwareDatetime
+
 from autofit import locks
 from autofit.core.environment import Environment
 from autofit.core.outcome import DIED, Outcome, Status
@@ -55,7 +57,7 @@ class TrialStart(Strict):
     host: str
     pid: int
     process_start: int
-    started: datetime
+    started: AwareDatetime
 
     @classmethod
     def now(cls, plan: Plan, purpose: Purpose, environment: Environment, memory_bytes: int) -> Self:

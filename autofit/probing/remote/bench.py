@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from autofit.core import errors
 from autofit.core.briefing import Briefing, Examiner
@@ -39,6 +39,7 @@ SUFFICES_RATIO, ROUNDED_S = 2.0, 10
 of `ROUNDED_S` seconds: the phase that was cut off may have been near its end, and a probe must follow."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
 _Record = TypeVar("_Record", bound=BaseModel)
+_NAMES, _PARTS = TypeAdapter(tuple[str, ...]), TypeAdapter(tuple[Part, ...])
 
 
 def asked(
@@ -248,9 +249,9 @@ class RemoteBench:
         """Returns the memory that a step keeps at any batch size, for a stand-in's workload; () if it is unknown."""
         try:
             reply = asked(self._warm(), {"do": "fixed_parts"}, "fixed_parts", self._clock.patience_s(), self._beat)
-        except ChildEnded:
+            return _PARTS.validate_python(reply.get("parts"))
+        except (ChildEnded, ValidationError):
             return ()
-        return tuple(Part.model_validate(part) for part in reply["parts"])
 
     def close(self) -> None:
         """Ends the child, after it has put its workload back and verified this.
@@ -334,7 +335,8 @@ class RemoteBench:
         try:
             child = Child(self._deadlines, environment, self._log, self._nursery, self._clock.patience_s())
             reply = self._opened(child, enforce, phases)
-            briefing = Briefing.model_validate(reply["briefing"])
+            briefing = Briefing.model_validate(reply.get("briefing"))
+            libraries = _NAMES.validate_python(reply.get("libraries", ()))
         except BaseException as error:
             if child is not None and not isinstance(error, ChildEnded):
                 child.kill()
@@ -342,7 +344,7 @@ class RemoteBench:
                 raise errors.AutofitError(OTHER_VERSION) from error
             raise
         if not self._nursery.libraries:
-            self._nursery.learn(reply.get("libraries", []), reply.get("gpus", 0))
+            self._nursery.learn(libraries, reply.get("gpus", 0))
         self._survey_s = phases.spent_s.get(SURVEY, self._survey_s)
         return child, briefing
 

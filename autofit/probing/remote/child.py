@@ -239,7 +239,7 @@ class Child:
                 return reply
             if last >= end:
                 raise ChildEnded(self._hung(too_long))
-            self._phase = str(reply.get("phase", ""))
+            self._phase = str(reply.get("phase", ""))[:_REASON_LIMIT]
             self._stepped = self._stepped or self._phase == "step"
             beat(self._phase)
 
@@ -330,7 +330,7 @@ class Child:
             reply = json.loads(line)
             if isinstance(reply, dict) and isinstance(reply.get("kind"), str):
                 return reply
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         self.kill()
         shown = line[:80].decode(errors="replace")
