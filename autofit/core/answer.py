@@ -58,8 +58,7 @@ class Candidate(Strict):
         gain: throughput relative to the baseline; from paired blocks if the two raced.
         rate_per_s: throughput in the objective's unit, on one scale for all plans of this search: from the race if the
             plan raced, otherwise from its probe. None if unknown.
-        over_recommended: throughput relative to the recommended plan; from paired blocks if the two raced. None for the
-            baseline.
+        over_recommended: throughput relative to the recommended plan; of paired blocks if both raced. Not of the baseline.
         note: why it was not chosen, or "".
         on_front: whether no measured plan is as fast with less memory (`autofit.search.choice`).
     """
@@ -71,10 +70,6 @@ class Candidate(Strict):
     over_recommended: Ratio | None = None
     note: str = ""
     on_front: bool = False
-
-
-HELD = "held"
-"""How the result of a long proof begins if nothing grew and no step failed."""
 
 
 class Answer(Strict):
@@ -93,8 +88,7 @@ class Answer(Strict):
             if it is `on_front`, are the Pareto front of throughput against memory.
         strategies: what the strategies do whose values differ between `plan` and the baseline.
         untried: why only the baseline could be measured, and what would help, without a full stop; "" if another was.
-        long_proof: what a run of minutes has shown, see `autofit.tune(prove=...)`. It begins with `HELD` if the plan
-            held; "" if there was none.
+        long_proof: what a run of minutes has shown, see `autofit.tune(prove=...)`; "" if there was none.
         caveats: notes to read before using the plan, the most important first.
         refused: strategies and knob values left out of the search, with the reason.
         budget: the limits of the search.

@@ -57,8 +57,7 @@ class Measurement(Strict):
         growth_bytes: bytes of live memory that each whole step on the worst batch left behind; 0 if one left nothing.
         without_gradient: which trained parameters had no gradient in any step that was looked at; "" if all had one.
         straggler: which of several ranks takes longer than the others for the same work; "" if none does.
-        exchange_s: seconds of a step for communication between ranks and waiting for each other: what it takes longer
-            than one of the slowest rank alone. None if unknown.
+        exchange_s: seconds of a step beyond one of the slowest of several ranks alone: communication. None if unknown.
         skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
         new_shape_s: seconds per step that kernels for new shapes take, in addition to `step_times_s`.

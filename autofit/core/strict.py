@@ -7,9 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 LARGEST = 1e30
 """Limit of rates, ratios and times: a report of any record can compute with them."""
 Positive = Annotated[float, Field(gt=0, lt=LARGEST)]
-"""A rate or a ratio."""
 Elapsed = Annotated[float, Field(ge=0, lt=LARGEST)]
-"""A time in seconds."""
+"""A rate or a ratio; and a time in seconds."""
 
 
 class Strict(BaseModel):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
-from autofit.core.answer import HELD
 from autofit.core.briefing import Examiner
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
@@ -18,6 +17,7 @@ from autofit.doctor.findings import chosen
 from autofit.doctor.session import Scope, Session
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect, scrub
+from autofit.search.evidence import HELD
 from autofit.workloads.step import StepBatch, TrainStep, storage_bytes
 from autofit.workloads.tree import live_tensors
 from autofit.workloads.workload import Workload

@@ -7,7 +7,7 @@ one summary are on one scale, a gain has its interval, and an estimate without b
 from collections.abc import Iterator
 from itertools import chain
 
-from autofit.core.answer import HELD, Answer, Candidate
+from autofit.core.answer import Answer, Candidate
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, format_duration, short_number
@@ -27,7 +27,7 @@ from autofit.reports.sentences import (
     unknown_gain,
 )
 from autofit.reports.tables import Column, table
-from autofit.search.evidence import FOUND_BY_DOCTOR
+from autofit.search.evidence import FOUND_BY_DOCTOR, HELD
 from autofit.terminal import wrapped
 
 _FEW, _CAVEATS, _REFUSED = 3, 5, 3

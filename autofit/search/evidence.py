@@ -30,6 +30,8 @@ LEARNING_RATE_RULE = "common rules scale the rate with the batch, or with its sq
 """What is usually done to the learning rate when the global batch changes."""
 BATCH_CHANGED = "the global batch was free and changed"
 """Beginning of the caveat on a changed global batch, which reports show first."""
+HELD = "held"
+"""How the result of a long proof begins if nothing grew and no step failed."""
 FOUND_BY_DOCTOR = "doctor: "
 """Beginning of the caveat on what the doctor found in the steps of the answer. It comes last."""
 STOPPED_BY_USER = "it was interrupted"

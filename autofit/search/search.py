@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autofit import estimators, locks
-from autofit.core.answer import HELD, Answer
+from autofit.core.answer import Answer
 from autofit.core.briefing import Briefing, GateRecord, Options
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import WEIGHING
@@ -41,6 +41,7 @@ from autofit.search.choice import DEVICE_NOISE_RATIO, DISTURBED_NOISE_RATIO
 from autofit.search.evidence import (
     BATCH_CHANGED,
     CLOSED,
+    HELD,
     LEARNING_RATE_RULE,
     OPENED,
     Placing,

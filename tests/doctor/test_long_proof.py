@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
-from autofit.core.answer import HELD
 from autofit.doctor import long_proof
 from autofit.doctor.long_proof import LEAST_SAMPLES, growth
 from autofit.fit import Fit
+from autofit.search.evidence import HELD
 from tests.cli.processes import TARGETS, command, environment
 
 MIB = 2**20
