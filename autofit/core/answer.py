@@ -58,7 +58,7 @@ class Candidate(Strict):
         gain: throughput relative to the baseline; from paired blocks if the two raced.
         rate_per_s: throughput in the objective's unit, on one scale for all plans of this search: from the race if the
             plan raced, otherwise from its probe. None if unknown.
-        over_recommended: throughput relative to the recommended plan; of paired blocks if both raced. Not of the baseline.
+        over_recommended: throughput relative to the recommended plan, by paired blocks if both raced. Not the baseline.
         note: why it was not chosen, or "".
         on_front: whether no measured plan is as fast with less memory (`autofit.search.choice`).
     """
