@@ -69,7 +69,7 @@ def test_the_wait_for_the_device_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.3)
         yield
 
-    def search(bench: object, request: object, listeners: object, clock: Clock, examine: object) -> Answer:
+    def search(bench: object, request: object, listeners: object, clock: Clock, *looks: object) -> Answer:
         waits.append(clock.waited_s)
         return found
 

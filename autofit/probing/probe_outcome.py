@@ -111,7 +111,7 @@ class WorstBatchResult(Lap):
     def measurement(self, *warnings: str) -> Measurement:
         """Returns these steps as a measurement. It is of the worst batch, and on a host the meter slows it down."""
         return Measurement(
-            step_times_s=tuple(self.steps_s),
+            step_times_s=_positive(self.steps_s),
             samples_per_step=self.samples,
             tokens_per_step=self.tokens,
             memory=self.memory,
@@ -156,6 +156,11 @@ def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typica
     return Outcome(status=Status.MEASURED, measurement=measurement)
 
 
+def _positive(times_s: Sequence[float]) -> tuple[float, ...]:
+    """Returns the times without those in which the clock went back."""
+    return tuple(each for each in times_s if each > 0)
+
+
 def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult, typical: Typical, events: Counters) -> Measurement:
     warnings = [] if lap.settled else ["step times had not settled after the warm-up"]
     if lap.skipped:
@@ -163,7 +168,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult, typical: Typical
     if lap.new_shape_s:
         warnings.append(f"preparing kernels for new shapes takes {format_duration(lap.new_shape_s)} of each step")
     return Measurement(
-        step_times_s=tuple(lap.steps_s),
+        step_times_s=_positive(lap.steps_s),
         samples_per_step=plan.global_batch_size,
         steps_per_window=lap.steps_per_window,
         tokens_per_step=typical.tokens_per_step(lap.timed_steps),

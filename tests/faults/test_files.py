@@ -49,7 +49,7 @@ def write(path: Path, text: str) -> Path:
         ("!!set [a]", "found the tag"),
         ("1" + ":59" * 3000 + ".5", "duration_s: found "),
         ("[]", "duration_s: found []"),
-        (".inf", "duration_s: found inf; expected seconds"),
+        (".inf", "duration_s: found inf; "),
     ],
 )
 @pytest.mark.fault("F59")

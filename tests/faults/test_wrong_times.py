@@ -103,7 +103,7 @@ def proven() -> Outcome:
 @pytest.mark.fault("F50")
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
 def test_f50_one_jump_of_the_clock_is_one_bad_sample_of_several(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiled = 0
+    most = 0
     for at in range(6, 80):  # how many calls are of the warm-up depends on the machine
         jumps = accumulate(jump_s if call == at else 0.0 for call in range(10**6))
         ticking(monkeypatch, lambda jumps=jumps: time.perf_counter() + next(jumps))  # type: ignore[misc]
@@ -111,8 +111,9 @@ def test_f50_one_jump_of_the_clock_is_one_bad_sample_of_several(jump_s: float, m
         assert found is not None
         assert found.proven
         assert 0 < found.step_time_s < 60
-        spoiled += any(abs(seconds) > 3000 for seconds in found.step_times_s)
-        if spoiled:
+        assert min(found.step_times_s) > 0
+        most = max(most, found.timed_steps)
+        if max(found.step_times_s) > 3000 or (jump_s < 0 and found.timed_steps < most):  # that sample was left out
             return
     pytest.fail("none of the jumps was in a measured step")
 
