@@ -1,8 +1,8 @@
 """Many searches in one process: main memory, threads, descriptors, child processes and live tensors stay flat.
 
-Each search has a model and data of its own, in turn a plain one, one that runs out of memory in the middle, and one
-whose step fails. The first tenth warms up. Required: at the end not one thread, descriptor, child or tensor more than
-after that, and at most 64 KiB of main memory for each search, by the slope from the second to the last tenth.
+Each search has a model and data of its own: in turn a plain one, one that runs out of memory on batches of a size, and
+one whose step fails on them. The first tenth warms up. Required: at the end not one thread, descriptor, child or tensor
+more than after that, and at most 64 KiB of main memory for each search, by the slope from the second to the last tenth.
 
     python -m scripts.bench.long_run --searches 1000
 """
@@ -24,7 +24,7 @@ from autofit.workloads.tree import live_tensors
 from scripts.bench import report
 
 MOST_BYTES = 64 * 1024
-WIDTH, SAMPLES = 32, 128
+WIDTH, SAMPLES, SPOILT = 32, 128, 4
 COUNTS: dict[str, Callable[[], int]] = {
     "threads": threading.active_count,
     "descriptors": lambda: sum(1 for _ in Path("/proc/self/fd").iterdir()),
@@ -34,16 +34,15 @@ COUNTS: dict[str, Callable[[], int]] = {
 
 
 class Faulty(nn.Module):
-    """A model that fails from a call on, or not at all."""
+    """A model that fails on batches of one size, or not at all."""
 
     def __init__(self, error: Exception | None) -> None:
         super().__init__()
-        self.layers, self.error, self.calls = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)), error, 0
+        self.layers, self.error = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)), error
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns values for four classes."""
-        self.calls += 1
-        if self.error is not None and self.calls > 40 and x.shape[0] > 8:
+        if self.error is not None and x.shape[0] == SPOILT:
             raise self.error
         out: Tensor = self.layers(x)
         return out
