@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from autofit import locks
 from autofit.core.answer import Answer
-from autofit.core.briefing import LONG_PROOF, Examiner, Options
+from autofit.core.briefing import Examiner, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, BudgetSpent, UsageError, from_record, to_record
 from autofit.devices.base import Device
@@ -23,7 +23,7 @@ from autofit.probing.ranks.launch import ARRIVAL_S, joined, rank_count
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Examine, Listen, Request
-from autofit.search.search import STAGE, SearchInterrupted, search, training_request, with_evaluation
+from autofit.search.search import STAGE, SearchInterrupted, endurance, search, training_request, with_evaluation
 from autofit.trackers.progress import Progress, heartbeat, waiting, watched
 from autofit.workloads.divided import INSIDE, unwrapped
 from autofit.workloads.workload import Workload
@@ -213,9 +213,8 @@ def _searched(
         results.append(event.result or results[-1])
 
     with bench.backstop, bench, watched(progress, bench.briefing, request, clock, watch) as listen:
-        endure = partial(bench.examine, Examiner(function=LONG_PROOF, seconds=request.prove_s))
         heard = [listen, *followers, heartbeat(watch), keep]
-        found = search(bench, request, heard, clock, examine, endure if request.prove_s else None)
+        found = search(bench, request, heard, clock, examine, endurance(bench.examine, request))
     if bench.changed:
         note = f"changed while tuning, and could not be restored: {', '.join(bench.changed)}"
         found = found.model_copy(update={"caveats": (note, *found.caveats)})

@@ -13,7 +13,7 @@ from autofit.cli import values
 from autofit.cli.outcome import INTERRUPTED, say, terminable
 from autofit.cli.saving import check_output, save_plan
 from autofit.core.answer import Answer
-from autofit.core.briefing import DOCTOR, LONG_PROOF, Examiner, Options
+from autofit.core.briefing import DOCTOR, Examiner, Options
 from autofit.core.budget import Clock
 from autofit.core.environment import launched_ranks
 from autofit.core.errors import AutofitError, PlanFileError
@@ -27,7 +27,7 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.summary import brief
 from autofit.reports.writing import attached
 from autofit.search.request import DEFAULT_STUDY, Event, Request
-from autofit.search.search import STAGE, SearchInterrupted, search, training_request, with_evaluation
+from autofit.search.search import STAGE, SearchInterrupted, endurance, search, training_request, with_evaluation
 from autofit.study.location import dereferenced
 from autofit.trackers.following import following
 from autofit.trackers.progress import heartbeat, waiting, watched
@@ -131,9 +131,8 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
         with watched(shown, bench.briefing, request, clock, watch) as listen:
             words = ["doctor", target.name, *(word for each in given.arg for word in ("--arg", each))]
             examine = partial(bench.examine, Examiner(function=DOCTOR, more=f"`{command_line(words)}`"))
-            endure = partial(bench.examine, Examiner(function=LONG_PROOF, seconds=request.prove_s))
             heard = [listen, *followers, heartbeat(watch)]
-            answer = search(bench, request, heard, clock, examine, endure if request.prove_s else None)
+            answer = search(bench, request, heard, clock, examine, endurance(bench.examine, request))
             return answer, bench.briefing.evaluates
 
 

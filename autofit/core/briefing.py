@@ -15,7 +15,7 @@ from autofit.core.work import Ceilings
 Layout = Literal["replicated", "optimizer", "full", "hybrid"]
 """What each rank has: everything; also, but a part of the optimizer state; a part of everything; that, in rows."""
 DOCTOR, LONG_PROOF = "autofit.doctor.in_tune:finding", "autofit.doctor.long_proof:lasted"
-"""Name of the function with which the doctor examines the answer. A search imports it no sooner."""
+"""Functions that look at some steps of the answer, and that run it for long, by name: imported no sooner."""
 
 
 class GateRecord(Strict):

@@ -39,13 +39,21 @@ def finding(
         batch: makes the batch of a step.
         examiner: names the command or the call that says more.
     """
+    found = looked_at(workload, device, step, batch, BRIEF)
+    return "" if found is None else sentence(found, examiner.more)
+
+
+def looked_at(
+    workload: Workload, device: Device, step: TrainStep, batch: Callable[[], StepBatch], scope: Scope
+) -> Diagnosis | None:
+    """Returns what is found in further steps of a plan; None while something else is observed in this process."""
     if not ALONE.acquire(blocking=False):
-        return ""
+        return None
     with ExitStack() as undo:
         undo.callback(ALONE.release)
-        session = Session("", partial(roots_of, workload), [step.model], device, scope=BRIEF)
+        session = Session("", partial(roots_of, workload), [step.model], device, scope=scope)
         undo.callback(session.close)
-        return sentence(observed(session, step, batch), examiner.more)
+        return observed(session, step, batch)
 
 
 def sentence(found: Diagnosis, more: str) -> str:

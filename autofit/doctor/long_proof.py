@@ -6,15 +6,14 @@ shows only later.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 
 from autofit.core.briefing import Examiner
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
-from autofit.doctor.diagnose import observed, roots_of
 from autofit.doctor.findings import chosen
-from autofit.doctor.session import Scope, Session
+from autofit.doctor.in_tune import looked_at
+from autofit.doctor.session import Scope
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect, scrub
 from autofit.search.evidence import HELD
@@ -99,7 +98,8 @@ def lasted(
         return f"failed in step {count + 1:,}, after {format_duration(monotonic() - began)}: {reason}"
     took = f"{count:,} steps on batches as they come, in {format_duration(monotonic() - began)}"
     if slope := growth(watched.steps, watched.live):
-        cause = _cause(workload, device, step, batch)
+        found = looked_at(workload, device, step, batch, Scope(detectors=chosen(GROWTH), runs=False))
+        cause = f": {found.findings[0].what}" if found is not None and found.findings else ""
         return f"live memory grows by {format_bytes(round(slope))} per step over {took}{cause}"
     if slope := growth(watched.steps, watched.reserved):
         return (
@@ -107,11 +107,3 @@ def lasted(
             "live memory does not: shapes vary. Try expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF"
         )
     return f"{HELD} for {took}; live memory between steps: {format_bytes(max(watched.live, default=0))}"
-
-
-def _cause(workload: Workload, device: Device, step: TrainStep, batch: Callable[[], StepBatch]) -> str:
-    """Returns what grows, with its line and holder, in words; "" if the doctor does not find it."""
-    scope = Scope(detectors=chosen(GROWTH), runs=False)
-    session = Session("", partial(roots_of, workload), [step.model], device, scope=scope)
-    found = observed(session, step, batch).findings
-    return f": {found[0].what}" if found else ""

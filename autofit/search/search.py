@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from autofit import estimators, locks
 from autofit.core.answer import Answer
-from autofit.core.briefing import Briefing, GateRecord, Options
+from autofit.core.briefing import LONG_PROOF, Briefing, Examiner, GateRecord, Options
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import WEIGHING
 from autofit.core.errors import (
@@ -182,6 +183,12 @@ def asked(briefing: Briefing, budget: Budget, request: Request, notes: Sequence[
         refused=briefing.space.refused,
         caveats=(*briefing.caveats, *notes),
     )
+
+
+def endurance(examine: Callable[[Examiner, Plan, float], str], request: Request) -> Examine | None:
+    """Returns what runs an answer for the time that a request asks for; None if it asks for none."""
+    examiner = Examiner(function=LONG_PROOF, seconds=request.prove_s)
+    return partial(examine, examiner) if request.prove_s else None
 
 
 def search(

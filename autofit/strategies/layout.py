@@ -68,7 +68,7 @@ class RankLayout(Strategy):
             return self.refuse(reason)
         for load in (sharding, zero_redundancy_optimizer):  # once, and not by each process that a trace forks
             load()
-        known = LAYOUTS if rows_of(facts.ranks) > 1 else LAYOUTS[:-1]
+        known = tuple(each for each in LAYOUTS if each != HYBRID or rows_of(facts.ranks) > 1)
         asked = known if facts.layout is None else (facts.layout,)
         missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer, facts.ranks))}
         refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -25,6 +26,11 @@ def watched(script: Callable[[], object]) -> Diagnosis:
         script()
     assert observer.diagnosis is not None
     return observer.diagnosis
+
+
+def both(script: Callable[[bool], object]) -> tuple[Diagnosis, Diagnosis]:
+    """Runs a script with its fault, and mended."""
+    return watched(partial(script, False)), watched(partial(script, True))
 
 
 def only(found: Diagnosis, kind: str) -> Finding:
@@ -506,7 +512,7 @@ def test_a_graph_that_is_kept_in_each_pass_counts_as_without(passes: int) -> Non
             optimizer.step()
             optimizer.zero_grad()
 
-    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    bad, good = both(train)
     size = only(bad, "retain-graph").size
     assert size is not None
     assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
@@ -522,7 +528,7 @@ def test_a_batch_that_only_the_old_graph_keeps_counts_too() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    bad, good = both(train)
     size = only(bad, "retain-graph").size
     assert size is not None
     assert size.peak_bytes is not None
@@ -543,7 +549,7 @@ def test_a_batch_that_a_variable_keeps_stays() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    bad, good = both(train)
     size = only(bad, "retain-graph").size
     assert size is not None
     assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
@@ -572,7 +578,7 @@ def test_an_untrained_generator_counts_with_its_pass(every: int, set_to_none: bo
                 judge.requires_grad_(True)
                 of_generator.step()
 
-    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    bad, good = both(train)
     finding = only(bad, "gradient-dropped")
     assert "4 gradients (1.066 MiB)" in finding.what
     assert finding.size is not None
@@ -594,7 +600,7 @@ def test_a_pass_of_a_recurrent_module_without_use_has_its_real_size() -> None:
                 score = model(torch.randn(128, 32, 32))[0].square().mean().item()
             assert score >= 0
 
-    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    bad, good = both(train)
     size = only(bad, "saved-unused").size
     assert size is not None
     assert size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
@@ -638,7 +644,7 @@ def test_passes_that_share_a_part_of_the_graph_are_advised_to_be_one(last: bool)
             optimizer.step()
             optimizer.zero_grad()
 
-    bad, good = (watched(lambda summed=summed: train(summed)) for summed in (False, True))  # type: ignore[misc]  # early
+    bad, good = both(train)
     findings = [each for each in bad.findings if each.id == "retain-graph"]
     assert findings
     assert any("on the sum of the losses" in each.remedy for each in findings)
@@ -660,7 +666,7 @@ def test_an_input_that_only_the_graph_of_a_teacher_keeps_counts_too() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    bad, good = (watched(lambda good=good: train(good)) for good in (False, True))  # type: ignore[misc]  # bound early
+    bad, good = both(train)
     finding = only(bad, "saved-unused")
     assert "; the graph of `advice` in " in finding.what
     assert finding.size is not None

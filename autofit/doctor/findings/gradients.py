@@ -4,8 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 
-import torch
-
 from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import LEAST_RATIO, Finding, Place, Size
 from autofit.doctor.findings.base import Detector, at_peak, is_nothing
@@ -206,7 +204,7 @@ class NoGradient(Detector):
         ]
         if not found or not watch.with_gradient:
             return
-        size_bytes = _bytes([parameter for _, parameter in found])
+        size_bytes = sum(parameter.nbytes for _, parameter in found)
         yield Finding(
             id=self.id,
             what=(
@@ -260,7 +258,3 @@ class ZeroedGradients(Detector):
             places=observation.zeroing_places,
             **at_peak(observation, saved_bytes),
         )
-
-
-def _bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

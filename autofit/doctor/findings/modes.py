@@ -119,7 +119,7 @@ class CheckpointNoEffect(Detector):
     def _cut_off(self, observation: Observation) -> Finding:
         """Returns the finding that checkpointing keeps parameters from any gradient."""
         found = [observation.names[each] for each in observation.cut_off if each in observation.names]
-        size_bytes = sum(each.numel() * each.element_size() for _, each in found)
+        size_bytes = sum(each.nbytes for _, each in found)
         lines = list(dict.fromkeys(observation.cut_off.values()))
         return Finding(
             id=self.id,

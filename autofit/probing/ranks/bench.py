@@ -346,9 +346,11 @@ class LeadingBench(RankBench):
         outcome = self._of_all(self._run_on_all(plan, purpose, terms) if refusal is None else refusal)
         if purpose is not Purpose.PROOF or outcome.measurement is None:
             return outcome
-        took = [each.measurement and each.measurement.step_time_s for each in self._rehearse(plan, Purpose.BLOCK)]
-        alone_s = max(each or math.inf for each in took)
-        return outcome.with_measured(exchange_s=max(outcome.measurement.step_time_s - alone_s, 0.0))
+        alone = [each.measurement for each in self._rehearse(plan, Purpose.BLOCK)]
+        took_s = [each.step_time_s for each in alone if each is not None]
+        if len(took_s) < len(alone):
+            return outcome
+        return outcome.with_measured(exchange_s=max(outcome.measurement.step_time_s - max(took_s), 0.0))
 
     def _of_all(self, outcome: Outcome) -> Outcome:
         """Returns an outcome of one rank with the samples of all."""
