@@ -109,7 +109,7 @@ def with_kept_batch(fit: Fit, origin: str, given: Container[str]) -> Fit:
     """
     if "global_batch_size" in given or "max_global_batch_size" in given:
         return fit
-    size = fit.answer.environment.ranks * fit.plan.global_batch_size
+    size = fit.answer.global_batch(fit.plan)
     caveat = (
         f"the {size:,} samples of an optimizer step are those {origin}, and were kept. Give max_global_batch_size="
         f"{4 * size} to have larger batches searched too, which may be faster, and adjust the learning rate then "

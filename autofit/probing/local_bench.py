@@ -370,7 +370,7 @@ class LocalBench:
         module, _, name = examiner.function.partition(":")
         function = getattr(importlib.import_module(module), name)
         device, source, parts = self.device, self._batches.source(plan), min(plan.accumulation_steps, MOST_PARTS)
-        drawn = source.fresh(plan.micro_batch_size, 0)
+        drawn = source.fresh(plan.micro_batch_size, 0) if examiner.seconds else iter(())
         self._make_ready()
         with self._build(plan) as step:
 
