@@ -192,7 +192,7 @@ def _device_flags() -> Iterator[Flag]:
 
 
 def _python_flags() -> Iterator[Flag]:
-    """Yields the environment, working directory, logging, warnings and garbage collection."""
+    """Yields the environment, working directory, logging, warnings, recursion limit and garbage collection."""
     root = logging.getLogger()
 
     def write_environment(kept: dict[str, str]) -> None:
@@ -216,6 +216,7 @@ def _python_flags() -> Iterator[Flag]:
     yield Flag("logging.root.level", lambda: root.level, root.setLevel)
     yield Flag("logging.disable", lambda: root.manager.disable, logging.disable)
     yield Flag("warnings.filters", lambda: tuple(warnings.filters), write_filters)
+    yield Flag("recursion_limit", sys.getrecursionlimit, sys.setrecursionlimit)  # torch's compiler raises it
     yield Flag("gc.enabled", gc.isenabled, lambda kept: gc.enable() if kept else gc.disable())
 
 

@@ -30,6 +30,8 @@ BUDGET_S, MEMORY = 4.0, "1GiB"
 LATE_S = (1 + OVERTIME_RATIO) * BUDGET_S + OVERTIME_S
 """Most seconds that a run may take under the promise of the time budget."""
 HUNG_S = 90.0
+OF_TORCH = ("tqdm_monitor", "ThreadPoolExecutor")
+"""Names of threads that torch's compiler starts once and keeps. autofit has none of these names."""
 INTENDED = {"interrupt": KeyboardInterrupt, "exit": SystemExit}
 """Exceptions of users' code that are not errors and may be raised by `tune`."""
 
@@ -87,7 +89,7 @@ def _digest(content: bytes) -> str:
 def run(one: Case) -> dict[str, Any]:
     """Returns the result of a run: how it ended, how long it took, and what is wrong."""
     workload = made(**one.arguments())
-    before, threads, descriptors = state_of(workload), threading.active_count(), len(os.listdir("/proc/self/fd"))
+    before, threads, descriptors = state_of(workload), set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     began = time.perf_counter()
     ended, wrong = _tuned(workload, one)
     took_s = time.perf_counter() - began
@@ -97,8 +99,9 @@ def run(one: Case) -> dict[str, Any]:
         wrong.append(f"changed: {', '.join(changed[:8])}")
     if took_s > LATE_S:
         wrong.append(f"took {took_s:.1f} s of {BUDGET_S:.0f} s")
-    if threading.active_count() > threads:
-        wrong.append(f"{threading.active_count() - threads} threads left")
+    left = [each for each in threading.enumerate() if each not in threads and not each.name.startswith(OF_TORCH)]
+    if left:
+        wrong.append(f"threads left: {', '.join(each.name for each in left)}")
     if len(os.listdir("/proc/self/fd")) > descriptors + 4:  # libraries start some threads once
         wrong.append("descriptors left open")
     return {"number": one.number, "ended": ended, "took_s": round(took_s, 2), "wrong": wrong}

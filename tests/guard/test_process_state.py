@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +102,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
         lambda: list(warnings.filters),
         lambda: warnings.simplefilter("ignore", ImportWarning),
     ),
+    "recursion_limit": (sys.getrecursionlimit, lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1000)),
     "gc.enabled": (gc.isenabled, gc.disable),
     "signal.SIGTERM": (
         lambda: signal.getsignal(signal.SIGTERM),
