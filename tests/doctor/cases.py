@@ -591,10 +591,19 @@ def unused_head(good: bool, device: str = "cpu") -> Case:
     return Case(both, step)
 
 
-def adversarial(good: bool, device: str = "cpu", *, detaches: bool | None = None, retains: bool | None = None) -> Case:
+def adversarial(
+    good: bool,
+    device: str = "cpu",
+    *,
+    samples: str = "",
+    retains: bool | None = None,
+    frozen: bool | None = None,
+    shared: bool = False,
+) -> Case:
     """A GAN. The bad one trains the judge on samples that are not detached, with `retain_graph`, for nothing.
 
-    `detaches` and `retains` are by default those of the good or the bad one.
+    `samples` says what the judge is trained on: "attached", "detached", or made without a "graph". They and the other
+    two are by default those of the good or the bad one. With `shared`, the generator is trained on the same samples.
     """
     torch.manual_seed(0)
     generator = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 784)).to(device)
@@ -604,18 +613,22 @@ def adversarial(good: bool, device: str = "cpu", *, detaches: bool | None = None
     real, noise = torch.randn(256, 784).to(device), torch.randn(256, 64).to(device)
     ones, zeros = torch.ones(256, 1, device=device), torch.zeros(256, 1, device=device)
     loss_of = F.binary_cross_entropy_with_logits
-    detached, retained = good if detaches is None else detaches, not good if retains is None else retains
+    samples = samples or ("detached" if good else "attached")
+    retained, freezes = not good if retains is None else retains, good if frozen is None else frozen
 
     def step() -> None:
-        fake = generator(noise)
+        with torch.set_grad_enabled(samples != "graph"):
+            fake = generator(noise)
         second.zero_grad()
-        loss = loss_of(judge(real), ones) + loss_of(judge(fake.detach() if detached else fake), zeros)
+        loss = loss_of(judge(real), ones) + loss_of(judge(fake.detach() if samples == "detached" else fake), zeros)
         loss.backward(retain_graph=retained)  # type: ignore[no-untyped-call]  # bad: judge
         second.step()
-        del fake, loss
+        del loss
+        if not shared:
+            del fake
         first.zero_grad()
-        judge.requires_grad_(not good)
-        loss_of(judge(generator(noise)), ones).backward()  # type: ignore[no-untyped-call]  # bad: generator
+        judge.requires_grad_(not freezes)
+        loss_of(judge(fake if shared else generator(noise)), ones).backward()  # type: ignore[no-untyped-call]  # bad: generator
         first.step()
         judge.requires_grad_(True)
 
@@ -628,8 +641,13 @@ def retained_adversarial(good: bool, device: str = "cpu") -> Case:
 
 
 def attached_adversarial(good: bool, device: str = "cpu") -> Case:
-    """A GAN whose samples are detached, and not."""
-    return adversarial(False, device, detaches=good, retains=False)
+    """A GAN whose judge is trained on samples with a graph that nothing else uses, and without a graph."""
+    return adversarial(False, device, samples="graph" if good else "attached", retains=False, frozen=True)
+
+
+def shared_adversarial(good: bool, device: str = "cpu") -> Case:
+    """A GAN that trains both models on the same samples, which are detached for the judge or not."""
+    return adversarial(good, device, frozen=True, shared=True)
 
 
 class Pair(NamedTuple):
@@ -640,7 +658,7 @@ class Pair(NamedTuple):
         kind: the finding that the bad one has.
         line: name of the line that it points to; "" if it has none.
         holder: a part of the holder's name; "" for none.
-        exact: whether its size is that of the difference. Others are bounds.
+        exact: whether its size is that of the difference. Others have none, or a second fault.
     """
 
     make: Callable[..., Case]
@@ -656,14 +674,15 @@ PAIRS: dict[str, Pair] = {
     "retained": Pair(retained, "retain-graph", "retain", "", True),
     "zeroed": Pair(zeroed, "zeroed-gradients", "zero_grad", "", True),
     "thawed": Pair(thawed, "frozen-state", "", "", True),
-    "taught": Pair(taught, "saved-unused", "teacher"),
+    "taught": Pair(taught, "saved-unused", "teacher", "", True),
     "half optimized": Pair(half_optimized, "gradient-without-optimizer", exact=True),
-    "first order": Pair(first_order, "saved-unused", "create_graph"),
+    "first order": Pair(first_order, "saved-unused", "create_graph", "", True),
     "replaced": Pair(replaced, "gradient-without-optimizer"),
     "unused head": Pair(unused_head, "no-gradient"),
     "adversarial": Pair(adversarial, "gradient-dropped", "judge"),
     "retained adversarial": Pair(retained_adversarial, "retain-graph", "judge", "", True),
-    "attached adversarial": Pair(attached_adversarial, "gradient-dropped", "judge"),
+    "attached adversarial": Pair(attached_adversarial, "gradient-dropped", "judge", "", True),
+    "shared adversarial": Pair(shared_adversarial, "gradient-dropped", "judge"),
 }
 
 

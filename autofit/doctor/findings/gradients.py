@@ -50,13 +50,15 @@ class GradientWithoutOptimizer(Detector):
         saved_bytes = observation.saved_bytes(without=gone, ends_at=released)
         fields = at_peak(observation, saved_bytes, "at least")
         unlisted = foreign[0] in watch.unlisted
-        lost = 0 if unlisted else len(observation.optimized - names.keys() - watch.with_gradient)
+        lost = _lost(observation, foreign)
         reason = f"; an optimizer has {counted(lost, 'parameter')} instead that no watched model has" if lost else ""
         if unlisted:
             reason = "; model.parameters() does not list them, because a list, a dict or a plain attribute holds them"
         called = _called(observation, set(foreign))
         where = f" (called at {site})" if str(site := called.get(foreign[0], NOWHERE)) else ""
         share = sum(names[each][1].numel() for each in foreign) / max(sum(p.numel() for _, p in names.values()), 1)
+        if lost:  # they are to be trained, and that saves nothing
+            fields["size"] = None
         return Finding(
             id=self.id,
             what=(
@@ -69,10 +71,12 @@ class GradientWithoutOptimizer(Detector):
             **fields | {"minor": fields["minor"] and share < LEAST_RATIO},
         )
 
-    def change(self, observation: Observation, finding: Finding) -> Change:
-        """Returns these parameters frozen."""
+    def change(self, observation: Observation, finding: Finding) -> Change | None:
+        """Returns these parameters frozen; None if they are to be trained."""
         names, first = observation.names, finding.places[0].module
         foreign = next(each for each in _foreign(observation) if names[each[0]][0] == first)
+        if _lost(observation, foreign):
+            return None
         return Change("these parameters frozen", partial(frozen, [names[each][1] for each in foreign]))
 
 
@@ -90,6 +94,13 @@ def _foreign(observation: Observation) -> list[list[int]]:
     found = [each for each in observation.names if each in watch.with_gradient - observation.optimized - used]
     groups = [[each for each in found if (each in watch.unlisted) is unlisted] for unlisted in (False, True)]
     return [each for each in groups if each]
+
+
+def _lost(observation: Observation, foreign: Sequence[int]) -> int:
+    """Returns the number of parameters that an optimizer has in the place of these: of no watched model."""
+    watch = observation.watch
+    listed = foreign[0] not in watch.unlisted
+    return len(observation.optimized - observation.names.keys() - watch.with_gradient) if listed else 0
 
 
 def _partly(observation: Observation, foreign: Sequence[int]) -> bool:
@@ -134,10 +145,10 @@ class GradientDropped(Detector):
                 remedy=(
                     "freeze the model that this loss does not train meanwhile (requires_grad_(False)), or, if its "
                     "output is the input of the one that is trained, make that under torch.no_grad(), or pass "
-                    "fake.detach() if its graph is used later"
+                    "fake.detach() if its graph is used for another loss too"
                 ),
                 places=(Place(line=line),),
-                size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes, bound="at most"),
+                size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes),
                 minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
             )
 

@@ -58,7 +58,7 @@ def test_the_bad_one_is_found_with_its_line(name: str) -> None:
         assert found[0].places[0].module
 
 
-@pytest.mark.parametrize("name", [name for name in MINE if name != "attached adversarial"])
+@pytest.mark.parametrize("name", MINE)
 def test_the_good_one_is_silent(name: str) -> None:
     assert shown(diagnosis_of(name, True)) == []
 
@@ -73,6 +73,8 @@ def test_an_optimizer_that_has_what_is_no_more_in_the_model_is_to_be_made_anew()
     assert "an optimizer has 2 parameters instead that no watched model has" in found.what
     assert "make the optimizer after the model was changed" in found.remedy
     assert "freeze" not in found.remedy
+    assert found.size is None, "what is trained then has a gradient too"
+    assert not found.minor
 
 
 @pytest.mark.parametrize("name", [name for name in MINE if PAIRS[name].exact])
@@ -309,9 +311,13 @@ def test_parameters_that_are_listed_and_those_that_are_not_are_two_findings() ->
     assert "ModuleList" in others.remedy
 
 
-def test_dropped_gradients_save_at_most_their_bytes() -> None:
-    real = saved_bytes("attached adversarial")
-    assert 0 < real <= size_of("attached adversarial")
+@pytest.mark.parametrize("name", ["adversarial", "shared adversarial"])
+def test_the_sizes_of_two_faults_add_up_to_the_real_difference(name: str) -> None:
+    found = [each for each in diagnosis_of(name, False).findings if each.size is not None and not each.minor]
+    assert [each.id for each in found] == ["retain-graph", "gradient-dropped"]
+    sizes = [each.size.peak_bytes for each in found if each.size is not None and each.size.peak_bytes is not None]
+    assert len(sizes) == 2
+    assert sum(sizes) == pytest.approx(saved_bytes(name), rel=0.02)
 
 
 def test_each_pass_with_dropped_gradients_is_named() -> None:
