@@ -46,11 +46,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **mine, **more}
 
 
-def in_process(seed: int, cases: list[Case]) -> list[dict[str, Any]]:
+def in_process(seed: int, device: str, cases: list[Case]) -> list[dict[str, Any]]:
     """Runs cases in one process; if a case ends it, the next cases run in a new one."""
     left, found = list(cases), list[dict[str, Any]]()
     while left:
-        command = [sys.executable, "-m", "scripts.chaos_runs.in_process", str(seed), *(str(one.number) for one in left)]
+        command = [sys.executable, "-m", "scripts.chaos_runs.in_process", device, str(seed)]
+        command += [str(one.number) for one in left]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"number"')]
         found += rows
@@ -61,14 +62,14 @@ def in_process(seed: int, cases: list[Case]) -> list[dict[str, Any]]:
     return found
 
 
-def by_command(one: Case) -> dict[str, Any]:
+def by_command(device: str, one: Case) -> dict[str, Any]:
     """Runs a case by the command line and sends its signal."""
     with tempfile.TemporaryDirectory() as name:
         folder, mark = Path(name), f"{os.getpid()}-{one.number}"
         workload = ROOT / "scripts" / "chaos_runs" / "workloads.py"
         command = [sys.executable, "-m", "autofit", "tune", f"{workload}:make_workload", "-o", "plan.yaml", "--json"]
-        command += ["--device", "cpu", "--memory", "1GiB", "--time", f"{TIME_S:.0f}s", "--study", "studies/study.db"]
-        for key, value in one.arguments().items():
+        command += ["--device", device, "--memory", "1GiB", "--time", f"{TIME_S:.0f}s", "--study", "studies/study.db"]
+        for key, value in {"device": device, **one.arguments()}.items():
             command += ["--arg", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
         began = time.monotonic()
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
@@ -83,9 +84,9 @@ def by_command(one: Case) -> dict[str, Any]:
         return {"number": one.number, "ended": f"exit {code}", "took_s": round(took_s, 2), "wrong": wrong}
 
 
-def by_commands(cases: list[Case]) -> list[dict[str, Any]]:
+def by_commands(device: str, cases: list[Case]) -> list[dict[str, Any]]:
     """Runs cases by the command line, one after the other."""
-    return [by_command(one) for one in cases]
+    return [by_command(device, one) for one in cases]
 
 
 def _ended(process: "subprocess.Popen[bytes]", one: Case, began: float) -> int | None:
@@ -169,6 +170,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, which slow each other down")
+    parser.add_argument("--device", default="cpu", help="device to tune for, such as a phantom GPU's")
     parser.add_argument("--only", type=int, action="append", help="number of a run; may be repeated")
     parser.add_argument("--json", type=Path, help="write all runs to this file")
     given = parser.parse_args()
@@ -177,8 +179,8 @@ def main() -> int:
     batches = [inside[start : start + BATCH] for start in range(0, len(inside), BATCH)]
     rows, described = list[dict[str, Any]](), {one.number: one.description() for one in cases}
     with ThreadPoolExecutor(given.jobs) as pool:
-        jobs = [pool.submit(in_process, given.seed, batch) for batch in batches]
-        jobs += [pool.submit(by_commands, [one]) for one in cases if one.by == "command"]
+        jobs = [pool.submit(in_process, given.seed, given.device, batch) for batch in batches]
+        jobs += [pool.submit(by_commands, given.device, [one]) for one in cases if one.by == "command"]
         for job in jobs:
             for row in job.result():
                 rows.append(row)

@@ -1,6 +1,6 @@
 """Runs `autofit.tune` in this process and compares the state before and after. Prints a JSON line for each run.
 
-python -m scripts.chaos_runs.in_process SEED NUMBER [NUMBER ...]
+python -m scripts.chaos_runs.in_process DEVICE SEED NUMBER [NUMBER ...]
 """
 
 import contextlib
@@ -76,8 +76,8 @@ def _module(name: str, module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _tensor(tensor: torch.Tensor) -> str:
-    plain = tensor.detach().contiguous()
-    gradient = "" if tensor.grad is None else _digest(tensor.grad.contiguous().numpy().tobytes())
+    plain = tensor.detach().cpu().contiguous()
+    gradient = "" if tensor.grad is None else _digest(tensor.grad.cpu().contiguous().numpy().tobytes())
     place = f"{tensor.data_ptr()} {tuple(tensor.stride())} {tensor.requires_grad}"
     return f"{_digest(plain.numpy().tobytes())} {gradient} {place}"
 
@@ -86,12 +86,12 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def run(one: Case) -> dict[str, Any]:
+def run(one: Case, device: str) -> dict[str, Any]:
     """Returns the result of a run: how it ended, how long it took, and what is wrong."""
-    workload = made(**one.arguments())
+    workload = made(device, **one.arguments())
     before, threads, descriptors = state_of(workload), set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     began = time.perf_counter()
-    ended, wrong = _tuned(workload, one)
+    ended, wrong = _tuned(workload, one, device)
     took_s = time.perf_counter() - began
     after = state_of(workload)
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -107,13 +107,12 @@ def run(one: Case) -> dict[str, Any]:
     return {"number": one.number, "ended": ended, "took_s": round(took_s, 2), "wrong": wrong}
 
 
-def _tuned(workload: Made, one: Case) -> tuple[str, list[str]]:
+def _tuned(workload: Made, one: Case, device: str) -> tuple[str, list[str]]:
     """Returns how a run ended, and what is wrong with it."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            autofit.tune(
-                **workload.arguments, memory_budget=MEMORY, time_budget=BUDGET_S, study=":memory:", progress=False
-            )
+            budgets: dict[str, Any] = {"memory_budget": MEMORY, "time_budget": BUDGET_S}
+            autofit.tune(**workload.arguments, **budgets, device=device, study=":memory:", progress=False)
     except AutofitError as error:
         ended = type(error).__name__
         return ended, [f"an internal error: {ended}: {error}"] if error.exit_code == 1 else []
@@ -126,10 +125,10 @@ def _tuned(workload: Made, one: Case) -> tuple[str, list[str]]:
 
 def main() -> None:
     """Runs the cases given on the command line."""
-    seed, *numbers = map(int, sys.argv[1:])
+    device, seed, *numbers = sys.argv[1], *map(int, sys.argv[2:])
     for number in numbers:
         faulthandler.dump_traceback_later(HUNG_S, exit=True)
-        print(json.dumps(run(case(seed, number))), flush=True)
+        print(json.dumps(run(case(seed, number), device)), flush=True)
         faulthandler.cancel_dump_traceback_later()
 
 

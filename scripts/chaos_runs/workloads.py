@@ -1,7 +1,7 @@
 """Small workloads of many kinds, each with a fault at a random place, for scripts/chaos.
 
-`make_workload(kind, fault, place, nth, lasting)` is the factory for the command line. In process, `made` also returns
-the other objects of the workload, so that all of them can be compared afterwards.
+`make_workload` is the factory for the command line. In process, `made` also returns the other objects of the workload, so
+that all of them can be compared afterwards.
 """
 
 from collections.abc import Callable
@@ -268,12 +268,13 @@ KINDS: dict[str, Callable[[Fault], Made]] = {
 }
 
 
-def made(kind: str, fault: str, place: str, nth: int, lasting: bool) -> Made:
+def made(device: str, kind: str, fault: str, place: str, nth: int, lasting: bool) -> Made:
     """Returns a workload of a kind with its fault; it is the same each time."""
     torch.manual_seed(0)
-    return KINDS[kind](Fault(fault, place, nth, lasting))
+    with torch.device(device):
+        return KINDS[kind](Fault(fault, place, nth, lasting))
 
 
-def make_workload(kind: str, fault: str, place: str, nth: int, lasting: bool) -> dict[str, Any]:
+def make_workload(device: str, kind: str, fault: str, place: str, nth: int, lasting: bool) -> dict[str, Any]:
     """Returns the arguments for `autofit.tune`: the factory for the command line."""
-    return made(kind, fault, place, nth, lasting).arguments
+    return made(device, kind, fault, place, nth, lasting).arguments
