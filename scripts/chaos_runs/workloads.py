@@ -1,7 +1,7 @@
 """Small workloads of many kinds, each with a fault at a random place, for scripts/chaos.
 
-`make_workload` is the factory for the command line. In process, `made` also returns the other objects of the workload, so
-that all of them can be compared afterwards.
+`make_workload` is the factory for the command line. In process, `made` also returns the other objects of the workload,
+so that all of them can be compared afterwards.
 """
 
 from collections.abc import Callable
