@@ -20,6 +20,7 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks, is_compiled
 from autofit.strategies.compiled_regions import compile_loss, find_regions
 from autofit.strategies.undo import Undo
+from autofit.workloads.divided import inside
 from autofit.workloads.step import Draft
 
 KNOB = "compile"
@@ -79,7 +80,6 @@ class Compilation(Strategy):
     effect = "rounding"
     phase = Phase.COMPILATION
     owns = {KNOB: OFF}
-    not_on_ranks = "compiled code has not been tried on several ranks"
     gated_in_proof = True
 
     def offer(self, facts: Facts) -> Offer:
@@ -117,7 +117,9 @@ class Compilation(Strategy):
             SpaceError: the value is unknown, the model is compiled already, or it has no repeated blocks.
         """
         value = plan.values[KNOB]
-        targets = _targets(value, draft.model)
+        if value == GRAPHS and draft.ranks is not None:
+            raise unknown_value(KNOB, value, f"another value, since {_NO_GRAPHS}")
+        targets = _targets(value, inside(draft.model))  # of a replicated model, what its wrapper calls
         calls = _CompiledCalls(value, draft.varies)
         with Undo() as undo:
             for target in targets:
@@ -197,6 +199,7 @@ class _CompiledCalls:
 
 
 _NO_BLOCKS = "the model has no repeated blocks"
+_NO_GRAPHS = "communication between ranks has not been tried in CUDA graphs"
 
 
 def _lack(value: str, facts: Facts) -> str | None:
@@ -205,6 +208,8 @@ def _lack(value: str, facts: Facts) -> str | None:
         if value == TUNED:
             return "on this device the compiler has no other kernels for products to choose from"
         return f"this {facts.device_type} device has no CUDA graphs"
+    if value == GRAPHS and facts.ranks > 1:
+        return _NO_GRAPHS
     if value in NEEDED and facts.varies:
         return "batches differ in shape, and each shape would be tuned or recorded anew"
     if value == BLOCKS and (count := len(find_blocks(facts.model))) < LEAST_BLOCKS:

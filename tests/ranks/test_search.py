@@ -56,13 +56,14 @@ def test_a_fault_on_one_rank_ends_alike_on_all() -> None:
         assert judged(seed, fault, said) == "", f"seed {seed} {fault}: {said}\n{text}"
 
 
-def trained(ranks: Ranks, layout: str) -> dict[str, Any]:
+def trained(ranks: Ranks, layout: str, compiled: str = "") -> dict[str, Any]:
     """Searches with a layout, and trains an epoch under the plan."""
+    pinned: dict[str, Any] = {"layout": layout, "micro_batch_size": 16, **({"compile": compiled} if compiled else {})}
+    techniques = ("layout", "batching", "compilation")
+    given = {**GIVEN, "strategies": techniques, "time_budget": 240.0} if compiled else GIVEN
     model, loader = net(), data()
     before = digest_of(model)
-    fit = autofit.tune(
-        model, loader, optimizer=sgd, global_batch_size=32, pinned={"layout": layout, "micro_batch_size": 16}, **GIVEN
-    )
+    fit = autofit.tune(model, loader, optimizer=sgd, global_batch_size=32, pinned=pinned, **given)
     same = digest_of(model) == before
     step = fit.prepare(model, loader)
     samples = [int(each[1].shape[0]) for each in step.loader]
@@ -113,6 +114,19 @@ def test_the_plan_is_the_same_on_all_ranks_and_trains_as_one_process_does(layout
     assert sum(first["samples"]) == sum(second["samples"]) == 128, "each rank has half of the samples"
     assert first["orders"][0] != first["orders"][1], "each pass has another order"
     assert first["kind"] == "Net"
+    expected = torch.tensor(reference(32 // 2))
+    assert torch.allclose(torch.tensor(first["weights"]), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("layout", ["replicated", "full"])
+def test_compiled_code_trains_as_one_process_does(layout: str) -> None:
+    first, second = launched(trained, layout, "default")
+    assert first["plan"] == second["plan"]
+    assert "compile=default" in first["plan"]
+    assert first["same"]
+    assert second["same"]
+    assert first["weights"] == second["weights"]
     expected = torch.tensor(reference(32 // 2))
     assert torch.allclose(torch.tensor(first["weights"]), expected, rtol=1e-4, atol=1e-5)
 

@@ -146,7 +146,7 @@ def test_other_models_are_refused() -> None:
         ({"layout": "replicated", "optimizer_in_backward": True}, "after they are complete"),
         ({"layout": "optimizer", "packing": True}, "its own samples"),
         ({"layout": "full", "length_grouping": True}, "wait for each other"),
-        ({"layout": "full", "compile": "blocks"}, "not been tried"),
+        ({"layout": "full", "compile": "reduce-overhead"}, "not been tried"),
         ({"reshard_after_forward": False}, "names no layout"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_layout_needs_several_ranks(layout: str) -> None:
 def test_techniques_that_are_not_for_ranks_say_so() -> None:
     given = facts()
     refused = {member.name for member in members() if member.not_on_ranks}
-    assert refused == {"compilation", "packing", "length_grouping", "optimizer_in_backward"}
+    assert refused == {"packing", "length_grouping", "optimizer_in_backward"}
     for member in members():
         if member.not_on_ranks:
             assert [each.reason for each in member.offered(given).refused] == [member.not_on_ranks]
