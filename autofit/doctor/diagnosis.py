@@ -200,7 +200,7 @@ def cost(diagnosis: Diagnosis, finding: Finding) -> str:
     if size.bytes_per_step is not None:
         return f"+{format_bytes(size.bytes_per_step)} per step"
     if size.host_bytes_per_step is not None:
-        return f"+{format_bytes(size.host_bytes_per_step)} of main memory per step"
+        return f"{bound}+{format_bytes(size.host_bytes_per_step)} of main memory per step"
     assert size.peak_bytes is not None, "a size has one figure"
     share = size.peak_bytes / max(diagnosis.peak_bytes, 1)
     if share > 1:  # of a higher step than the judged one

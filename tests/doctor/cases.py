@@ -348,7 +348,7 @@ class Leak(NamedTuple):
 
 
 LEAKS: dict[str, Leak] = {
-    "losses": Leak(partial(keeping, "losses"), ["grows"], "`kept[", "main memory grows by about"),
+    "losses": Leak(partial(keeping, "losses"), ["grows"], "`kept[", "main memory grows by at least"),
     "outputs": Leak(partial(keeping, "outputs"), ["grows"], "`kept["),
     "detached outputs": Leak(partial(keeping, "detached outputs"), ["grows"], "`kept["),
     "view of an output": Leak(partial(keeping, "view of an output"), ["grows"], "`kept["),

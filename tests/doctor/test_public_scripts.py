@@ -225,9 +225,95 @@ def adversaries() -> None:
 def test_the_advice_for_adversaries_fits_both_passes() -> None:
     found = [each for each in watched(adversaries).findings if each.id == "gradient-dropped"]
     assert len(found) == 2
-    for each in found:
-        assert "freeze the model that this loss does not train" in each.remedy
-        assert "if its output is the input of the one that is trained" in each.remedy
+    remedies = {"critic" in each.what: each.remedy for each in found}
+    assert "freeze the model that this loss does not train" in remedies[True]
+    assert "detach" not in remedies[True], "the generator would not be trained"
+    assert "under torch.no_grad(), or, if its graph is used for another loss too, pass it on as" in remedies[False]
+    assert "freeze" not in remedies[False]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_graph_that_is_retained_for_zeroed_gradients_is_cut_where_they_begin(good: bool) -> None:
+    generator, critic = nn.Sequential(nn.Linear(16, WIDTH), nn.Tanh()), nn.Linear(WIDTH, 4 * WIDTH)
+    first, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (critic, generator))
+
+    def train() -> None:
+        for inputs, _ in batches():
+            fake = generator(inputs)
+            first.zero_grad()
+            judged = critic(fake.detach() if good else fake).square().mean()
+            torch.autograd.backward(judged, retain_graph=not good)
+            first.step()
+            second.zero_grad()
+            critic.requires_grad_(False)
+            torch.autograd.backward(critic(fake).square().mean().neg())
+            critic.requires_grad_(True)
+            second.step()
+
+    found = {each.id: each.remedy for each in watched(train).findings}
+    assert ("retain-graph" in found, "gradient-dropped" in found) == (not good, not good)
+    if not good:
+        assert "leave out the gradients that are zeroed (see gradient-dropped)" in found["retain-graph"]
+        assert "pass it on as tensor.detach()" in found["gradient-dropped"]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_state_that_carries_its_graph_from_chunk_to_chunk_is_to_be_detached(good: bool) -> None:
+    cell, head = nn.GRUCell(16, WIDTH), nn.Linear(WIDTH, 64)
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], lr=0.1)
+
+    def train() -> None:
+        for inputs, _ in batches():
+            state = torch.zeros(len(inputs), WIDTH)
+            for _ in range(3):
+                state = cell(inputs, state.detach() if good else state)
+                torch.autograd.backward(head(state).square().mean(), retain_graph=not good)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = [each.remedy for each in watched(train).findings if each.id == "retain-graph"]
+    assert bool(found) is not good
+    assert all("detach what the next forward pass starts from" in each for each in found)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_history_of_activations_that_are_trained_too_is_detached_where_it_is_kept(good: bool) -> None:
+    layer, head = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 4)
+    optimizer = torch.optim.SGD([*layer.parameters(), *head.parameters()], lr=0.1)
+    history = {"all": torch.zeros(2 * BATCH, WIDTH)}
+
+    def train() -> None:
+        for inputs, _ in batches():
+            hidden = layer(inputs).relu()
+            kept = hidden.detach() if good else hidden
+            history["all"] = history["all"].index_copy(0, torch.arange(len(inputs)), kept)
+            torch.autograd.backward(head(hidden).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = [each for each in watched(train).findings if each.id == "graph-kept"]
+    if good:
+        assert found == []
+        return
+    assert "no_grad" not in found[0].remedy, "the layer would not be trained"
+    code = train.__code__
+    assert f"before it is kept, at tests/doctor/test_public_scripts.py:{code.co_firstlineno + 4}" in found[0].remedy
+
+
+def test_a_copy_that_no_step_reads_may_be_meant_for_later() -> None:
+    model = nn.Sequential(nn.Linear(16, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        for inputs, targets in batches():
+            best = {name: each.clone() for name, each in model.state_dict().items()}
+            torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+        del best
+
+    finding = only(watched(train), "dead-at-peak")
+    assert "unless it is for later, such as the best weights" in finding.remedy
 
 
 def test_modules_are_named_as_they_are_and_in_their_order() -> None:
@@ -422,7 +508,7 @@ def test_a_graph_that_is_used_again_in_part_says_so(again: bool) -> None:
             previous[:] = [loss]
 
     what = only(watched(train), "retain-graph").what
-    assert ("later passes use a part of the graph" in what) is again
+    assert ("later passes use only a part of the graph" in what) is again
     assert ("no second pass uses the graph" in what) is not again
 
 

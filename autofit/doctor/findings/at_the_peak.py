@@ -1,7 +1,8 @@
 """Memory that is alive at the peak of a step and never read again, by what keeps it."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 
 from autofit.core.units import format_bytes, format_names
@@ -17,10 +18,17 @@ HISTORY = 2
 """Age in steps of a tensor from which the variable that keeps it keeps a history. Those of one step stay until the next
 one replaces them."""
 _DETACH = "detach what the next pass starts from, such as state.detach(), and remove retain_graph=True"
+_DROPPED = "leave out the gradients that are zeroed (see gradient-dropped); then nothing needs retain_graph=True here"
+_CHAIN = (
+    "if the gradient may stop there, detach what the next forward pass starts from, such as state.detach(), and remove "
+    "retain_graph=True; else call backward() once, on the sum of the losses: the same gradient in less time"
+)
 _ONE_PASS = (
     "call backward() once, on the sum of the losses, which saves at least this; or, if the losses need passes of their "
     "own, leave out retain_graph=True in the last one"
 )
+COPY = "aten::clone"
+_LATER = "delete it, unless it is for later, such as the best weights: these can wait in main memory (tensor.cpu())"
 NAMED = 2
 """Maximum number of further variables in a sentence."""
 
@@ -78,7 +86,7 @@ class DeadAtPeak(Detector):
                     f"{holder} keeps {made(observation, largest)}, through the peak, where no "
                     f"watched step reads it again{smaller}{also}"
                 ),
-                remedy=_release([holder, *holders.values()], observation.peak_phase),
+                remedy=_release(observation, handles, [holder, *holders.values()]),
                 places=(place_of(observation, largest, holder), *places_of(observation, handles)),
                 evidence=("The peak is lower by this if all of them are released.",) if holders else (),
                 **at_peak(observation, saved_bytes),
@@ -104,17 +112,33 @@ class RetainGraph(Detector):
                 "remove retain_graph=True; if torch then reports a second use, detach what is shared",
             )
             if later := observation.used_again.get(site):
-                what, remedy = (
-                    f"but later passes use a part of the graph alone; it keeps {tensors} beside that through the peak",
-                    _ONE_PASS if later == {True} else _DETACH,
-                )
+                what = f"but later passes use only a part of the graph; the rest, {tensors}, is kept through the peak"
+                remedy = _when_used_again(observation, site, later)
             yield Finding(
                 id=self.id,
                 what=f"the backward pass at {site} has retain_graph=True, {what}{_of_graph(observation, handles)}",
                 remedy=remedy,
-                places=(observation.place_at(site), *places_of(observation, handles)),
+                places=(
+                    observation.place_at(site, holder=_graph(observation, handles)),
+                    *places_of(observation, handles),
+                ),
                 **at_peak(observation, saved_bytes),
             )
+
+
+def _when_used_again(observation: Observation, site: Site, later: Set[bool]) -> str:
+    """Returns what to change if later passes use a part of the graph that the pass at a line retains, in words.
+
+    `later` says whether these passes are in the same step.
+    """
+    watch = observation.watch
+    if any(each.site == site and each.parameter in observation.optimized for each in watch.dropped):
+        return _DROPPED
+    if later != {True}:
+        return _DETACH
+    ends = {each.step: each.ended for each in reversed(watch.retained) if each.site == site}  # of the first
+    longer = any(each.used_at >= 0 and watch.born[each.handle] > ends.get(each.step, math.inf) for each in watch.saved)
+    return _CHAIN if longer else _ONE_PASS
 
 
 class SavedUnused(Detector):
@@ -148,6 +172,7 @@ class SavedUnused(Detector):
             what, remedy = f"keeps {count} for a backward pass that never comes", "run it under torch.no_grad()"
             if site in created:
                 what = f"has create_graph=True, but no later pass uses the graph that it makes, which keeps {count}"
+                what += _of_graph(observation, handles)
                 remedy = "remove create_graph=True there: only a gradient of a gradient needs it"
             else:
                 by_size = sorted(handles, key=lambda handle: -observation.watch.sizes[handle])
@@ -158,14 +183,17 @@ class SavedUnused(Detector):
                 id=self.id,
                 what=f"the pass at {site} {what}",
                 remedy=remedy,
-                places=(observation.place_at(site), *places_of(observation, handles)),
+                places=(
+                    observation.place_at(site, holder=_graph(observation, handles)),
+                    *places_of(observation, handles),
+                ),
                 **at_peak(observation, saved_bytes, bound),
             )
 
     def change(self, observation: Observation, finding: Finding) -> Change | None:
         """Returns the modules' calls of that pass under `torch.no_grad`; None if it runs outside any module."""
         passes = _passes(observation).items()
-        handles = next((each for site, each in passes if observation.place_at(site) == finding.places[0]), ())
+        handles = next((each for site, each in passes if observation.place_at(site).line == finding.places[0].line), ())
         calls = observation.unused_calls(handles)
         if not calls:
             return None
@@ -173,10 +201,14 @@ class SavedUnused(Detector):
         return Change(f"{names} under torch.no_grad()", partial(without_graph, calls))
 
 
-def _of_graph(observation: Observation, handles: Iterable[int]) -> str:
-    """Returns which variable keeps the graph of some allocations, in words; "" if none is known."""
+def _graph(observation: Observation, handles: Iterable[int]) -> str:
+    """Returns which variable keeps the graph of some allocations; "" if none is known."""
     found = (observation.held.get(handle) for handle in handles)
-    return next((f"; {holder} holds them" for holder in found if holder is not None and holder.graph), "")
+    return next((str(holder) for holder in found if holder is not None and holder.graph), "")
+
+
+def _of_graph(observation: Observation, handles: Iterable[int]) -> str:
+    return f"; {graph} holds them" if (graph := _graph(observation, handles)) else ""
 
 
 def _joined(observation: Observation, groups: Iterable[list[int]]) -> list[tuple[set[int], list[int]]]:
@@ -194,16 +226,19 @@ def _joined(observation: Observation, groups: Iterable[list[int]]) -> list[tuple
     return found
 
 
-def _release(holders: Sequence[Holder], phase: str) -> str:
-    """Returns how to release what variables hold at a peak in a phase, in words."""
-    when = "before the backward pass, after its last use" if phase == "backward" else "after the last use"
+def _release(observation: Observation, handles: Iterable[int], holders: Sequence[Holder]) -> str:
+    """Returns how to release what variables hold at the peak, in words. What was copied may be meant for later."""
+    in_backward = observation.peak_phase == "backward"
+    when = "before the backward pass, after its last use" if in_backward else "after the last use"
     holder = holders[0]
     if holder.is_attribute:
         return f"release {format_names([f'`{each.path}`' for each in holders], NAMED)} {when}, or do not keep it"
+    if all(observation.watch.operators[each] == COPY for each in handles):
+        return _LATER
     same = (each for one in holders for each in (one, *one.others) if each.where == holder.where)
     names = ", ".join(dict.fromkeys(each.name for each in same))
     if holder.path != holder.name:  # the object that holds it may be needed, as for outputs.loss.backward()
-        return f"keep only the part that is still read, such as the loss, or `del {names}` {when}"
+        return f"keep only the part that is still read (of outputs, the loss), or `del {names}` {when}"
     return f"delete it before the peak (`del {names}` {when}), or do not keep it"
 
 

@@ -15,6 +15,9 @@ ON_ACCELERATORS = "it concerns accelerators only"
 """Why a kind of finding is not looked for on a host."""
 OVER = "the time for further steps was over; --time gives more"
 """Why a kind of finding is not looked for at the end of a diagnosis that took long."""
+# What to keep instead of a tensor that uses a part of its memory: a view, or the result of an operator that needs more.
+PART = "keep a copy of the part: tensor.clone() instead of the view"
+WHOLE = "delete it after the step, or keep a number (loss.item()): its operator returns a part of a larger memory"
 
 
 class Detector(ABC):

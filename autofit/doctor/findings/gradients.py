@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
+from itertools import takewhile
 
 from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import LEAST_RATIO, Finding, Place, Size
@@ -19,6 +20,13 @@ NO_UPDATE = "no optimizer stepped in the observed steps"
 _FREEZE = (
     "freeze them with requires_grad_(False), or compute what is only a target under torch.no_grad(); give them to an "
     "optimizer only if they are to be trained"
+)
+_FREEZE_MEANWHILE = (
+    "freeze the model that this loss does not train for this pass (requires_grad_(False)), and thaw it after"
+)
+_CUT = (
+    "make the input of the model that this loss trains under torch.no_grad(), or, if its graph is used for another "
+    "loss too, pass it on as tensor.detach()"
 )
 _EITHER = "if they are to be trained, give them to an optimizer; if not, freeze them with requires_grad_(False)"
 _RENEW = "make the optimizer after the model was changed, from its present parameters"
@@ -54,7 +62,7 @@ class GradientWithoutOptimizer(Detector):
         reason = f"; an optimizer has {counted(lost, 'parameter')} instead that no watched model has" if lost else ""
         if unlisted:
             reason = "; model.parameters() does not list them, because a list, a dict or a plain attribute holds them"
-        called = _called(observation, set(foreign))
+        called = {} if lost else _called(observation, set(foreign))
         where = f" (called at {site})" if str(site := called.get(foreign[0], NOWHERE)) else ""
         share = sum(names[each][1].numel() for each in foreign) / max(sum(p.numel() for _, p in names.values()), 1)
         if lost:  # they are to be trained, and that saves nothing
@@ -142,11 +150,7 @@ class GradientDropped(Detector):
                     f"({format_bytes(total_bytes)}), such as that of {name}, which are zeroed before an optimizer "
                     "reads them, so that their memory and time are lost"
                 ),
-                remedy=(
-                    "freeze the model that this loss does not train meanwhile (requires_grad_(False)), or, if its "
-                    "output is the input of the one that is trained, make that under torch.no_grad(), or pass "
-                    "fake.detach() if its graph is used for another loss too"
-                ),
+                remedy=_FREEZE_MEANWHILE if _goes_on(observation, dropped) else _CUT,
                 places=(Place(line=line),),
                 size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes),
                 minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
@@ -176,6 +180,15 @@ def _dropped(observation: Observation) -> Mapping[str, Sequence[Dropped]]:
 
 def _line(dropped: Dropped) -> str:
     return dropped.site.user or dropped.site.library
+
+
+def _goes_on(observation: Observation, dropped: Sequence[Dropped]) -> bool:
+    """Returns whether the pass computes other gradients after these: what comes before them is trained."""
+    watch, parameters = observation.watch, {each.parameter for each in dropped}
+    last = max(each.made_at for each in dropped)  # of the last step
+    following = takewhile(lambda ran: ran.backward, (ran for ran in watch.ran if ran.number > last))
+    made = (watch.gradients.get(each) for ran in following for each in ran.results)
+    return any(each is not None and each not in parameters for each in made)
 
 
 def _without(observation: Observation, line: str, dropped: Sequence[Dropped]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import Finding, Place, Size
-from autofit.doctor.findings.base import Detector, is_slow, largest_of, made, place_of, places_of
+from autofit.doctor.findings.base import PART, WHOLE, Detector, is_slow, largest_of, made, place_of, places_of
 from autofit.doctor.graphs import NODE_BYTES
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import GROWING, Observation
@@ -38,7 +38,7 @@ class Grows(Detector):
                 held, remedy = f"held by {holder}", _instead(observation, largest, holder)
                 if (view := observation.hidden.get(largest)) is not None:
                     held += f", which uses only {format_bytes(view.used_bytes)} of it"
-                    remedy = "keep a copy of the part: tensor.clone() instead of the view"
+                    remedy = WHOLE if observation.is_spacious(largest) else PART
                 held += _others(observation, handles, holder)
             elif cyclic:
                 held = "held by objects that refer to each other until Python's garbage collection runs"
@@ -51,9 +51,9 @@ class Grows(Detector):
             size = Size(bytes_per_step=size_bytes, basis="counted")
             grows = f"memory grows by {format_bytes(size_bytes)} per step{_until_full(observation, size_bytes)}"
             if host_bytes > size_bytes:
-                size = Size(host_bytes_per_step=host_bytes, basis="counted")
+                size = Size(host_bytes_per_step=host_bytes, basis="counted", bound="at least")
                 grows = (
-                    f"main memory grows by about {format_bytes(host_bytes)} per step, since each tensor keeps its "
+                    f"main memory grows by at least {format_bytes(host_bytes)} per step, since each tensor keeps its "
                     f"graph of {counted(nodes, 'node')}"
                 )
             yield Finding(
@@ -139,14 +139,14 @@ class GraphGrows(Detector):
                 id=self.id,
                 what=(
                     f"{several if each.tensors > 1 else f'the graph of {held} grows'} by "
-                    f"{counted(each.nodes, 'node')} per step, about {format_bytes(size_bytes)} of main memory"
+                    f"{counted(each.nodes, 'node')} per step, at least {format_bytes(size_bytes)} of main memory"
                 ),
                 remedy=(
                     "detach what is carried from step to step: state.detach(), a sum of loss.item(), or an average of "
                     "weights under torch.no_grad()"
                 ),
                 places=() if each.holder is None else (Place(holder=str(each.holder)),),
-                size=Size(host_bytes_per_step=size_bytes, basis="counted"),
+                size=Size(host_bytes_per_step=size_bytes, basis="counted", bound="at least"),
             )
 
 
@@ -187,6 +187,10 @@ def _unfreed(observation: Observation, handles: Iterable[int]) -> tuple[str, str
     sites = [each.site for each in watch.retained if any(each.begun <= used < each.ended for used in passes)]
     if sites:
         return f"retain_graph=True at {sites[0]} keeps", "carry it on as state.detach(), and remove retain_graph=True"
+    if passes:  # they are trained, too: what keeps them is an operator of another graph
+        lines = sorted({str(each.site) for each in watch.saved if each.handle in wanted and each.used_at < 0})
+        where = f" before it is kept, at {lines[0]}" if lines else ""
+        return "no backward pass has used up", f"detach it (tensor.detach()){where}"
     return "no backward pass has used up", "compute it under torch.no_grad(), or keep loss.item() or tensor.detach()"
 
 

@@ -10,7 +10,7 @@ import torch
 
 from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import LEAST_BYTES, LEAST_RATIO, Finding, Place, Size
-from autofit.doctor.findings.base import Detector, is_nothing, largest_of, made, place_of, places_of
+from autofit.doctor.findings.base import PART, WHOLE, Detector, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.observation import Observation
 from autofit.doctor.waits import CAST
 from autofit.doctor.what_if import Change, narrowed
@@ -58,7 +58,7 @@ class Float64(Detector):
                 "cast, unless the precision is needed"
             ),
             places=(*islice(_places(observation), 3), *places_of(observation, handles)),
-            size=Size(peak_bytes=max(saved_bytes, 0), bound="at least"),
+            size=None if is_nothing(observation, saved_bytes) else Size(peak_bytes=saved_bytes, bound="at least"),
             minor=total_bytes < LEAST_RATIO * observation.peak_bytes,
         )
 
@@ -154,12 +154,7 @@ class ViewHolds(Detector):
                     f"{view.holder} uses {format_bytes(view.used_bytes)}, "
                     f"but keeps all of {made(observation, largest)}, from step to step"
                 ),
-                remedy=(
-                    "delete it after the step, or keep a number (loss.item()): its operator returns a part of a larger "
-                    "memory"
-                    if observation.is_spacious(largest)
-                    else "keep a copy of the part: tensor.clone() instead of the view"
-                ),
+                remedy=WHOLE if observation.is_spacious(largest) else PART,
                 places=(place_of(observation, largest, view.holder),),
                 size=Size(peak_bytes=hidden_bytes, basis="counted"),
                 minor=hidden_bytes < max(LEAST_RATIO * observation.peak_bytes, LEAST_BYTES),

@@ -74,6 +74,7 @@ def test_an_optimizer_that_has_what_is_no_more_in_the_model_is_to_be_made_anew()
     assert "make the optimizer after the model was changed" in found.remedy
     assert "freeze" not in found.remedy
     assert found.size is None, "what is trained then has a gradient too"
+    assert not any(place.line for place in found.places), "the line of the call is not that of the fault"
     assert not found.minor
 
 
