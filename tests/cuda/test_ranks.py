@@ -29,6 +29,8 @@ PLANS: list[dict[str, Any]] = [
     {"layout": "optimizer"},
     {"layout": "full"},
     {"layout": "full", "reshard_after_forward": False},
+    {"layout": "full", "gather_precision": "bf16"},
+    {"layout": "full", "gather_precision": "bf16", "reshard_after_forward": False, "precision": "bf16"},
 ]
 
 
