@@ -10,6 +10,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     FULL,
+    GATHER,
     LAYOUT,
     MODES,
     OPTIMIZER,
@@ -19,7 +20,9 @@ from autofit.exporters.plan_facts import (
     Settings,
     blocks_line,
     code_lines,
+    gather_policy,
     gathers_again,
+    gathers_in_bf16,
     loader_comment,
     max_grad_norm,
     zero_line,
@@ -115,6 +118,9 @@ class Accelerate(Exporter):
             )
         elif layout == FULL:
             lines[LAYOUT] = blocks_line("fsdp_transformer_layer_cls_to_wrap")
+            if gathers_in_bf16(answer):  # beside autocast it would average gradients in 16 bits too
+                plugin = f"FullyShardedDataParallelPlugin(mixed_precision_policy={gather_policy(answer)})"
+                lines[GATHER] = f"Accelerator(fsdp_plugin={plugin})"
         return lines
 
     def caveats(self, answer: Answer) -> Sequence[str]:

@@ -16,10 +16,12 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_plan
 from autofit.exporters.plan_facts import (
+    BF16,
     LAYOUT,
     MEASURED_WITH,
     Settings,
     changes_of,
+    gathers_in_bf16,
     has_fixed_batches,
     max_grad_norm,
     weighing_of,
@@ -141,7 +143,7 @@ class Exporter(ABC):
             accumulation steps; "" if it weights micro batches as the plan does.
         unless: when it does not do so, as the end of a sentence that begins with a comma; "" for never.
         divides_otherwise: how the target divides a training among ranks in another way than the plan, by layout.
-        casts_otherwise: the same for what only 16 bits change.
+        casts_otherwise: the same for what only 16 bits change; by "bf16" for plans that gather weights in it.
     """
 
     name: ClassVar[str]
@@ -193,7 +195,8 @@ class Exporter(ABC):
 
     def _of_layout(self, answer: Answer) -> Sequence[str]:
         layout, casts = answer.plan.values.get(LAYOUT, ""), answer.plan.values.get("precision") in ("bf16", "fp16")
-        ways = (self.divides_otherwise.get(layout), self.casts_otherwise.get(layout) if casts else None)
+        gathered = BF16 if gathers_in_bf16(answer) else layout
+        ways = (self.divides_otherwise.get(layout), self.casts_otherwise.get(gathered) if casts else None)
         differences = "; ".join(way for way in ways if way)
         measured = f"the plan was measured with {MEASURED_WITH.get(layout)}"
         return (f"{measured}; {differences}. Measure speed and memory again",) if differences else ()

@@ -34,7 +34,7 @@ class DeepSpeed(Exporter):
     Nothing is partitioned (ZeRO stage 0) without a layout. Stage 1 divides the optimizer state, and stage 3 everything,
     as the layouts do, but by DeepSpeed's own code: its buffers, buckets and order of communication are others, and
     stage 3 decides itself for how long it keeps what it gathered. So a warning says that the plan's figures do not
-    hold. `reshard_after_forward` has no key there.
+    hold. `reshard_after_forward` and `gather_precision` have no key there.
 
     `gradient_clipping` is always written, because its default differs between versions: 0, or 1.0 in later ones.
     """

@@ -7,9 +7,11 @@ from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
+    BF16,
     CHECKPOINTED_BLOCKS,
     FLAGS,
     FULL,
+    GATHER,
     LAYOUT,
     MODES,
     REPLICATED,
@@ -95,7 +97,8 @@ class HuggingFace(Exporter):
         UPDATE: {value: f"make the optimizer with {flags}, {_PASS}" for value, flags in FLAGS.items()},
     }
     casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
-        FULL: "the Trainer gathers weights and averages gradients in 16 bits beside autocast"
+        FULL: "the Trainer gathers weights and averages gradients in 16 bits beside autocast",
+        BF16: "the Trainer also averages gradients in 16 bits",
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # its default is the norm 1.0
 
@@ -114,6 +117,7 @@ class HuggingFace(Exporter):
             found[GROUPED] = {"group_by_length": True}
         if values.get(LAYOUT) == FULL and version >= SHARDS_SINCE and not answer.environment.is_host:
             found |= {LAYOUT: _sharded(answer, version), RESHARD: {}}
+            found |= {GATHER: {}} if values.get("precision") == BF16 else {}  # it gathers in the format of autocast
         name = "activation_checkpointing" if version >= ACTIVATION_SINCE else "gradient_checkpointing"
         every = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
         found |= checkpointing_fields(answer, {name: False}, every)

@@ -10,6 +10,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     FULL,
+    GATHER,
     LAYOUT,
     OPTIMIZER,
     REPLICATED,
@@ -18,7 +19,9 @@ from autofit.exporters.plan_facts import (
     Settings,
     code_lines,
     compile_line,
+    gather_policy,
     gathers_again,
+    gathers_in_bf16,
     loader_comment,
     worker_arguments,
     zero_line,
@@ -73,7 +76,7 @@ class Lightning(Exporter):
         if layout == OPTIMIZER:
             lines[LAYOUT] = f"{zero_line(answer)} in configure_optimizers"
         elif layout == FULL and version >= SHARDS_SINCE and answer.plan.values.get("precision") != "fp16":
-            lines |= _sharding_lines(gathers_again(answer))
+            lines |= _sharding_lines(answer)
         compiled = compile_line(answer, "in configure_model", "self.model")
         return lines if compiled is None else {**lines, "compile": compiled}
 
@@ -88,12 +91,18 @@ class Lightning(Exporter):
         return loader_comment(answer) + text
 
 
-def _sharding_lines(again: bool) -> dict[str, str]:
+def _sharding_lines(answer: Answer) -> dict[str, str]:
     """Returns what to write for FSDP2, which Lightning leaves to the user's module."""
+    again, where = gathers_again(answer), "for fully_shard in configure_model"
     mesh, kept = 'mesh=self.device_mesh["data_parallel"]', "" if again else ", reshard_after_forward=False"
-    layout = (
+    inside = outside = ""
+    lines = {RESHARD: f"reshard_after_forward={again} {where}"}
+    if gathers_in_bf16(answer):
+        inside, outside = (f", mp_policy={gather_policy(answer, block=each)}" for each in (True, False))
+        lines[GATHER] = f"mp_policy=MixedPrecisionPolicy(...), as for the layout, {where}"
+    lines[LAYOUT] = (
         "Trainer(strategy=ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=1)) with the number of "
-        f"ranks, and in configure_model: fully_shard(block, {mesh}, reshard_after_forward={again}) for each block, "
-        f"then fully_shard(self.model, {mesh}{kept})"
+        f"ranks, and in configure_model: fully_shard(block, {mesh}, reshard_after_forward={again}{inside}) for each "
+        f"block, then fully_shard(self.model, {mesh}{kept}{outside})"
     )
-    return {LAYOUT: layout, RESHARD: f"reshard_after_forward={again} for fully_shard in configure_model"}
+    return lines

@@ -10,7 +10,7 @@ from autofit.workloads.micro_batch_weights import Weighing
 Settings = Mapping[str, object]
 """Settings of a target, by key."""
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
-LAYOUT, VIEWS, RESHARD = "layout", "gradient_as_bucket_view", "reshard_after_forward"
+LAYOUT, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
 """Knobs of the ranks that train together. The batch of such a plan is that of each rank."""
 REPLICATED, OPTIMIZER, FULL, HYBRID = "replicated", "optimizer", "full", "hybrid"
 MEASURED_WITH: Mapping[KnobValue, str] = {
@@ -20,6 +20,7 @@ MEASURED_WITH: Mapping[KnobValue, str] = {
     HYBRID: "fully_shard on rows of ranks",
 }
 """What divides a training among ranks in a plan, by layout."""
+BF16 = "bf16"
 
 
 def has_fixed_batches(answer: Answer) -> bool:
@@ -51,6 +52,18 @@ def is_divided(answer: Answer) -> bool:
 def gathers_again(answer: Answer) -> bool:
     """Returns whether weights that were gathered in the forward pass are released, as is the default of the knob."""
     return answer.plan.values.get(RESHARD) is not False
+
+
+def gathers_in_bf16(answer: Answer) -> bool:
+    """Returns whether sharded weights are gathered in bfloat16."""
+    return answer.plan.values.get(GATHER) == BF16
+
+
+def gather_policy(answer: Answer, *, block: bool = False) -> str:
+    """Returns the policy of `fully_shard` for a model that is gathered in bfloat16, or for a block of it."""
+    cast = "cast_forward_inputs=False" if answer.plan.values.get("precision") == BF16 else "output_dtype=torch.float32"
+    more = "" if block else f", {cast}"
+    return f"MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32{more})"
 
 
 def zero_line(answer: Answer) -> str:

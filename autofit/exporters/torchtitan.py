@@ -8,7 +8,9 @@ from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
+    BF16,
     FULL,
+    GATHER,
     LAYOUT,
     REPLICATED,
     RESHARD,
@@ -29,6 +31,7 @@ RANKS = "AUTOFIT_RANKS"
 _SUBCOMMAND = "activation_checkpoint:"
 _FLOAT32 = {"training.dtype": "float32"}
 """The weights stay in float32."""
+_IN_BF16 = {"training.mixed_precision_param": "bfloat16", "training.mixed_precision_reduce": "float32"}
 _IGNORED = -100
 """Label that torchtitan ignores and does not count. Its data sets shift the labels."""
 
@@ -73,12 +76,14 @@ class Torchtitan(Exporter):
         LAYOUT: {REPLICATED: _degrees(RANKS, 1), FULL: _degrees(1, RANKS)},
         # By default, only the last layers stay gathered, as those outside blocks do in a plan.
         RESHARD: {True: _resharding("default"), False: _resharding("never")},
+        GATHER: {BF16: {**_FLOAT32, **_IN_BF16}},
     }
     divides_otherwise: ClassVar[Mapping[KnobValue, str]] = {
         REPLICATED: "torchtitan 0.2 averages gradients in buckets of 100 MB, and 0.3 has fully_shard with one shard"
     }
     casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
-        FULL: "torchtitan gathers weights in 16 bits, and computes in them without autocast"
+        FULL: "torchtitan gathers weights in 16 bits, and computes in them without autocast",
+        BF16: "torchtitan computes in 16 bits without autocast",
     }
     clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
 
@@ -97,6 +102,8 @@ class Torchtitan(Exporter):
         early, newer = values.get("optimizer_in_backward"), version >= SUBCOMMANDS_SINCE
         if early is False or (early is True and not newer):
             found["optimizer_in_backward"] = {} if newer else {"optimizer.early_step_in_backward": early}
+        if gathered := found.pop(GATHER, None):
+            found[GATHER] = gathered  # last: the format of gathered weights is that of all that computes
         return {knob: settings for knob, settings in found.items() if knob in values}
 
     def caveats(self, answer: Answer) -> Sequence[str]:

@@ -94,6 +94,38 @@ def compare(
     return GateVerdict(passed=passed, reason=f"{numbers} (at most {limits.l2:g})")
 
 
+@dataclass(frozen=True, slots=True)
+class GradientDifference:
+    """By how much the gradient of several ranks differs from that of one process.
+
+    Attributes:
+        l2: relative L2 norm of the difference.
+        allowed_l2: largest norm that another order of operations may cause.
+        reason: why nothing was compared; "" if it was.
+    """
+
+    l2: float = 0.0
+    allowed_l2: float = 0.0
+    reason: str = ""
+
+    @property
+    def compared(self) -> bool:
+        """Whether there was anything to compare."""
+        return not self.reason
+
+    @property
+    def objection(self) -> str:
+        """What speaks against the plan, or why nothing was compared; "" if the gradient is the same."""
+        if self.reason:
+            return f"the gradient was not compared with that of one process: {self.reason}"
+        if self.l2 <= self.allowed_l2:
+            return ""
+        return (
+            f"the gradient of all ranks differs by {self.l2:.2g} (relative L2) from the mean of what each computes "
+            f"alone; rounding explains {self.allowed_l2:.2g}"
+        )
+
+
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Returns the L2 norm of the difference, relative to that of `other`; NaN if that is zero."""
     norm = float(other.norm())

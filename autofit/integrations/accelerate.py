@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.exporters.plan_facts import LAYOUT, REPLICATED
+from autofit.exporters.plan_facts import GATHER, LAYOUT, REPLICATED, gathers_in_bf16
 from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
+from autofit.strategies.shards import in_bf16
 
 __all__ = ["accelerator_arguments", "loader_arguments"]
 
@@ -45,8 +46,10 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
             f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
             f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
         )
+    done = {GATHER} if "fsdp_config" in found.values else set()  # in the plugin below
     if found.fit.plan.values.get(LAYOUT) == REPLICATED:  # as an Accelerator does for each model that it prepares
-        found = replace(found, left={knob: line for knob, line in found.left.items() if knob != LAYOUT})
+        done.add(LAYOUT)
+    found = replace(found, left={knob: line for knob, line in found.left.items() if knob not in done})
     found.warn()
     values = {name: value for name, value in found.values.items() if name not in _OF_THE_LAUNCH}
     compiled: Any = values.pop("dynamo_config", None)
@@ -61,6 +64,8 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
     if sharded:
         utilities = import_package("accelerate.utils", "accelerate")
         named = {key if key == "fsdp_version" else key.removeprefix("fsdp_"): value for key, value in sharded.items()}
+        if gathers_in_bf16(found.fit.answer):
+            named["mixed_precision_policy"] = in_bf16(autocast=values["mixed_precision"] == "bf16")[1]
         arguments["fsdp_plugin"] = utilities.FullyShardedDataParallelPlugin(**named)
         del arguments["gradient_accumulation_steps"]  # else every rank keeps a whole gradient until the last one
         averaged = utilities.GradientAccumulationPlugin(num_steps=steps, sync_each_batch=True)

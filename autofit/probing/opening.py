@@ -119,6 +119,7 @@ def facts_of(
         on_host=device.is_host,
         ranks=options.ranks,
         layout=options.layout,
+        pinned=options.pinned,
     )
 
 

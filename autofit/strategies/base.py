@@ -103,6 +103,7 @@ class Facts:
         on_host: whether the device is the host itself, and no accelerator.
         ranks: number of processes that train together, each on a device of its own.
         layout: the only layout to consider, by name; None for all.
+        pinned: value by knob; only plans with these values are searched.
         update_fn: whether the user's `update_fn` does the whole step, so that its inside cannot be changed.
         rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
             without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
@@ -134,6 +135,7 @@ class Facts:
     on_host: bool = True
     ranks: int = 1
     layout: str | None = None
+    pinned: Mapping[str, KnobValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,13 @@ class Strategy(ABC):
         Called only for a plan on which the strategy acts.
         """
         return 0
+
+    def rounds(self, plan: Plan) -> bool:
+        """Returns whether what divides a training among ranks under `plan` also reduces its precision.
+
+        The gradient of all ranks may then differ as much as one in reduced precision.
+        """
+        return False
 
     def needs_rows(self, plan: Plan) -> bool:
         """Returns whether the ranks of a plan also have to be in rows, see `Ranks.in_rows`."""

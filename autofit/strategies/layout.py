@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,19 +17,22 @@ from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
-from autofit.strategies.shards import begin_anew, is_without_data, sharded, sharding
+from autofit.strategies.precision import format_of, lack_of
+from autofit.strategies.shards import begin_anew, in_bf16, is_without_data, sharded, sharding
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import is_traceable_wrapper_subclass, is_view
+from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view
 from autofit.workloads.divided import divided_already
 from autofit.workloads.step import Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
 
-KNOB, VIEWS, RESHARD = "layout", "gradient_as_bucket_view", "reshard_after_forward"
+KNOB, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
 REPLICATED, OPTIMIZER, FULL, HYBRID = "replicated", "optimizer", "full", "hybrid"
 LAYOUTS = (REPLICATED, OPTIMIZER, FULL, HYBRID)
 SHARDED = (FULL, HYBRID)
 """The layouts that divide parameters."""
+FP32, BF16 = "fp32", "bf16"
+"""Formats in which weights are gathered."""
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 """Size at which `DistributedDataParallel` closes its first bucket of gradients, and any other one, by default."""
 
@@ -54,7 +57,7 @@ class RankLayout(Strategy):
     cost = "communication between ranks"
     effect = "rounding"
     phase = Phase.RANKS
-    owns = {KNOB: None, VIEWS: False, RESHARD: True}
+    owns = {KNOB: None, VIEWS: False, RESHARD: True, GATHER: FP32}
     for_ranks = True
     unsearched = {KNOB: REPLICATED}
 
@@ -76,7 +79,8 @@ class RankLayout(Strategy):
         if not values:
             return Offer(refused=refused)
         knob = Knob(name=KNOB, values=values, default=values[0], about="what of the model each rank has")
-        return Offer((knob, *_beside(facts.layout)), refused)
+        beside = _beside(facts)
+        return Offer((knob, *beside.knobs), (*refused, *beside.refused))
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why other values of a plan do not go together with its layout, or None."""
@@ -87,7 +91,17 @@ class RankLayout(Strategy):
             return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={layout} divides them"
         if plan.values.get(RESHARD, True) is False and layout not in SHARDED:
             return f"{RESHARD}=False is for gathered weights, and {KNOB}={layout} gathers none"
+        if not self.rounds(plan):
+            return None
+        if layout not in SHARDED:
+            return f"{GATHER}={BF16} is for gathered weights, and {KNOB}={layout} gathers none"
+        if (precision := format_of(plan)) not in (FP32, BF16):
+            return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
         return None
+
+    def rounds(self, plan: Plan) -> bool:
+        """Returns whether weights are gathered in bfloat16."""
+        return plan.values.get(GATHER, FP32) == BF16
 
     def heaviest_rank(self, plan: Plan, optimizer: Optimizer, count: int) -> int:
         """Returns the rank with the largest part of the optimizer state, or 0, whose shards are the largest."""
@@ -109,18 +123,21 @@ class RankLayout(Strategy):
         Raises:
             SpaceError: a value is unknown, there is one rank, or this model or optimizer does not admit the layout.
         """
-        layout, views, reshard = (plan.values.get(name, idle) for name, idle in self.owns.items())
+        layout, views, reshard, gather = (plan.values.get(name, idle) for name, idle in self.owns.items())
         if layout is not None and layout not in LAYOUTS:
             raise unknown_value(KNOB, layout, f"one of {', '.join(LAYOUTS)}")
         for name, value in ((VIEWS, views), (RESHARD, reshard)):
             if type(value) is not bool:
                 raise unknown_value(name, value, "False or True")
+        if gather not in (FP32, BF16):
+            raise unknown_value(GATHER, gather, f"{FP32} or {BF16}")
         return self._divided(plan, draft, layout)
 
     @contextmanager
     def _divided(self, plan: Plan, draft: Draft, layout: KnobValue | None) -> Iterator[None]:
         ranks, model, optimizer = draft.ranks, draft.model, draft.optimizer
         reason = _refusal_of_draft(draft, layout) or self.conflict(plan)
+        reason = reason or (_statistics(model) if self.rounds(plan) else None)
         if ranks is None or reason is not None:
             raise SpaceError(
                 f"{KNOB}={layout} cannot be applied: {reason}; expected several ranks, and a plan and a "
@@ -129,7 +146,9 @@ class RankLayout(Strategy):
         if layout in SHARDED:
             mesh = ranks.mesh if layout == FULL else ranks.grid
             assert mesh is not None, "these ranks have been put in rows"
-            with sharded(model, optimizer, ranks, mesh, reshard=plan.values.get(RESHARD, True) is True):
+            formats = in_bf16(autocast=draft.autocast is not nullcontext) if self.rounds(plan) else (None, None)
+            reshard = plan.values.get(RESHARD, True) is True
+            with sharded(model, optimizer, ranks, mesh, reshard=reshard, formats=formats):
                 yield
             return
         with Undo() as undo:
@@ -140,15 +159,33 @@ class RankLayout(Strategy):
             yield
 
 
-def _beside(layout: str | None) -> tuple[Knob, ...]:
-    """Returns the knobs that belong to one layout; none while layouts are compared."""
+def _beside(facts: Facts) -> Offer:
+    """Returns the knobs that belong to one layout; none while layouts are compared.
+
+    In a search, a layout that shards is the only one to consider if it is pinned.
+    """
+    pinned = facts.pinned.get(KNOB)
+    layout = facts.layout or (pinned if pinned in SHARDED else None)
     if layout is None:
-        return ()
-    if layout in SHARDED:
-        about = "whether weights gathered in the forward pass are released, and gathered again in the backward pass"
-        return (Knob(name=RESHARD, values=(True, False), default=True, about=about),)
-    about = "whether gradients are parts of the buckets in which they are averaged, instead of copies"
-    return (Knob(name=VIEWS, values=(False, True), default=False, about=about),)
+        return Offer()
+    if layout not in SHARDED:
+        about = "whether gradients are parts of the buckets in which they are averaged, instead of copies"
+        return Offer((Knob(name=VIEWS, values=(False, True), default=False, about=about),))
+    about = "whether weights gathered in the forward pass are released, and gathered again in the backward pass"
+    reshard = Knob(name=RESHARD, values=(True, False), default=True, about=about)
+    if reason := _statistics(facts.model) or lack_of(BF16, facts):
+        origin: Any = "" if BF16 in facts.capabilities else "device"
+        return Offer((reshard,), (Refusal(name=f"{GATHER}={BF16}", reason=reason, origin=origin),))
+    about = "number format of gathered weights, in which everything computes unless precision=bf16 casts by operator"
+    return Offer((reshard, Knob(name=GATHER, values=(FP32, BF16), default=FP32, about=about)))
+
+
+def _statistics(model: nn.Module) -> str | None:
+    """Returns why the weights of a model cannot be in bfloat16, or None."""
+    for name, module in model.named_modules():
+        if isinstance(module, NormBase) and module.running_mean is not None:
+            return f"{name or 'the model'} keeps statistics in float32, which do not go with weights in bfloat16"
+    return None
 
 
 def _undividable(model: nn.Module) -> str | None:

@@ -9,7 +9,7 @@ import torch
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.undo import Undo
@@ -96,6 +96,16 @@ class Precision(Strategy):
 def scales_gradients(plan: Plan) -> bool:
     """Returns whether training under `plan` needs a gradient scaler."""
     return plan.values.get(KNOB) == "fp16"
+
+
+def format_of(plan: Plan) -> KnobValue:
+    """Returns the number format in which `plan` computes products."""
+    return plan.values.get(KNOB, "fp32")
+
+
+def lack_of(value: str, facts: Facts) -> str | None:
+    """Returns why nothing may compute in the format `value` instead of float32, or None."""
+    return _refusal(facts) or _lack(value, facts)
 
 
 def _refusal(facts: Facts) -> str | None:

@@ -7,7 +7,7 @@ keeps a record of each module outside it. All of this is put back, so that a mod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,13 @@ def sharding() -> Any:
 
 @contextmanager
 def sharded(
-    model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, mesh: "DeviceMesh", *, reshard: bool
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    ranks: Ranks,
+    mesh: "DeviceMesh",
+    *,
+    reshard: bool,
+    formats: tuple[Any, Any] = (None, None),
 ) -> Iterator[None]:
     """Shards the parameters, gradients and optimizer state of a model over `ranks` until the context is left.
 
@@ -58,15 +64,16 @@ def sharded(
         mesh: that of the ranks, or their grid: then each row has a whole model.
         reshard: whether gathered parameters are released after the forward pass, except those outside blocks. The
             backward pass gathers them again.
+        formats: how blocks and the rest are gathered, as `in_bf16` returns it; None: in the format of the parameters.
     """
-    fully_shard, released = sharding(), ranks.guarded or not ranks.is_fake or is_without_data(model)
+    released = ranks.guarded or not ranks.is_fake or is_without_data(model)
     with Undo() as undo:
         kept = [_Unsharded.of(module) for module in model.modules()]
         for each in kept:
             undo.callback(each.restore)
         for block in blocks_to_shard(model):
-            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-        fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
+            _shard(block, mesh, reshard, formats[0])
+        _shard(model, mesh, None if reshard else False, formats[1])
         for each in kept:
             each.note_added()
         shards = {
@@ -84,6 +91,23 @@ def sharded(
                 undo.replace(group, "params", [shards[id(parameter)][1] for parameter in group["params"]])
             begin_anew(optimizer, undo)
         yield
+
+
+def in_bf16(*, autocast: bool) -> tuple[Any, Any]:
+    """Returns how blocks and the rest of a model are gathered in bfloat16. Gradients are averaged in float32.
+
+    What the model gets and returns is what the step knows. Under autocast, which casts by operator, only the inputs of
+    blocks are cast. Without, everything computes in the format of the weights: inputs are cast to it, outputs back.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415
+
+    inside = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    changes: dict[str, Any] = {"cast_forward_inputs": False} if autocast else {"output_dtype": torch.float32}
+    return inside, replace(inside, **changes)
+
+
+def _shard(module: nn.Module, mesh: "DeviceMesh", reshard: bool | None, policy: Any) -> None:
+    sharding()(module, mesh=mesh, reshard_after_forward=reshard, **({} if policy is None else {"mp_policy": policy}))
 
 
 def blocks_to_shard(model: nn.Module) -> tuple[nn.Module, ...]:

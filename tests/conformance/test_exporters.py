@@ -42,6 +42,7 @@ VALUES: list[tuple[str, KnobValue]] = [
     ("layout", "full"),
     ("gradient_as_bucket_view", True),
     ("reshard_after_forward", False),
+    ("gather_precision", "bf16"),
 ]
 WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed", "axolotl"}
 """Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""

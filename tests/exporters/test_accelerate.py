@@ -9,12 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
+from autofit.strategies.shards import in_bf16
 from tests.conformance.test_exporters import OWN, answer, on_cuda
 
 pytestmark = pytest.mark.slow
@@ -188,6 +190,22 @@ def test_sharding_is_that_of_the_plan(reshard: bool, tmp_path: Path, monkeypatch
     assert "fsdp_transformer_layer_cls_to_wrap" in found.by_hand["layout"]
     assert "averages gradients in 16 bits" in found.warnings[-1]
     assert found.unmapped == ()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_are_gathered_by_the_policy_of_the_plan(precision: str) -> None:
+    from accelerate.utils import FullyShardedDataParallelPlugin  # noqa: PLC0415
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415
+
+    plan = PLAN.replace(layout="full", precision=precision, gather_precision="bf16")
+    found = by_name("accelerate").export(on_cuda(answer(plan, PLAN)))
+    names: dict[str, Any] = {"Accelerator": dict, "torch": torch, "MixedPrecisionPolicy": MixedPrecisionPolicy}
+    names["FullyShardedDataParallelPlugin"] = lambda **given: FullyShardedDataParallelPlugin(fsdp_version=2, **given)
+    plugin = eval(found.by_hand["gather_precision"], names)["fsdp_plugin"]
+    if precision != "fp32":
+        plugin.set_mixed_precision(precision)  # as an Accelerator does
+    assert plugin.mixed_precision_policy == in_bf16(autocast=precision == "bf16")[1]
+    assert not any("16 bits" in text for text in found.warnings)
 
 
 def test_replicas_are_processes_of_one_launch(tmp_path: Path) -> None:

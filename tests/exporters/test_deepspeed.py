@@ -86,9 +86,13 @@ def test_a_layout_is_a_stage_of_zero_whose_figures_are_others(layout: str, stage
     assert keys <= FIELDS["0.19.8"]
 
 
-@pytest.mark.parametrize(("knob", "value"), [("gradient_as_bucket_view", True), ("reshard_after_forward", False)])
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [("gradient_as_bucket_view", True), ("reshard_after_forward", False), ("gather_precision", "bf16")],
+)
 def test_what_zero_has_no_key_for_is_listed(knob: str, value: KnobValue) -> None:
-    assert exported({"layout": "full" if knob.startswith("reshard") else "replicated", knob: value}).unmapped == (knob,)
+    layout = "replicated" if knob.startswith("gradient") else "full"
+    assert exported({"layout": layout, knob: value}).unmapped == (knob,)
 
 
 LINES: list[tuple[str, KnobValue, str]] = [

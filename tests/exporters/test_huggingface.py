@@ -202,6 +202,14 @@ def test_the_installed_library_shards_as_the_plan(reshard: bool, tmp_path: Path)
     assert args.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
 
 
+def test_weights_are_gathered_in_the_format_of_autocast_alone() -> None:
+    gathered: Values = {**SHARDED, "gather_precision": "bf16"}
+    export = exported({**gathered, "precision": "bf16"}, device="cuda")
+    assert export.unmapped == ()
+    assert "the Trainer also averages gradients in 16 bits" in export.warnings[-1]
+    assert exported(gathered, device="cuda").unmapped == ("gather_precision",)
+
+
 def test_what_the_trainer_cannot_do_on_ranks_is_listed() -> None:
     assert exported({"layout": "optimizer"}).unmapped == ("layout",)
     export = exported({"layout": "replicated", "gradient_as_bucket_view": True})

@@ -172,23 +172,35 @@ def test_the_command_line_of_lightning_makes_the_strategy(
     assert "optimizer_class=torch.optim.AdamW" in found.by_hand["layout"]
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-def test_a_training_is_sharded_as_the_lines_say(reshard: bool) -> None:
+@pytest.mark.parametrize(
+    ("reshard", "changes"),
+    [
+        (True, {"precision": "bf16"}),
+        (False, {"precision": "bf16"}),
+        (True, {"precision": "bf16", "gather_precision": "bf16"}),
+        (True, {"precision": "fp32", "gather_precision": "bf16"}),
+    ],
+)
+def test_a_training_is_sharded_as_the_lines_say(reshard: bool, changes: dict[str, KnobValue]) -> None:
     from lightning.pytorch import Trainer  # noqa: PLC0415
     from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: PLC0415
     from torch.distributed import destroy_process_group  # noqa: PLC0415
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
-    found = export({"layout": "full", "reshard_after_forward": reshard, "precision": "bf16"})
+    found = export({"layout": "full", "reshard_after_forward": reshard, **changes})
+    assert found.unmapped == ()
     line = found.by_hand["layout"]
-    trainer, calls = line.partition(" with ")[0].replace("...", "1"), re.findall(r"fully_shard\([^)]*\)", line)
+    trainer = line.partition(" with ")[0].replace("...", "1")
+    calls = re.findall(r"fully_shard\((?:\([^)]*\)|[^()])*\)", line)
+    assert (calls[0].count("bfloat16"), calls[1].count("bfloat16")) == (("gather_precision" in changes),) * 2
     seen: dict[str, list[Any]] = {"rows": [], "dtypes": [], "updates": []}
     module = net(seen)
 
     def configure_model() -> None:
         module.model = nn.Sequential(module.line)
         for call in calls:
-            eval(call, {"fully_shard": fully_shard, "self": module, "block": module.line})
+            names = {"fully_shard": fully_shard, "MixedPrecisionPolicy": MixedPrecisionPolicy, "torch": torch}
+            eval(call, {**names, "self": module, "block": module.line})
 
     type(module).configure_model = lambda self: configure_model()
     names = {"ModelParallelStrategy": ModelParallelStrategy, "Trainer": lambda **given: given}

@@ -18,6 +18,7 @@ from tests.conformance.test_exporters import OWN, answer, with_blocks
 COMMON = frozenset(
     {
         "training.local_batch_size", "training.global_batch_size", "training.mixed_precision_param",
+        "training.mixed_precision_reduce",
         "training.max_norm", "optimizer.implementation", "parallelism.data_parallel_replicate_degree",
         "parallelism.data_parallel_shard_degree", "parallelism.fsdp_reshard_after_forward",
     }
@@ -53,6 +54,7 @@ PLANS: dict[str, Values] = {
     "in backward": {"optimizer_in_backward": True},
     "replicated": {"layout": "replicated"},
     "sharded": {"layout": "full", "reshard_after_forward": False},
+    "gathered": {"layout": "full", "gather_precision": "bf16"},
 }
 RANKS = 4
 
@@ -85,6 +87,15 @@ def test_each_override_is_a_field_of_that_version(plan: str, version: str) -> No
     assert subcommands <= (SUBCOMMANDS if version == "0.3.0" else set())
     lacking = {("in backward", "0.3.0"): ("optimizer_in_backward",)}
     assert export.unmapped == lacking.get((plan, version), ())
+
+
+def test_the_format_of_gathered_weights_is_the_one_that_the_plan_computes_in() -> None:
+    for values in ({"precision": "fp32"}, {"precision": "bf16"}):
+        export = exported({"layout": "full", "gather_precision": "bf16", **values})
+        words = words_of(export)
+        for name, dtype in (("param", "bfloat16"), ("reduce", "float32")):
+            assert words[words.index(f"--training.mixed_precision_{name}") + 1] == dtype
+        assert ["without autocast" in text for text in export.warnings] == [True] * (values["precision"] == "bf16")
 
 
 def test_nothing_follows_a_subcommand() -> None:

@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.gates.compare import ORDER_L2, PRECISION, REDUCED_L2, TF32_L2, Limits, compare, order_l2
+from autofit.gates.compare import (
+    ORDER_L2,
+    PRECISION,
+    REDUCED_L2,
+    TF32_L2,
+    GradientDifference,
+    Limits,
+    compare,
+    order_l2,
+)
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 
@@ -67,3 +76,11 @@ def test_settings_of_cuda_say_nothing_about_the_host(monkeypatch: pytest.MonkeyP
     assert ORDER_L2 < TF32_L2 < REDUCED_L2
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
     assert order_l2(step_of(nn.Linear(2, 2))) == ORDER_L2
+
+
+def test_gradients_of_several_ranks_are_objected_to_beyond_what_rounding_explains() -> None:
+    assert GradientDifference(1e-4, 1e-3).objection == ""
+    assert "differs by 0.02 (relative L2)" in GradientDifference(0.02, 1e-3).objection
+    unknown = GradientDifference(reason="rank 1 alone: it is zero")
+    assert not unknown.compared
+    assert unknown.objection.endswith("one process: rank 1 alone: it is zero")

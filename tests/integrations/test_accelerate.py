@@ -15,6 +15,7 @@ from autofit.core.plan import KnobValue
 from autofit.core.space import Refusal
 from autofit.fit import Fit
 from autofit.integrations.accelerate import STEPS, accelerator_arguments, loader_arguments
+from autofit.strategies.shards import in_bf16
 from tests.conformance.test_exporters import OWN, answer
 
 SCRIPT = """
@@ -74,6 +75,16 @@ def test_ranks_replicate_the_model_by_default_and_shards_are_a_plugin(recwarn: p
     shards, steps = found[1]["fsdp_plugin"], found[1]["gradient_accumulation_plugin"]
     assert (shards.fsdp_version, shards.reshard_after_forward) == (2, True)
     assert (steps.num_steps, steps.sync_each_batch) == (2, True)
+
+
+def test_weights_are_gathered_in_bf16_by_the_plugin(recwarn: pytest.WarningsRecorder) -> None:
+    given = fit(layout="full", gather_precision="bf16").answer
+    environment = given.environment.model_copy(update={"device_type": "cuda"})
+    plugin = accelerator_arguments(Fit(given.model_copy(update={"environment": environment})))["fsdp_plugin"]
+    assert plugin.mixed_precision_policy == in_bf16(autocast=False)[1]
+    assert not any("gather_precision" in str(each.message) for each in recwarn)
+    with pytest.warns(UserWarning, match="gather_precision=bf16"):
+        accelerator_arguments(Fit(given))  # on the CPU nothing is sharded
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ def test_layouts_are_compared_and_a_larger_share_leaves_more_room() -> None:
         ("replicated", "gradient_as_bucket_view=True"),
         ("optimizer", "gradient_as_bucket_view=True"),
         ("full", "reshard_after_forward=False"),
+        ("full", "gather_precision=bf16"),
     ],
 )
 def test_every_plan_has_the_layout_that_was_asked_for(layout: str, beside: str) -> None:

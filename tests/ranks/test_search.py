@@ -59,6 +59,8 @@ def test_a_fault_on_one_rank_ends_alike_on_all() -> None:
 def trained(ranks: Ranks, layout: str, compiled: str = "") -> dict[str, Any]:
     """Searches with a layout, and trains an epoch under the plan."""
     pinned: dict[str, Any] = {"layout": layout, "micro_batch_size": 16, **({"compile": compiled} if compiled else {})}
+    if layout == "full":
+        pinned["gather_precision"] = "fp32"
     techniques = ("layout", "batching", "compilation")
     given = {**GIVEN, "strategies": techniques, "time_budget": 240.0} if compiled else GIVEN
     model, loader = net(), data()
@@ -129,6 +131,37 @@ def test_compiled_code_trains_as_one_process_does(layout: str) -> None:
     assert first["weights"] == second["weights"]
     expected = torch.tensor(reference(32 // 2))
     assert torch.allclose(torch.tensor(first["weights"]), expected, rtol=1e-4, atol=1e-5)
+
+
+def gathered(ranks: Ranks) -> list[dict[str, Any]]:
+    """Searches with weights that are gathered in bfloat16, without and with autocast, and trains under each plan."""
+    names = ("layout", "batching", "precision")
+    found = []
+    for precision in ("fp32", "bf16"):
+        pinned = {"layout": "full", "gather_precision": "bf16", "precision": precision, "micro_batch_size": 8}
+        model, loader = net(), data(shuffle=False)
+        before = digest_of(model)
+        fit = autofit.tune(model, loader, optimizer=sgd, pinned=pinned, **{**GIVEN, "strategies": names})
+        same = digest_of(model) == before
+        with fit.prepare(model, loader, sgd) as step:
+            losses = [float(step(batch)) for batch in step.loader]
+        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        trained = weights.tolist() if weights.dtype is torch.float32 else []
+        values = {name: fit.plan.values.get(name, "fp32") for name in pinned}
+        found.append({"values": values == pinned, "same": same, "losses": losses, "weights": trained})
+    return found
+
+
+def test_a_plan_that_gathers_in_bf16_passes_the_check_and_trains_close_to_one_process() -> None:
+    first, second = launched(gathered)
+    expected = torch.tensor(reference(8))
+    for mine, theirs in zip(first, second, strict=True):
+        assert mine["values"]
+        assert mine["same"]
+        assert theirs["same"]
+        assert mine["weights"] == theirs["weights"]
+        assert torch.allclose(torch.tensor(mine["weights"]), expected, atol=0.02)
+        assert not torch.equal(torch.tensor(mine["weights"]), expected)
 
 
 def refused(ranks: Ranks) -> list[str]:

@@ -18,7 +18,7 @@ from autofit.strategies.base import Facts
 from autofit.strategies.layout import RankLayout, zero_redundancy_optimizer
 from autofit.tracing.ranks import fake_ranks
 from autofit.workloads.step import StepBatch
-from tests.conformance.test_strategies import Case, convolutions, mlp, transformer
+from tests.conformance.test_strategies import EVERY_CAPABILITY, Case, convolutions, mlp, transformer
 
 LAYOUT = RankLayout()
 LAYOUTS = ("replicated", "optimizer", "full")
@@ -45,9 +45,29 @@ def test_one_rank_has_no_layout() -> None:
 
 def test_layouts_are_compared_and_a_fixed_one_has_its_own_knobs() -> None:
     assert offered(facts()) == {"layout": LAYOUTS}
-    assert offered(facts(layout="full")) == {"layout": ("full",), "reshard_after_forward": (True, False)}
+    beside = {"reshard_after_forward": (True, False), "gather_precision": ("fp32", "bf16")}
+    assert offered(facts(layout="full", capabilities=EVERY_CAPABILITY)) == {"layout": ("full",), **beside}
+    assert offered(facts(pinned={"layout": "full"}, capabilities=EVERY_CAPABILITY)) == {"layout": LAYOUTS, **beside}
+    assert offered(facts(pinned={"layout": "replicated"})) == {"layout": LAYOUTS}
     for layout in ("replicated", "optimizer"):
         assert offered(facts(layout=layout)) == {"layout": (layout,), "gradient_as_bucket_view": (False, True)}
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "reason"),
+    [
+        (lambda: nn.Linear(2, 2), {"numerics": "exact"}, "keeps the arithmetic"),
+        (lambda: nn.Linear(2, 2), {"capabilities": frozenset()}, "does not compute in bf16"),
+        (lambda: nn.Linear(2, 2).bfloat16(), {}, "parameter weight is torch.bfloat16"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)), {}, "1 keeps statistics in float32"),
+    ],
+)
+def test_weights_are_not_gathered_in_bf16_where_a_model_does_not_allow_it(
+    make: Callable[[], nn.Module], changes: dict[str, Any], reason: str
+) -> None:
+    given = replace(facts(make(), layout="full", capabilities=EVERY_CAPABILITY), **changes)
+    assert offered(given) == {"layout": ("full",), "reshard_after_forward": (True, False)}
+    assert reason in reasons(given)["gather_precision=bf16"]
 
 
 class Scaled(nn.Module):
@@ -140,6 +160,11 @@ def test_other_models_are_refused() -> None:
     [
         ({"layout": "full", "gradient_as_bucket_view": True}, "gradients that every rank has"),
         ({"layout": "replicated", "reshard_after_forward": False}, "gathers none"),
+        ({"layout": "replicated", "gather_precision": "bf16"}, "gathers none"),
+        ({"layout": "full", "gather_precision": "bf16", "precision": "fp16"}, "precision fp16 in another format"),
+        ({"layout": "full", "gather_precision": "bf16", "precision": "tf32"}, "precision tf32 in another format"),
+        ({"layout": "full", "gather_precision": "bf16"}, "keeps statistics in float32"),
+        ({"layout": "full", "gather_precision": "fp8"}, "expected fp32 or bf16"),
         ({"layout": "full", "memory_format": "channels_last"}, "contiguous parameters"),
         ({"layout": "full", "activation_offload": True}, "gathered for one block"),
         ({"layout": "full", "linear_cross_entropy": "chunked"}, "weights of the head"),

@@ -25,13 +25,24 @@ PLANS = [
     Plan(values={"layout": "full", "reshard_after_forward": False}),
     Plan(values={"layout": "hybrid"}),
 ]
-each_plan = pytest.mark.parametrize("plan", PLANS, ids=str)
+IN_BF16 = [
+    Plan(values={"layout": "full", "gather_precision": "bf16"}),
+    Plan(values={"layout": "hybrid", "gather_precision": "bf16", "precision": "bf16"}),
+]
+"""Not for the workload with batch normalisation."""
+each_case = pytest.mark.parametrize(
+    ("plan", "workload"),
+    [
+        pytest.param(plan, workload, id=f"{workload}-{plan}")
+        for workload in WORKLOADS
+        for plan in [*PLANS, *(IN_BF16 if workload != "convolutions" else [])]
+    ],
+)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 
 
-@each_plan
-@each_workload
+@each_case
 def test_what_is_applied_and_undone_leaves_the_model_bit_identical(plan: Plan, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     before, values = everything_but_values(case), values_of(case)
@@ -51,8 +62,7 @@ def test_what_is_applied_and_undone_leaves_the_model_bit_identical(plan: Plan, w
     assert everything_but_values(case) == before
 
 
-@each_plan
-@each_workload
+@each_case
 def test_a_step_leaves_trained_values_alone(plan: Plan, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     values = values_of(case)
@@ -88,7 +98,7 @@ def test_all_layouts_follow_each_other_on_one_model(workload: str) -> None:
     case = Case(WORKLOADS[workload])
     expected = prepare(Plan(), Case(WORKLOADS[workload]).draft, [])(case.batch)
     values = values_of(case)
-    for plan in PLANS:
+    for plan in [*PLANS, *(IN_BF16 if workload != "convolutions" else []), *PLANS[3:4]]:
         with fake_ranks(4) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
             step(case.batch)
         with torch.no_grad():
@@ -178,6 +188,52 @@ def test_on_guarded_ranks_whole_weights_take_no_memory_and_come_back_without_con
     assert [each.untyped_storage().nbytes() for each in whole] == sizes
     assert all(now is then for now, then in zip(case.model.parameters(), whole, strict=True))
     assert (shared == before).all()
+
+
+class Asking(nn.Module):
+    """Says in which formats it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x.dtype)
+        for block in self.blocks:
+            x = block(x)
+            self.seen.append(x.dtype)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("values", "inside", "outside"),
+    [
+        ({}, [torch.float32] * 3, torch.float32),
+        ({"precision": "bf16"}, [torch.float32, torch.bfloat16, torch.bfloat16], torch.bfloat16),
+        ({"gather_precision": "bf16"}, [torch.bfloat16] * 3, torch.float32),
+        (
+            {"gather_precision": "bf16", "precision": "bf16"},
+            [torch.float32, torch.bfloat16, torch.bfloat16],
+            torch.bfloat16,
+        ),
+    ],
+    ids=str,
+)
+def test_a_step_gets_what_it_would_get_if_weights_were_gathered_in_float32(
+    values: dict[str, Any], inside: list[torch.dtype], outside: torch.dtype
+) -> None:
+    model, outputs = Asking(), list[torch.dtype]()
+    case = Case(lambda: (model, torch.optim.AdamW(model.parameters()), torch.randn(4, 11)))
+    model.seen.clear()
+    with fake_ranks(4) as case.draft.ranks, prepare(PLANS[3].replace(**values), case.draft, members()) as step:
+        hook = step.model.register_forward_hook(lambda module, inputs, output: outputs.append(output.dtype))
+        step(case.batch)
+        hook.remove()
+        assert {each.dtype for each in step.model.parameters()} == {torch.float32}
+        assert {each.grad.dtype for each in step.model.parameters() if each.grad is not None} <= {torch.float32}
+    assert model.seen == inside
+    assert outputs == [outside]
 
 
 def test_meshes_of_one_process_differ_so_that_none_is_taken_for_another() -> None:

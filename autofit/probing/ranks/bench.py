@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from statistics import median
@@ -37,9 +36,9 @@ from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect, scrub
-from autofit.gates.compare import difference, order_l2
+from autofit.gates.compare import REDUCED_L2, GradientDifference, difference, order_l2
 from autofit.gates.gradients import generators_restored, seed_all, sketch
-from autofit.gates.verdict import Checked, GateVerdict
+from autofit.gates.verdict import Checked, GateVerdict, together
 from autofit.identity import digest
 from autofit.probing.local_bench import LocalBench, undivided
 from autofit.probing.opening import check_divided, chosen
@@ -79,21 +78,6 @@ OF_A_RANK = ("data", "attributes")
 """Names of settings that may differ: each rank may have its own part of the data, and objects that know its number."""
 
 _Bench = TypeVar("_Bench", bound="RankBench")
-
-
-@dataclass(frozen=True, slots=True)
-class GradientDifference:
-    """By how much the gradient of several ranks differs from that of one process.
-
-    Attributes:
-        l2: relative L2 norm of the difference.
-        allowed_l2: largest norm that another order of operations may cause.
-        reason: why nothing was compared; "" if it was.
-    """
-
-    l2: float = 0.0
-    allowed_l2: float = 0.0
-    reason: str = ""
 
 
 class RankBench(LocalBench):
@@ -171,7 +155,7 @@ class RankBench(LocalBench):
 
         Args:
             number: number of the command, by which the ranks find each other.
-            plan: the plan, which divides the training and does nothing else.
+            plan: the plan, which divides the training. What else it does, each rank does alone too.
             limit_s: seconds after which the ranks no longer wait for each other.
         """
         batch = next(self._source.fresh(plan.micro_batch_size, self.launch.number))  # other samples on each rank
@@ -190,7 +174,9 @@ class RankBench(LocalBench):
             distributed.all_reduce(mean, group=ranks.group)
             found, _ = self._gradient(plan, batch, ranks)
         l2 = difference(found, mean.cpu().div_(ranks.count))
-        return GradientDifference(reason="it is zero") if math.isnan(l2) else GradientDifference(l2, allowed)
+        if math.isnan(l2):
+            return GradientDifference(reason="it is zero")
+        return GradientDifference(l2, max(allowed, REDUCED_L2) if _rounds(plan) else allowed)
 
     def _group(self, plan: Plan, limit_s: float) -> AbstractContextManager[Ranks]:
         return self.launch.group(limit_s, in_rows=any(member.needs_rows(plan) for member in members()))
@@ -212,6 +198,10 @@ class RankBench(LocalBench):
 
     def _typical(self, plan: Plan) -> Typical:
         return self._batches.store(plan).typical(plan.micro_batch_size, plan.accumulation_steps)
+
+
+def _rounds(plan: Plan) -> bool:
+    return any(member.rounds(plan) for member in members())
 
 
 def divided(options: Options, count: int) -> Options:
@@ -306,23 +296,29 @@ class LeadingBench(RankBench):
         checked = super().check(plan, known)
         if not checked.passed:
             return checked
+        baseline, rounded = self.briefing.space.baseline, _rounds(plan)
         divided = {name: value for name, value in plan.values.items() if name not in undivided(plan).values}
-        name = ", ".join(f"{each}={value}" for each, value in divided.items())
-        if name not in self._differences:
-            sized = {MICRO_BATCH_SIZE: self.briefing.space.baseline.micro_batch_size, ACCUMULATION_STEPS: 1}
-            self._differences[name] = self._compared(Plan(values={**sized, **divided}))
-        found = self._differences[name]
-        if found.reason:
-            note = f"{name}: the gradient was not compared with that of one process: {found.reason}"
-            return checked.model_copy(update={"caveats": (*checked.caveats, note)})
-        if found.l2 <= found.allowed_l2:
+        if rounded:  # then the plan's other formats matter too
+            formats = {name for member in members() if member.gated for name in member.owns}
+            divided |= {name: value for name, value in plan.values.items() if name in formats}
+        sized = {MICRO_BATCH_SIZE: baseline.micro_batch_size, ACCUMULATION_STEPS: 1}
+        alike = Plan(values={**sized, **divided})
+        if alike.key not in self._differences:
+            self._differences[alike.key] = self._compared(alike)
+        changed = {name: value for name, value in divided.items() if name in plan.changes_from(baseline)}
+        name = together(f"{each}={value}" for each, value in (changed or divided).items())
+        return self._judged(name, self._differences[alike.key], checked, rounded=rounded)
+
+    def _judged(self, name: str, found: GradientDifference, checked: Checked, *, rounded: bool) -> Checked:
+        """Returns the result of a check of one rank with what a comparison on all ranks has found on some values."""
+        if not (reason := found.objection):
             return checked
-        reason = (
-            f"the gradient of all ranks differs by {found.l2:.2g} (relative L2) from the mean of what each computes "
-            f"alone; rounding explains {found.allowed_l2:.2g}"
-        )
-        refused = (Refusal(name=name, reason=reason, origin="gate"),)
-        return Checked(passed=False, reason=f"{name}: {reason}", verdicts=checked.verdicts, refused=refused)
+        note = f"{name}: {reason}"
+        if self._options.numerics == "any" if rounded else not found.compared:
+            kept = "; kept, as numerics='any' allows" * rounded
+            return checked.model_copy(update={"caveats": (*checked.caveats, f"{note}{kept}")})
+        refused, verdict = (Refusal(name=name, reason=reason, origin="gate"),), GateVerdict(passed=False, reason=reason)
+        return Checked(passed=False, reason=note, verdicts={**checked.verdicts, name: verdict}, refused=refused)
 
     def _compared(self, plan: Plan) -> GradientDifference:
         limit_s = max(self._limits_s.values(), default=LEAST_S)

@@ -9,7 +9,9 @@ from autofit.core.environment import Environment
 from autofit.core.errors import UsageError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
-from autofit.probing.ranks.bench import check_alike, divided, joined_outcome, straggler
+from autofit.gates.compare import GradientDifference
+from autofit.gates.verdict import Checked, at_fault
+from autofit.probing.ranks.bench import LeadingBench, check_alike, divided, joined_outcome, straggler
 
 MIB = 2**20
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
@@ -73,6 +75,37 @@ def test_ranks_that_only_lost_each_other_timed_out() -> None:
     found = joined_outcome(failed(Status.USER_ERROR, GLOO), [said(failed(Status.USER_ERROR, GLOO))], MIB)
     assert found.status is Status.TIMED_OUT
     assert found.reason.startswith("the ranks no longer waited for each other: ")
+
+
+@pytest.mark.parametrize(
+    ("found", "rounded", "numerics", "passed"),
+    [
+        (GradientDifference(1e-8, 1e-3), False, "mixed", True),
+        (GradientDifference(0.01, 0.05), True, "mixed", True),
+        (GradientDifference(0.1, 0.05), True, "mixed", False),
+        (GradientDifference(0.1, 0.05), True, "any", True),
+        (GradientDifference(0.1, 1e-3), False, "any", False),
+        (GradientDifference(reason="alone"), False, "mixed", True),
+        (GradientDifference(reason="alone"), True, "mixed", False),
+    ],
+)
+def test_a_layout_that_rounds_must_have_been_compared_and_may_be_allowed(
+    found: GradientDifference, rounded: bool, numerics: Any, passed: bool
+) -> None:
+    bench = object.__new__(LeadingBench)
+    bench._options = Options(numerics=numerics)
+    name = "gather_precision=bf16 & layout=full"
+    checked = bench._judged(name, found, Checked(caveats=("known",)), rounded=rounded)
+    assert checked.passed is passed
+    if not passed:
+        assert [each.name for each in checked.refused] == [name]
+        assert at_fault(["layout=full", "precision=bf16", "gather_precision=bf16"], checked.verdicts) == name
+        assert checked.reason == f"{name}: {found.objection}"
+    elif found.objection:
+        kept = "; kept, as numerics='any' allows" if rounded else ""
+        assert checked.caveats == ("known", f"{name}: {found.objection}{kept}")
+    else:
+        assert checked.caveats == ("known",)
 
 
 def facts(batches: int = 8, **environment: Any) -> dict[str, Any]:
