@@ -33,6 +33,20 @@ def launched(work: Callable[..., Any], *arguments: Any, ranks: int = RANKS) -> l
         return [json.loads(Path(folder, str(number)).read_text()) for number in range(ranks)]
 
 
+def unlaunched(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what `work(*arguments)` returns in a process of its own that belongs to no launch."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn: Any = vars(mp)["spawn"]
+        spawn(_alone, (folder, work, arguments), nprocs=1)
+        return json.loads(Path(folder, "found").read_text())
+
+
+def _alone(_: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    Path(folder, "found").write_text(json.dumps(work(*arguments)))
+
+
 def _rank(number: int, count: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
