@@ -1,7 +1,8 @@
 """Compares the memory of one rank as estimated, rehearsed alone, and measured on real ranks, on a CPU.
 
 Six small architectures train under each layout. The trace runs on fake tensors and a fake process group; the rehearsal
-on real tensors and a fake group; the last on two processes that communicate by gloo, which holds copies of its own.
+on real tensors and a fake group; the last on two processes, or four in rows, that communicate by gloo, which holds
+copies of its own.
 Required: trace and rehearsal differ by at most 1 % under every plan of `PROMISED` and `GATHERED`.
 """
 
@@ -48,6 +49,8 @@ WORDS, LENGTH, CLASSES, SIZE = 512, 32, 10, 4
 STEPS = 3
 CPU = torch.device("cpu")
 REQUIRED_RATIO = 0.01
+HYBRID, IN_ROWS = "hybrid", 4
+"""The layout of ranks in rows, and their number, in two rows of two."""
 
 
 class Block(nn.Module):
@@ -144,6 +147,8 @@ PROMISED: Mapping[str, Mapping[str, KnobValue]] = {
     "optimizer": {"layout": "optimizer"},
     "full": {"layout": "full"},
     "full, kept": {"layout": "full", "reshard_after_forward": False},
+    "hybrid": {"layout": HYBRID},
+    "hybrid, kept": {"layout": HYBRID, "reshard_after_forward": False},
 }
 OTHERS: Mapping[str, Mapping[str, KnobValue]] = {
     "full, checkpointed": {"layout": "full", "checkpointed_blocks": 4},
@@ -202,7 +207,7 @@ def measured_bytes(model: str, plan: Plan, ranks: Ranks) -> int:
     draft.ranks, batch = ranks, source.worst(plan.micro_batch_size)
     workload.model.zero_grad(set_to_none=True)
     held: list[Tensor] = list(workload.model.buffers())
-    held += [] if plan.values["layout"] == "full" else workload.model.parameters()
+    held += [] if plan.values["layout"] in ("full", HYBRID) else workload.model.parameters()
     before = sum(tensor.nbytes for tensor in held)
     gc.collect()
     with ExitStack() as closing, devices.choose("cpu").meter(lambda: before) as reading:
@@ -222,6 +227,7 @@ def rehearsed_bytes(model: str, plan: Plan, ranks: int = RANKS, number: int = 0)
 def measured_one_by_one(ranks: Ranks, model: str, plans: list[Plan]) -> list[int]:
     """Returns the peak of this rank under each plan."""
     found = []
+    ranks = ranks.in_rows(distributed.new_group) if ranks.count == IN_ROWS else ranks
     for plan in plans:
         distributed.barrier()
         found.append(measured_bytes(model, plan, ranks))
@@ -230,17 +236,22 @@ def measured_one_by_one(ranks: Ranks, model: str, plans: list[Plan]) -> list[int
 
 def compare(model: str, plans: Mapping[str, Mapping[str, KnobValue]]) -> list[dict[str, Any]]:
     """Returns the three peaks of each plan; the rehearsal and the real ranks give those of their worst rank."""
-    real = launched(measured_one_by_one, model, [plan_of(values) for values in plans.values()])
+    counts = {name: IN_ROWS if values["layout"] == HYBRID else RANKS for name, values in plans.items()}
+    real = dict[str, int]()
+    for count in dict.fromkeys(counts.values()):
+        names = [name for name in plans if counts[name] == count]
+        peaks = launched(measured_one_by_one, model, [plan_of(plans[name]) for name in names], ranks=count)
+        real |= {name: max(each[place] for each in peaks) for place, name in enumerate(names)}
     found = []
-    for place, (name, values) in enumerate(plans.items()):
-        plan = plan_of(values)
-        rehearsed = max(rehearsed_bytes(model, plan, number=number) for number in range(RANKS))
+    for name, values in plans.items():
+        plan, count = plan_of(values), counts[name]
+        rehearsed = max(rehearsed_bytes(model, plan, count, number) for number in range(count))
         began = perf_counter()
-        estimated = estimated_bytes(model, plan)
+        estimated = estimated_bytes(model, plan, count)
         found.append({
             "model": model, "plan": name, "promised": name not in OTHERS, "seconds": perf_counter() - began,
             "estimated_bytes": estimated, "rehearsed_bytes": rehearsed, "error_ratio": estimated / rehearsed - 1,
-            "gloo_bytes": max(peaks[place] for peaks in real),
+            "gloo_bytes": real[name],
         })  # fmt: skip
     return found
 
