@@ -2,6 +2,7 @@
 
 import os
 import socket
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,8 @@ class StoredTrial:
     def of(cls, number: int, attributes: Mapping[str, Any], *, finished: bool) -> Self | None:
         """Returns the trial with these attributes; None without a record of autofit, or with one that is damaged."""
         try:
-            start = TrialStart.model_validate_json(attributes[START])
-            outcome = Outcome.model_validate_json(attributes[OUTCOME]) if finished else None
+            start = TrialStart.model_validate_json(_unsealed(attributes[START]))
+            outcome = Outcome.model_validate_json(_unsealed(attributes[OUTCOME])) if finished else None
         except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
             return None
         return cls(number, start, outcome)
@@ -100,6 +101,21 @@ class StoredTrial:
             return None
         plan, purpose = self.start.plan, self.start.purpose
         return Trial(number=self.number, plan=plan, outcome=outcome, purpose=purpose, earlier=earlier)
+
+
+def sealed(record: str) -> str:
+    """Returns the text in which a record, as JSON, is stored: with a checksum, since a journal has none."""
+    return f"{record} {zlib.crc32(record.encode()):08x}"
+
+
+def _unsealed(text: str) -> str:
+    """Returns the record in a stored text. Raises ValueError if it was changed. Older records have no checksum."""
+    record = text.rpartition(" ")[0]
+    if text.endswith("}"):
+        return text
+    if sealed(record) != text:
+        raise ValueError("the checksum is another one")
+    return record
 
 
 def readable(trials: Sequence["FrozenTrial"], notes: Mapping[str, Any]) -> tuple[list[StoredTrial], int]:

@@ -26,7 +26,7 @@ from autofit.study import stored_trials
 from autofit.study.location import StudyPlace
 from autofit.study.optuna_terms import columns, distributions_of, holds, optuna_result
 from autofit.study.storages import connect, disconnect, existing, quiet, studies_in, study_in
-from autofit.study.stored_trials import StoredTrial, TrialStart, counted_trials
+from autofit.study.stored_trials import StoredTrial, TrialStart, counted_trials, sealed
 
 _DIED = Outcome(status=Status.CRASHED, reason=DIED)
 
@@ -154,7 +154,10 @@ class Study:
             state=TrialState.RUNNING,
             params=values,
             distributions={name: self._distributions[name] for name in values},
-            user_attrs={stored_trials.START: start.model_dump_json(), "purpose": start.purpose.value},
+            user_attrs={
+                stored_trials.START: stored_trials.sealed(start.model_dump_json()),
+                "purpose": start.purpose.value,
+            },
         )
         return self._storage.get_trial_number_from_id(self._storage.create_new_trial(self._study_id, template))
 
@@ -164,7 +167,7 @@ class Study:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         trial = optuna.trial.Trial(self._study, trial_id)
         # As text, because NaN is not valid JSON and would break the dashboard. Python's reader accepts it.
-        record = json.dumps(outcome.model_dump(mode="json"))
+        record = sealed(json.dumps(outcome.model_dump(mode="json")))
         for key, value in {**columns(outcome), stored_trials.OUTCOME: record}.items():
             trial.set_user_attr(key, value)
         for key, value in result.constraints.items():

@@ -14,7 +14,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
 from autofit.study import stored_trials
-from autofit.study.stored_trials import OUTCOME, START, StoredTrial, TrialStart
+from autofit.study.stored_trials import OUTCOME, START, StoredTrial, TrialStart, sealed
 from tests.study.samples import HERE, MIB, PLAN, measured, reopen
 
 
@@ -61,6 +61,19 @@ def test_a_record_that_is_missing_or_damaged_is_not_read() -> None:
     assert StoredTrial.of(0, whole, finished=True) is not None
     for damaged in ({}, {START: start}, whole | {START: start[:40]}, whole | {OUTCOME: '{"plan": 1}'}):
         assert StoredTrial.of(0, damaged, finished=True) is None
+
+
+@pytest.mark.fault("F53")
+def test_a_record_in_which_a_bit_has_flipped_is_not_read_and_one_without_a_checksum_is() -> None:
+    start = TrialStart.now(PLAN, Purpose.PROBE, HERE, MIB).model_dump_json()
+    stored = {START: sealed(start), OUTCOME: sealed(measured().model_dump_json())}
+    whole = StoredTrial.of(0, stored, finished=True)
+    assert whole == StoredTrial.of(0, {START: start, OUTCOME: measured().model_dump_json()}, finished=True)
+    text = stored[OUTCOME].encode()
+    for place in range(len(text)):
+        for bit in range(7):
+            flipped = bytes([*text[:place], text[place] ^ 1 << bit, *text[place + 1 :]]).decode()
+            assert StoredTrial.of(0, {**stored, OUTCOME: flipped}, finished=True) in (None, whole)
 
 
 def test_a_trial_of_a_living_process_is_left_alone(journal: Path) -> None:
