@@ -21,7 +21,10 @@ Item = TypeVar("Item")
 ALONE = Lock()
 """Held while a loop or a script is observed. Two observations would put back torch's functions in the wrong order."""
 OBSERVED = "autofit.watch: another observation has not ended, so that this loop is not observed."
-INCOMPLETE = "it ended before all steps were observed: what needs more steps was not found"
+INCOMPLETE = (
+    "it ended before all steps were observed: what needs more steps was not found; give it more batches, or watch "
+    "fewer steps"
+)
 PATIENCE = 3
 """How often a script may swallow `Enough` before it is ended in another way."""
 MOST_PASSES = 16

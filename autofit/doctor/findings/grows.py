@@ -166,8 +166,12 @@ def _kept_at(observation: Observation, handle: int) -> Iterator[Place]:
 
 def _others(observation: Observation, handles: Sequence[int], holder: Holder) -> str:
     """Returns who else holds some allocations, in words: a holder for each container beside that of `holder`."""
-    found = {each.container: each for handle in handles if (each := observation.growers.get(handle)) is not None}
-    others = [f"`{each.path}`" for container, each in found.items() if container != holder.container]
+    found, held = dict[str, str](), defaultdict[str, list[int]](list)
+    for handle in handles:
+        if (each := observation.growers.get(handle)) is not None and each.container != holder.container:
+            found[each.container] = each.path
+            held[each.container].append(handle)
+    others = [f"`{path}` ({format_bytes(observation.size_of(held[name]))})" for name, path in found.items()]
     more = [f"{len(others) - 3} more"] if len(others) > 3 else []
     return "".join(f", and by {each}" for each in (*others[:3], *more))
 
