@@ -5,10 +5,12 @@ A change that only moves releases can be replayed. One that replaces what is com
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from inspect import signature
+from itertools import count
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
@@ -295,6 +297,30 @@ def only_used(unused: Mapping[int, Iterable[torch.Tensor]], parameters: Iterable
         yield
     finally:
         torch.autograd.backward = backward
+
+
+@contextmanager
+def graphless(numbers: Container[int], retained: bool) -> Iterator[None]:
+    """Has passes of a step make no graph: some of those with `create_graph=True`, by number among these, from 1.
+
+    The graph that they pass through is kept if it is to be `retained` or they say so.
+    """
+    before = {name: getattr(torch.autograd, name) for name in ("grad", "backward")}
+    seen = count(1)
+
+    def changed(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = signature(run).bind(*args, **kwargs).arguments
+        if given.get("create_graph") and next(seen) in numbers:
+            given |= {"create_graph": False, "retain_graph": given.get("retain_graph") or retained}
+        return run(**given)
+
+    for name, run in before.items():
+        setattr(torch.autograd, name, partial(changed, run))
+    try:
+        yield
+    finally:
+        for name, run in before.items():
+            setattr(torch.autograd, name, run)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autofit.devices.cpu import Cpu
-from autofit.doctor.what_if import Change, WhatIf, frozen, narrowed, only_used, replaced, without_graph
+from autofit.doctor.what_if import Change, WhatIf, frozen, graphless, narrowed, only_used, replaced, without_graph
 from autofit.search.race import MIN_ROUNDS
 
 WIDTH = 512
@@ -167,6 +167,26 @@ def test_a_backward_pass_may_leave_gradients_out(model: nn.Sequential) -> None:
         assert other is not None
         torch.testing.assert_close(each, factor * other)
     assert torch.autograd.backward.__name__ == "backward"
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_pass_may_make_no_graph() -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def slopes() -> list[bool]:
+        y = x.pow(3).sum()
+        first = [torch.autograd.grad(y, x, create_graph=True)[0] for _ in range(2)]
+        y.backward(create_graph=True)  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        return [each.requires_grad for each in (*first, x.grad)]
+
+    with graphless({2, 3}, True):
+        assert slopes() == [True, False, False]
+    x.grad = None
+    with graphless({1}, False), pytest.raises(RuntimeError, match="second time"):
+        slopes()
+    x.grad = None
+    assert slopes() == [True] * 3
 
 
 def test_constants_are_float32_while_steps_run_and_as_before_afterwards() -> None:

@@ -11,7 +11,7 @@ from autofit.doctor.findings.base import Detector, at_peak, is_nothing, largest_
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import Observation
 from autofit.doctor.sites import Site
-from autofit.doctor.what_if import Change, without_graph
+from autofit.doctor.what_if import Change, graphless, without_graph
 from autofit.reports.sentences import counted
 
 HISTORY = 2
@@ -168,7 +168,7 @@ class SavedUnused(Detector):
             if is_nothing(observation, saved_bytes):
                 continue
             count = counted(len(handles), "tensor")
-            bound: Bound = "at least" if site in created else "at most"  # a pass with a graph keeps more than it saves
+            bound: Bound = "" if site in created else "at most"  # a pass without a graph runs a little differently
             what, remedy = f"keeps {count} for a backward pass that never comes", "run it under torch.no_grad()"
             if site in created:
                 what = f"has create_graph=True, but no later pass uses the graph that it makes, which keeps {count}"
@@ -191,9 +191,19 @@ class SavedUnused(Detector):
             )
 
     def change(self, observation: Observation, finding: Finding) -> Change | None:
-        """Returns the modules' calls of that pass under `torch.no_grad`; None if it runs outside any module."""
+        """Returns that pass without `create_graph=True`, or its modules' calls under `torch.no_grad`.
+
+        None if it runs outside any module.
+        """
+        line, watch = finding.places[0].line, observation.watch
+        created = [each for each in watch.created if each.step == observation.step]
+        found = {n: each for n, each in enumerate(created, 1) if observation.place_at(each.site).line == line}
+        if found:
+            begun, ended = found[min(found)].begun, found[min(found)].ended
+            again = any(watch.born[each.handle] < begun and each.used_at >= ended for each in watch.saved)
+            return Change(f"the pass at {line} without create_graph=True", partial(graphless, found.keys(), again))
         passes = _passes(observation).items()
-        handles = next((each for site, each in passes if observation.place_at(site).line == finding.places[0].line), ())
+        handles = next((each for site, each in passes if observation.place_at(site).line == line), ())
         calls = observation.unused_calls(handles)
         if not calls:
             return None
