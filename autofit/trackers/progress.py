@@ -9,14 +9,12 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from autofit.core.briefing import Briefing
-from autofit.core.budget import Clock
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.request import Event, Listen, Request
 from autofit.terminal import cells, columns, has_blocks, has_colour, is_terminal
-from autofit.trackers.live_line import SearchState, Yardstick
+from autofit.trackers.live_line import SearchState
 
 CHOOSING = "choosing the next plan"
 """Name of the phase between two runs."""
@@ -123,9 +121,9 @@ class Progress:
     peak, or the status and its reason. Every other line is a stage of the search.
     """
 
-    def __init__(self, stream: TextIO, against: Yardstick | None = None) -> None:
-        self._stream = stream
-        self._state = SearchState(against or Yardstick(), has_colour(stream), has_blocks(stream))
+    def __init__(self, stream: TextIO, state: SearchState | None = None) -> None:
+        self._stream, self._state = stream, state or SearchState()
+        self._state.colour, self._state.blocks = has_colour(stream), has_blocks(stream)
         self._live = LiveLine(stream, self._state.live) if is_terminal(stream) else None
 
     def __call__(self, event: Event) -> None:
@@ -155,7 +153,7 @@ class Progress:
     @classmethod
     @contextmanager
     def of(
-        cls, wanted: bool | Callable[[Event], None], against: Yardstick | None = None
+        cls, wanted: bool | Callable[[Event], None], state: SearchState | None = None
     ) -> Iterator[Callable[[Event], None]]:
         """Gives the listener that `wanted` asks for: a new Progress, nothing, or the caller's own callable."""
         if callable(wanted):
@@ -163,7 +161,7 @@ class Progress:
         elif not wanted:
             yield lambda event: None
         else:
-            progress = cls(sys.stderr, against)
+            progress = cls(sys.stderr, state)
             try:
                 yield progress
             finally:
@@ -171,13 +169,8 @@ class Progress:
 
 
 @contextmanager
-def watched(
-    wanted: bool | Listen, briefing: Briefing | None, request: Request, clock: Clock, watch: Watchdog
-) -> Iterator[Listen]:
-    """Gives the listener of `Progress.of`, which the watchdog of a search reports to as well.
-
-    `briefing` is None before the workload was looked at.
-    """
-    against = Yardstick.of(briefing, request, clock, lambda: watch.doing)
-    with Progress.of(wanted, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+def watched(wanted: bool | Listen, request: Request, watch: Watchdog) -> Iterator[Listen]:
+    """Gives the listener of `Progress.of`, which the watchdog of a search reports to as well."""
+    state = SearchState(watch.clock, request.time_s, lambda: watch.doing)
+    with Progress.of(wanted, state) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
         yield listen
