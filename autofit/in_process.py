@@ -24,7 +24,7 @@ from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Examine, Listen, Request
 from autofit.search.search import STAGE, SearchInterrupted, endurance, search, training_request, with_evaluation
-from autofit.trackers.progress import Progress, heartbeat, waiting, watched
+from autofit.trackers.progress import heartbeat, waiting, watched
 from autofit.workloads.divided import INSIDE, unwrapped
 from autofit.workloads.workload import Workload
 
@@ -94,7 +94,7 @@ def search_with_evaluation(
     found, result = search_in_process(workload, chosen, options, first, clock, progress, followers, examiner)
 
     def searched(options: Options, request: Request, clock: Clock) -> Answer:
-        with Progress.of(progress) as listen:
+        with watched(progress, request, Watchdog(clock)) as listen:
             listen(Event("stage", STAGE))
         return search_in_process(evaluation, chosen, options, request, clock, progress, ())[0]
 

@@ -45,10 +45,8 @@ class SearchState:
         blocks: whether lines have block characters.
     """
 
-    def __init__(
-        self, clock: Clock | None = None, time_s: float | None = None, doing: Callable[[], str] = lambda: ""
-    ) -> None:
-        self._clock, self._time_s, self._doing = clock or Clock(), time_s, doing
+    def __init__(self, clock: Clock, time_s: float | None = None, doing: Callable[[], str] = lambda: "") -> None:
+        self._clock, self._time_s, self._doing = clock, time_s, doing
         self.colour = self.blocks = False
         self._asked: SearchEvidence | None = None
         self._phase, self._detail = "survey", ""

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -121,8 +121,8 @@ class Progress:
     peak, or the status and its reason. Every other line is a stage of the search.
     """
 
-    def __init__(self, stream: TextIO, state: SearchState | None = None) -> None:
-        self._stream, self._state = stream, state or SearchState()
+    def __init__(self, stream: TextIO, state: SearchState) -> None:
+        self._stream, self._state = stream, state
         self._state.colour, self._state.blocks = has_colour(stream), has_blocks(stream)
         self._live = LiveLine(stream, self._state.live) if is_terminal(stream) else None
 
@@ -150,27 +150,23 @@ class Progress:
         name = "proof of " if event.kind == "proof" else f"trial {event.done}: "
         return f"{name}{event.text}"
 
-    @classmethod
-    @contextmanager
-    def of(
-        cls, wanted: bool | Callable[[Event], None], state: SearchState | None = None
-    ) -> Iterator[Callable[[Event], None]]:
-        """Gives the listener that `wanted` asks for: a new Progress, nothing, or the caller's own callable."""
-        if callable(wanted):
-            yield wanted
-        elif not wanted:
-            yield lambda event: None
-        else:
-            progress = cls(sys.stderr, state)
-            try:
-                yield progress
-            finally:
-                progress.close()
-
 
 @contextmanager
 def watched(wanted: bool | Listen, request: Request, watch: Watchdog) -> Iterator[Listen]:
-    """Gives the listener of `Progress.of`, which the watchdog of a search reports to as well."""
-    state = SearchState(watch.clock, request.time_s, lambda: watch.doing)
-    with Progress.of(wanted, state) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+    """Gives the listener that is wanted: a new Progress, nothing, or the caller's own callable.
+
+    The watchdog of a search reports to it as well.
+    """
+    with ExitStack() as held:
+        if callable(wanted):
+            listen = wanted
+        elif wanted:
+            state = SearchState(watch.clock, request.time_s, lambda: watch.doing)
+            listen = held.enter_context(closing(Progress(sys.stderr, state)))
+        else:
+            listen = _ignore
+        held.enter_context(watch.telling(lambda text: listen(Event("waiting", text))))
         yield listen
+
+
+def _ignore(event: Event) -> None: ...

@@ -16,8 +16,9 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.evidence import SearchEvidence
-from autofit.search.request import Event
-from autofit.trackers.progress import CHOOSING, LiveLine, Progress, _drawing, heartbeat, waiting
+from autofit.search.request import Event, Request
+from autofit.trackers.live_line import SearchState
+from autofit.trackers.progress import CHOOSING, LiveLine, Progress, _drawing, heartbeat, waiting, watched
 
 
 def test_each_event_is_a_sign_of_life_and_a_wait_is_one_of_its_own() -> None:
@@ -119,7 +120,7 @@ def measured() -> Outcome:
 
 
 def shown(stream: io.StringIO, *events: Event) -> str:
-    progress = Progress(stream)
+    progress = Progress(stream, SearchState(Clock()))
     for event in events:
         progress(event)
     progress.close()
@@ -202,12 +203,12 @@ def test_control_sequences_of_the_users_code_are_taken_out(stream: type[io.Strin
 
 def test_what_is_wanted_decides_who_listens(capsys: pytest.CaptureFixture[str]) -> None:
     event, heard = Event("stage", "searching"), list[Event]()
-    with Progress.of(heard.append) as listen:
+    with watched(heard.append, Request(), Watchdog(Clock())) as listen:
         listen(event)
-    with Progress.of(False) as listen:
+    with watched(False, Request(), Watchdog(Clock())) as listen:
         listen(event)
     assert heard == [event]
     assert capsys.readouterr() == ("", "")
-    with Progress.of(True) as listen:
+    with watched(True, Request(), Watchdog(Clock())) as listen:
         listen(event)
     assert capsys.readouterr() == ("", "autofit: searching\n")
