@@ -11,9 +11,9 @@ from jinja2 import Environment, StrictUndefined
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import printable
-from autofit.core.units import format_bytes, short_number
+from autofit.core.units import format_bytes, instant, short_number
 from autofit.core.wording import describe_plan
-from autofit.nightly.records import NOT_MEASURED, NightRecord, NightResult, VerdictKind, instant
+from autofit.nightly.records import NOT_MEASURED, NightRecord, NightResult, VerdictKind
 from autofit.nightly.verdict import rate_text
 from autofit.reports.canvas import Canvas
 from autofit.reports.markdown import MARK

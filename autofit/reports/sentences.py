@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
 from autofit.core.answer import Answer, Ratio
 from autofit.core.outcome import Outcome, Status
 from autofit.core.space import StrategyRecord
 from autofit.core.trial import Purpose, Trial
-from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
+from autofit.core.units import format_bytes, format_duration, format_ratio, instant, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.report import AnswerTime, Report
 from autofit.search.common_scale import proof_contradicts
@@ -234,9 +233,5 @@ def difference(ratio: float) -> str:
 
 def moment(text: str) -> str:
     """Returns a time in ISO 8601 in UTC with whole seconds, such as "2026-11-24 20:11:08 UTC"; other texts as given."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    found = found.astimezone(UTC) if found.tzinfo is not None else found
-    return f"{found:%Y-%m-%d %H:%M:%S} UTC"
+    found = instant(text)
+    return text if found is None else f"{found:%Y-%m-%d %H:%M:%S} UTC"
