@@ -1,6 +1,5 @@
 """Search state: how far a search is, learned from its events, as lines of a given width."""
 
-import re
 from collections.abc import Callable, Iterator
 
 from autofit.core.answer import Ratio
@@ -169,18 +168,19 @@ class SearchState:
         """
         if self._asked is None:
             return ""
-        budget_bytes = self._asked.budget.memory_bytes
+        how, is_short = "", level >= 2
         if self._running is None:
-            peak_bytes = 0 if self._answer is None else self._peak_bytes(self._answer)
-            return _of_budget(peak_bytes, budget_bytes, level, "peak ") if peak_bytes else ""
-        plan, estimate = self._running
-        name = "" if level else f" {short_plan(plan, self._asked.baseline)}"
-        measured = self._peak_bytes(plan)
-        if not measured and (estimate is None or not estimate.is_bounded):
-            return f"now{name}" if name else ""
-        peak_bytes = measured or (estimate.value_bytes if estimate is not None else 0)
-        how = "" if measured else "est. " if level < 2 else "~"
-        return _of_budget(peak_bytes, budget_bytes, level, f"now{name}{':' if name else ''} ", how)
+            name, peak_bytes = "peak ", 0 if self._answer is None else self._peak_bytes(self._answer)
+        else:
+            plan, estimate = self._running
+            name = "now " if level else f"now {short_plan(plan, self._asked.baseline)}: "
+            peak_bytes = self._peak_bytes(plan)
+            if not peak_bytes and estimate is not None and estimate.is_bounded:
+                peak_bytes, how = estimate.value_bytes, "~" if is_short else "est. "
+        if not peak_bytes:
+            return "" if level or self._running is None else name.removesuffix(": ")
+        of = of_budget(peak_bytes, self._asked.budget.memory_bytes, short=is_short)
+        return f"{how}{of}" if is_short else f"{name}{how}{of}"
 
     def _peak_bytes(self, plan: Plan) -> int:
         """Returns the measured peak of a plan; 0 if it is not known."""
@@ -204,22 +204,13 @@ def short_plan(plan: Plan, baseline: Plan) -> str:
     return one_line(", ".join([batch, *changes]))
 
 
-def _of_budget(peak_bytes: int, budget_bytes: int, level: int, name: str, how: str = "") -> str:
-    of = of_budget(peak_bytes, budget_bytes)
-    return f"{name}{how}{of}" if level < 2 else f"{how}{compact(of)}"
-
-
-def of_budget(part_bytes: int, whole_bytes: int) -> str:
-    """Returns "53.7 of 72 MiB", with the unit once if it is the same."""
+def of_budget(part_bytes: int, whole_bytes: int, *, short: bool = False) -> str:
+    """Returns "53.7 of 72 MiB", with the unit once if it is the same; if short, "53.7/72 MiB", or "53M/2G"."""
     (few, unit), (many, units) = (format_bytes(count).split() for count in (part_bytes, whole_bytes))
     few, many = (f"{float(number):.4g}" if "." not in number else f"{float(number):.3g}" for number in (few, many))
-    return f"{few} of {many} {units}" if unit == units else f"{few} {unit} of {many} {units}"
-
-
-def compact(text: str) -> str:
-    """Returns what `of_budget` gave in fewer cells: "53.7/72 MiB", or "53M/2G" for two units."""
-    few, of, many = text.partition(" of ")
-    return text.replace(" of ", "/") if not of or " " not in few else re.sub(r" ([KMGT])iB", r"\1", f"{few}/{many}")
+    if unit == units:
+        return f"{few}{'/' if short else ' of '}{many} {units}"
+    return f"{few}{unit[0]}/{many}{units[0]}" if short else f"{few} {unit} of {many} {units}"
 
 
 def short_time(seconds: float) -> str:

@@ -19,7 +19,6 @@ from autofit.search.request import Event
 from autofit.terminal import cells
 from autofit.trackers.live_line import (
     SearchState,
-    compact,
     of_budget,
     short_plan,
     short_time,
@@ -387,8 +386,5 @@ def test_a_plan_is_its_batch_and_what_it_changes() -> None:
 def test_figures_are_short() -> None:
     assert [short_time(each) for each in (-5.0, 59.9, 61.0, 3725.0)] == ["0 s", "59 s", "1:01", "1:02:05"]
     assert of_budget(3 * 2**20, 2**30) == "3 MiB of 1 GiB"
-    assert (compact("53.7 of 72 MiB"), compact("53 MiB of 2 GiB"), compact("3 MiB")) == (
-        "53.7/72 MiB",
-        "53M/2G",
-        "3 MiB",
-    )
+    assert of_budget(53 * 2**20, 72 * 2**20, short=True) == "53/72 MiB"
+    assert of_budget(53 * 2**20, 2**31, short=True) == "53M/2G"
