@@ -42,7 +42,9 @@ def _breakdown(report: Report, titles: bool) -> Drawing | None:
     total, kinds = ("Peak, as traced", sums), _matched([each.kinds for each in parts])
     modules = _fewer(_matched([each.modules for each in parts]))
     names = [_named(report, plan) for plan in report.memory]
-    table = _breakdown_table(names, [*kinds, *((f"module {name}", sizes) for name, sizes in modules)])
+    listed = [*kinds, *((f"module {name}", sizes) for name, sizes in modules)]
+    rows = tuple((name, *map(format_bytes, sizes)) for name, sizes in listed)
+    table = DataTable(("part of the peak", *names), rows)
     drawing = Drawing(_breakdown_about(report, sums), titles, _upper_bounds(report), table)
     shapes = [f"af-bar-{_STYLES[plan.role]}" for plan in report.memory]
     y = key(drawing, list(zip(shapes, names, strict=True))) + 20
@@ -60,11 +62,6 @@ def _breakdown(report: Report, titles: bool) -> Drawing | None:
     y = _entries(drawing, shapes, kinds, x, y, "By kind")
     drawing.height = _entries(drawing, shapes, modules, x, y, "Activations and temporaries by module") if modules else y
     return drawing
-
-
-def _breakdown_table(names: Sequence[str], entries: Sequence[Entry]) -> DataTable:
-    rows = tuple((name, *(format_bytes(size) for size in sizes)) for name, sizes in entries)
-    return DataTable(("part of the peak", *names), rows)
 
 
 def _entries(
