@@ -1,9 +1,8 @@
-"""Bytes, durations, times and lists of names: parsing and formatting."""
+"""Bytes, durations and lists of names: parsing and formatting."""
 
 import re
 import reprlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from math import isfinite
 
 from autofit.core.errors import UsageError
@@ -73,15 +72,6 @@ def parse_time(text: str | float | None) -> float | None:
         UsageError: as `parse_duration`.
     """
     return None if text is None or str(text).strip().lower() == "none" else parse_duration(text)
-
-
-def instant(text: str) -> datetime | None:
-    """Returns a time in ISO 8601, in UTC; without a time zone it is UTC. None if the text is not such a time."""
-    try:
-        found = datetime.fromisoformat(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str, expected: str) -> float:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from autofit.core.answer import Answer, Ratio
 from autofit.core.outcome import Outcome, Status
 from autofit.core.space import StrategyRecord
 from autofit.core.trial import Purpose, Trial
-from autofit.core.units import format_bytes, format_duration, format_ratio, instant, short_number
+from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.report import AnswerTime, Report
 from autofit.search.common_scale import proof_contradicts
@@ -229,6 +230,15 @@ def difference(ratio: float) -> str:
     """Returns a relative difference with its sign and one decimal: "+3.1%", and "0.0%" without a sign."""
     text = f"{ratio:+.1%}"
     return text if text[1:] != "0.0%" else "0.0%"
+
+
+def instant(text: str) -> datetime | None:
+    """Returns a time in ISO 8601, in UTC; without a time zone it is UTC. None if the text is not such a time."""
+    try:
+        found = datetime.fromisoformat(text)
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def moment(text: str) -> str:

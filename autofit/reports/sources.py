@@ -14,7 +14,7 @@ from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, StudyError, UsageError
 from autofit.core.printable import redacted
 from autofit.core.trial import Trial
-from autofit.core.units import instant
+from autofit.reports.sentences import instant
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
 from autofit.study.location import is_storage
 

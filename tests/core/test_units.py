@@ -1,5 +1,3 @@
-from datetime import UTC, datetime
-
 import pytest
 
 from autofit.core.errors import UsageError
@@ -8,7 +6,6 @@ from autofit.core.units import (
     format_duration,
     format_names,
     format_ratio,
-    instant,
     parse_budget,
     parse_bytes,
     parse_duration,
@@ -155,19 +152,3 @@ def test_a_ratio_has_three_digits_at_most_beyond_ten_and_no_false_zero(value: fl
 def test_a_ratio_may_have_more_decimals_and_no_sign() -> None:
     assert format_ratio(1.0126, 3) == "1.013x"
     assert format_ratio(0.0004, 3, "") == "<0.001"
-
-
-NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)
-
-
-@pytest.mark.parametrize("text", ["2026-11-25T01:00:00", "2026-11-25T01:00:00+00:00", "2026-11-25T02:30:00+01:30"])
-def test_a_time_is_in_utc(text: str) -> None:
-    found = instant(text)
-    assert found == NOW
-    assert found is not None
-    assert found.tzinfo is UTC
-
-
-@pytest.mark.parametrize("text", ["tonight", "", "2026-13-01", "0001-01-01T00:00:00+23:00"])
-def test_other_texts_are_no_times(text: str) -> None:
-    assert instant(text) is None  # the last one is before the first year
