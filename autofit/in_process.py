@@ -24,7 +24,7 @@ from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Event, Examine, Listen, Request
 from autofit.search.search import STAGE, SearchInterrupted, endurance, search, training_request, with_evaluation
-from autofit.trackers.progress import Progress, heartbeat, waiting, watched
+from autofit.trackers.progress import heartbeat, waiting, watched
 from autofit.workloads.divided import INSIDE, unwrapped
 from autofit.workloads.workload import Workload
 
@@ -59,7 +59,7 @@ def search_in_process(
     watch = Watchdog(clock)
     with ExitStack() as held:
         held.enter_context(private_cache())
-        with watched(progress, None, request, clock, watch) as listen:
+        with watched(progress, request, watch) as listen:
             _locked(chosen, request, watch, held, listen)
             held.enter_context(watch)
             bench = _opened(watch, lambda: LocalBench(workload, chosen, options, watch=watch))
@@ -94,7 +94,7 @@ def search_with_evaluation(
     found, result = search_in_process(workload, chosen, options, first, clock, progress, followers, examiner)
 
     def searched(options: Options, request: Request, clock: Clock) -> Answer:
-        with Progress.of(progress) as listen:
+        with watched(progress, request, Watchdog(clock)) as listen:
             listen(Event("stage", STAGE))
         return search_in_process(evaluation, chosen, options, request, clock, progress, ())[0]
 
@@ -122,7 +122,7 @@ def search_on_ranks(
     limit_s = max(LEAST_ARRIVAL_S, min(ARRIVAL_S, request.time_s or ARRIVAL_S))
     with private_cache(), unwrapped(workload) as inner, ExitStack() as held:
         watch = Watchdog(clock)
-        with watched(progress, None, request, clock, watch) as listen:
+        with watched(progress, request, watch) as listen:
             arriving = joined(chosen.torch_device, lambda text: listen(Event("waiting", text)), limit_s)
             launch = held.enter_context(arriving)
         if not launch.leads:
@@ -136,7 +136,7 @@ def search_on_ranks(
                 return _followed(opened(launch, following)), None
 
         def leading() -> LeadingBench:
-            with watched(progress, None, request, clock, watch) as listen:
+            with watched(progress, request, watch) as listen:
                 _locked(chosen, request, watch, held, listen)
                 held.enter_context(watch)  # the others have no clock of their own
                 return _opened(watch, lambda: LeadingBench(launch, inner, chosen, options, watch))
@@ -212,7 +212,7 @@ def _searched(
     def keep(event: Event) -> None:
         results.append(event.result or results[-1])
 
-    with bench.backstop, bench, watched(progress, bench.briefing, request, clock, watch) as listen:
+    with bench.backstop, bench, watched(progress, request, watch) as listen:
         heard = [listen, *followers, heartbeat(watch), keep]
         found = search(bench, request, heard, clock, examine, endurance(bench.examine, request))
     if bench.changed:

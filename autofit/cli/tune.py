@@ -110,7 +110,7 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
         ExitStack() as held,
     ):
         watch, shown = held.enter_context(Watchdog(clock)), not given.quiet
-        with watched(shown, None, request, clock, watch) as listen:
+        with watched(shown, request, watch) as listen:
             listen(Event("stage", STAGE if target.evaluation else f"looking at {given.target}"))
             wait_s, wait = locks.patience_s(request.time_s), waiting(watch, listen)
 
@@ -128,7 +128,7 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             listen(Event("stage", found))
         if bench.briefing.evaluates:  # known only once the target is open
             request = training_request(request)
-        with watched(shown, bench.briefing, request, clock, watch) as listen:
+        with watched(shown, request, watch) as listen:
             words = ["doctor", target.name, *(word for each in given.arg for word in ("--arg", each))]
             examine = partial(bench.examine, Examiner(function=DOCTOR, more=f"`{command_line(words)}`"))
             heard = [listen, *followers, heartbeat(watch)]

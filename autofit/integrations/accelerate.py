@@ -10,12 +10,11 @@ ranks, such as those of torchrun, calls `autofit.tune` and makes its `Accelerato
 """
 
 import os
-from dataclasses import replace
 from typing import Any
 
 from autofit.core.errors import UsageError
 from autofit.exporters.plan_facts import GATHER, LAYOUT, REPLICATED, gathers_in_bf16
-from autofit.integrations.plan_settings import GivenPlan, PlanSettings, import_package, loader_arguments
+from autofit.integrations.plan_settings import GivenPlan, fit_of, import_package, loader_arguments, warn_of
 from autofit.strategies.shards import in_bf16
 
 __all__ = ["accelerator_arguments", "loader_arguments"]
@@ -38,24 +37,23 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
             which a plan that compiles or shards needs here, is not installed.
         PlanFileError: the file is not a plan file.
     """
-    found = PlanSettings.of(plan, "accelerate")
-    steps = found.fit.plan.accumulation_steps
+    fit = fit_of(plan)
+    found, steps = fit.export("accelerate"), fit.plan.accumulation_steps
     text = os.environ.get(STEPS)
     if text is not None and text != str(steps):
         raise UsageError(
             f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
             f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
         )
-    done = {GATHER} if "fsdp_config" in found.values else set()  # in the plugin below
-    if found.fit.plan.values.get(LAYOUT) == REPLICATED:  # as an Accelerator does for each model that it prepares
+    done = {GATHER} if "fsdp_config" in found.settings else set()  # in the plugin below
+    if fit.plan.values.get(LAYOUT) == REPLICATED:  # as an Accelerator does for each model that it prepares
         done.add(LAYOUT)
-    found = replace(found, left={knob: line for knob, line in found.left.items() if knob not in done})
-    found.warn()
-    values = {name: value for name, value in found.values.items() if name not in _OF_THE_LAUNCH}
+    warn_of(fit.plan, found, done)
+    values = {name: value for name, value in found.settings.items() if name not in _OF_THE_LAUNCH}
     compiled: Any = values.pop("dynamo_config", None)
     sharded: Any = values.pop("fsdp_config", None)
     arguments: dict[str, Any] = {**values, "gradient_accumulation_steps": steps}
-    if found.fit.answer.environment.is_host:
+    if fit.answer.environment.is_host:
         arguments["cpu"] = True
     if compiled:
         plugin = import_package("accelerate.utils", "accelerate").TorchDynamoPlugin
@@ -64,7 +62,7 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
     if sharded:
         utilities = import_package("accelerate.utils", "accelerate")
         named = {key if key == "fsdp_version" else key.removeprefix("fsdp_"): value for key, value in sharded.items()}
-        if gathers_in_bf16(found.fit.answer):
+        if gathers_in_bf16(fit.answer):
             named["mixed_precision_policy"] = in_bf16(autocast=values["mixed_precision"] == "bf16")[1]
         arguments["fsdp_plugin"] = utilities.FullyShardedDataParallelPlugin(**named)
         del arguments["gradient_accumulation_steps"]  # else every rank keeps a whole gradient until the last one

@@ -24,7 +24,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.wording import a_type
 from autofit.exporters.plan_facts import CHECKPOINTED_BLOCKS, Settings, is_divided
 from autofit.fit import Fit
-from autofit.integrations.plan_settings import GivenPlan, fit_of, for_trainer, with_kept_batch
+from autofit.integrations.plan_settings import GivenPlan, fit_of, for_trainer, warn_of, with_kept_batch
 from autofit.strategies.packable_models import lack, mixing, pack_for_good, packable_models
 
 __all__ = ["PlanCheck", "apply", "tune_trainer"]
@@ -111,17 +111,23 @@ def apply(plan: GivenPlan, args: Arguments, model: nn.Module | None = None) -> A
     if getattr(args, "tf32", None) is True and settings.get("tf32") is False:
         del settings["tf32"]  # it was on when the plan was measured
     changed: Arguments = replace(args, **settings)  # type: ignore[type-var]  # a data class
-    unmapped = {knob: f"{found.plan.values[knob]} has no equivalent in the Trainer" for knob in export.unmapped}
-    left = {**export.by_hand, **unmapped}
-    if model is not None and CHECKPOINTED_BLOCKS in left:
+    done = set[str]()
+    if model is not None and CHECKPOINTED_BLOCKS in export.by_hand:
         checkpoint_some(model, found.plan)
         name = "activation_checkpointing" if hasattr(changed, "activation_checkpointing") else "gradient_checkpointing"
         changed = replace(changed, **{name: False})  # type: ignore[type-var]  # it would switch every block on
-        left = {knob: line for knob, line in left.items() if knob != CHECKPOINTED_BLOCKS}
+        done.add(CHECKPOINTED_BLOCKS)
     if model is not None and found.plan.values.get(PACKING) is True:
         pack(model)
-        del left[PACKING]
-    _warn(left, args, found)
+        done.add(PACKING)
+    warn_of(found.plan, replace(export, warnings=()), done)
+    training: Any = args
+    if (here := training.device.type) != found.environment.device_type:
+        warnings.warn(
+            f"the plan was proven on {found.environment.device_name} ({found.environment.device_type}), and these "
+            f"arguments train on {here}, where its speed and peak memory are unknown. Tune again on this device.",
+            stacklevel=2,
+        )
     return changed
 
 
@@ -182,22 +188,6 @@ def _divided(args: Any, found: Answer) -> Mapping[str, int]:
             f'tune with pinned={{"{ACCUMULATION_STEPS}": {devices}}}.'
         )
     return {ACCUMULATION: steps // devices}
-
-
-def _warn(left: Mapping[str, str], args: Any, found: Answer) -> None:
-    if left:
-        lines = "; ".join(f"{knob}: {line}" for knob, line in left.items())
-        warnings.warn(
-            f"TrainingArguments has no field for a part of the plan, on which its speed and memory depend: {lines}",
-            stacklevel=3,
-        )
-    proven = found.environment
-    if args.device.type != proven.device_type:
-        warnings.warn(
-            f"the plan was proven on {proven.device_name} ({proven.device_type}), and these arguments train on "
-            f"{args.device.type}, where its speed and peak memory are unknown. Tune again on this device.",
-            stacklevel=3,
-        )
 
 
 class PlanCheck(TrainerCallback):  # type: ignore[misc]  # transformers has no types here

@@ -23,10 +23,11 @@ from autofit.fit import Fit
 from autofit.guard import Guard
 from autofit.integrations.plan_settings import (
     GivenPlan,
-    PlanSettings,
+    fit_of,
     for_trainer,
     import_package,
     loader_arguments,
+    warn_of,
     with_kept_batch,
 )
 from autofit.workloads.sources import loader_changes, source_of
@@ -55,9 +56,10 @@ def trainer_arguments(plan: GivenPlan) -> dict[str, Any]:
     Raises:
         PlanFileError: the file is not a plan file.
     """
-    found = PlanSettings.of(plan, "lightning")
-    found.warn()
-    return {"accumulate_grad_batches": found.fit.plan.accumulation_steps, **found.values}
+    fit = fit_of(plan)
+    found = fit.export("lightning")
+    warn_of(fit.plan, found)
+    return {"accumulate_grad_batches": fit.plan.accumulation_steps, **found.settings}
 
 
 _IN_THE_LOOP = {
@@ -77,12 +79,13 @@ def fabric_arguments(plan: GivenPlan) -> dict[str, Any]:
     Raises:
         PlanFileError: the file is not a plan file.
     """
-    found = PlanSettings.of(plan, "lightning")
-    found.warn()
+    fit = fit_of(plan)
+    found = fit.export("lightning")
+    warn_of(fit.plan, found)
     for key, line in _IN_THE_LOOP.items():
-        if value := found.values.get(key):
+        if value := found.settings.get(key):
             warnings.warn(f"Fabric has no argument {key}. Write {line.format(value)}.", stacklevel=2)
-    return {key: value for key, value in found.values.items() if key not in _OF_THE_TRAINER}
+    return {key: value for key, value in found.settings.items() if key not in _OF_THE_TRAINER}
 
 
 class _UnderPlan(Callback):  # type: ignore[misc]  # not typed
@@ -115,8 +118,8 @@ class ApplyPlan(_UnderPlan):
 
     def __init__(self, plan: GivenPlan, batch_arg: str = "batch_size", workers_arg: str | None = None) -> None:
         super().__init__()
-        self._settings = PlanSettings.of(plan, "lightning")
-        self.fit: Fit = self._settings.fit
+        self.fit: Fit = fit_of(plan)
+        self._export = self.fit.export("lightning")
         self._batch_arg, self._workers_arg = batch_arg, workers_arg
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -129,9 +132,9 @@ class ApplyPlan(_UnderPlan):
         if stage != "fit":
             return
         _check_trainer(trainer, pl_module)
-        _check_precision(trainer, self._settings.values.get(PRECISION, trainer.precision))
-        _set_clipping(trainer, self._settings.values.get(CLIPPING))
-        self._settings.warn()
+        _check_precision(trainer, self._export.settings.get(PRECISION, trainer.precision))
+        _set_clipping(trainer, self._export.settings.get(CLIPPING))
+        warn_of(self.fit.plan, self._export)
         _set_batch(trainer, pl_module, self.fit, self._batch_arg, self._workers_arg)
 
 
@@ -202,7 +205,7 @@ class AutofitCallback(_UnderPlan):
             fit = tune(pl_module, loader, **self._tuning(trainer, pl_module, before))
         fit = with_kept_batch(fit, "of your loader", self._arguments) if before else fit
         self.fit = fit = for_trainer(fit, "lightning")
-        PlanSettings.of(fit, "lightning").warn()
+        warn_of(fit.plan, fit.export("lightning"))
         _set_batch(trainer, pl_module, fit, self._batch_arg, self._workers_arg)
         if fit.plan.global_batch_size != before and trainer.lr_scheduler_configs:
             trainer.strategy.setup_optimizers(trainer)  # schedules may depend on the number of steps

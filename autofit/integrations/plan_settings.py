@@ -2,8 +2,8 @@
 
 import importlib
 import warnings
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,9 +11,10 @@ from autofit import planfile
 from autofit.core.answer import Answer
 from autofit.core.environment import TRAINER
 from autofit.core.errors import UsageError
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.wording import a_type, install_command
-from autofit.exporters.plan_facts import Settings, has_fixed_batches
+from autofit.exporters.base import Export
+from autofit.exporters.plan_facts import has_fixed_batches
 from autofit.fit import Fit
 from autofit.search.evidence import LEARNING_RATE_RULE
 from autofit.workloads.sources import loader_changes
@@ -42,49 +43,24 @@ def fit_of(plan: GivenPlan) -> Fit:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSettings:
-    """A plan in the words of one export target.
+def warn_of(plan: Plan, found: Export, done: Iterable[str] = ()) -> None:
+    """Warns of how a trainer with the settings of an export differs from the plan, and of knobs that it does not have.
 
-    Attributes:
-        fit: the plan with its proof.
-        values: the target's settings, by key.
-        left: knobs that the plan changes and no setting expresses; each with the line to write, or "".
-        notes: how the target trains in another way than the plan; see `Export.warnings`.
+    The batch, and knobs that are `done` beside the settings, are not named.
     """
-
-    fit: Fit
-    values: Settings
-    left: Mapping[str, str]
-    notes: Sequence[str]
-
-    @classmethod
-    def of(cls, plan: GivenPlan, target: str) -> "PlanSettings":
-        """Returns the settings of `plan` for the installed version of an export target.
-
-        Raises:
-            UsageError: the target cannot express the plan's batch.
-            PlanFileError: the file is not a plan file.
-        """
-        fit = fit_of(plan)
-        found = fit.export(target)
-        return cls(fit, found.settings, {**found.by_hand, **dict.fromkeys(found.unmapped, "")}, found.warnings)
-
-    def warn(self, stacklevel: int = 3) -> None:
-        """Warns of what differs from the plan, and of knobs that neither the settings nor the batch express."""
-        for note in self.notes:
-            warnings.warn(f"{note}.", stacklevel=stacklevel)
-        lines = [
-            f"{knob}={self.fit.plan.values[knob]}{f' (write: {line})' if line else ''}"
-            for knob, line in self.left.items()
-            if knob not in BATCH
-        ]
-        if lines:
-            warnings.warn(
-                f"the plan also has what these arguments cannot express: {'; '.join(lines)}. Its measured speed and "
-                "memory depend on it.",
-                stacklevel=stacklevel,
-            )
+    for note in found.warnings:
+        warnings.warn(f"{note}.", stacklevel=3)
+    lines = [
+        f"{knob}={plan.values[knob]}{f' (write: {line})' if line else ''}"
+        for knob, line in {**found.by_hand, **dict.fromkeys(found.unmapped, "")}.items()
+        if knob not in {*BATCH, *done}
+    ]
+    if lines:
+        warnings.warn(
+            f"the plan also has what these arguments cannot express: {'; '.join(lines)}. Its measured speed and "
+            "memory depend on it.",
+            stacklevel=3,
+        )
 
 
 def loader_arguments(plan: GivenPlan) -> dict[str, Any]:

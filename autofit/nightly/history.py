@@ -19,8 +19,8 @@ from autofit.core.printable import one_line
 from autofit.core.units import format_duration
 from autofit.files import head_of, write_atomically
 from autofit.nightly.jobs import Job, JobsFile
-from autofit.nightly.records import NIGHT_SCHEMA, NightRecord, VerdictKind, from_text, instant, to_text
-from autofit.reports.sentences import counted
+from autofit.nightly.records import NIGHT_SCHEMA, NightRecord, VerdictKind, from_text, to_text
+from autofit.reports.sentences import counted, instant
 from autofit.reports.tables import Column, table
 from autofit.study.location import StudyPlace, make_directory
 from autofit.study.stored_trials import PREFIX

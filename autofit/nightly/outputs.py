@@ -13,14 +13,14 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.nightly.records import NOT_MEASURED, NightRecord, NightResult, VerdictKind, instant
+from autofit.nightly.records import NOT_MEASURED, NightRecord, NightResult, VerdictKind
 from autofit.nightly.verdict import rate_text
 from autofit.reports.canvas import Canvas
 from autofit.reports.markdown import MARK
 from autofit.reports.markdown import table as markdown_table
 from autofit.reports.markdown import text as escaped
 from autofit.reports.markup import asset, printed, shortened
-from autofit.reports.sentences import counted, difference
+from autofit.reports.sentences import counted, difference, instant
 from autofit.reports.svg.axes import AxisScale, axes, margin, rate_ticks, span
 from autofit.reports.svg.drawing import WIDTH, Box, Drawing
 from autofit.reports.tables import Column

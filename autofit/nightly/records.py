@@ -1,7 +1,6 @@
 """Records of a night: what was measured for a job, and the verdict on it. The history of a job is a list of these."""
 
 import json
-from datetime import UTC, datetime
 from enum import StrEnum
 from statistics import median
 from typing import Literal
@@ -218,15 +217,6 @@ class NightResult(_NightPart):
     unchecked: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     exit_code: int = 0
-
-
-def instant(text: str) -> datetime | None:
-    """Returns a time in ISO 8601, in UTC; without a time zone it is UTC. None if the text is not such a time."""
-    try:
-        found = datetime.fromisoformat(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def to_text(record: NightRecord) -> str:

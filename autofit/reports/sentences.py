@@ -232,11 +232,16 @@ def difference(ratio: float) -> str:
     return text if text[1:] != "0.0%" else "0.0%"
 
 
-def moment(text: str) -> str:
-    """Returns a time in ISO 8601 in UTC with whole seconds, such as "2026-11-24 20:11:08 UTC"; other texts as given."""
+def instant(text: str) -> datetime | None:
+    """Returns a time in ISO 8601, in UTC; without a time zone it is UTC. None if the text is not such a time."""
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    found = found.astimezone(UTC) if found.tzinfo is not None else found
-    return f"{found:%Y-%m-%d %H:%M:%S} UTC"
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def moment(text: str) -> str:
+    """Returns a time in ISO 8601 in UTC with whole seconds, such as "2026-11-24 20:11:08 UTC"; other texts as given."""
+    found = instant(text)
+    return text if found is None else f"{found:%Y-%m-%d %H:%M:%S} UTC"

@@ -14,6 +14,7 @@ from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, StudyError, UsageError
 from autofit.core.printable import redacted
 from autofit.core.trial import Trial
+from autofit.reports.sentences import instant
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
 from autofit.study.location import is_storage
 
@@ -202,8 +203,4 @@ def _shifted(time: datetime, by_s: float) -> datetime:
 
 def _time(text: str) -> datetime:
     """Returns a time in ISO 8601; the beginning of time if it cannot be read, as in a file written by hand."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return instant(text) or datetime.min.replace(tzinfo=UTC)

@@ -4,7 +4,7 @@ The sections come in the order in which a reader needs them, and the code that a
 one summary are on one scale, a gain has its interval, and an estimate without bounds is not shown.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from autofit.core.answer import Answer, Candidate
@@ -60,8 +60,8 @@ def summarize(
     titled = [
         _brings(r, width),
         _changes(r, width),
-        *([] if is_brief else [_strategies(r, width), others(r, width, plan_file)]),
-        evaluation_lines(r, width),
+        *([] if is_brief else [_listed(WHAT_EACH_DOES, map(str, r.strategies), width), others(r, width, plan_file)]),
+        _listed(EVALUATION, evaluation_sentences(r), width, _INDENT),
         _caveats(r, width, plan_file, _FEW if is_brief else _CAVEATS),
         *([] if is_brief else [_facts(r, width, plan_file)]),
         _usage(r, width, plan_file),
@@ -144,10 +144,10 @@ def _changes(r: Answer, width: int) -> list[str]:
     return table([Column("What it changes", names), *columns], width)
 
 
-def _strategies(r: Answer, width: int) -> list[str]:
-    """Returns what each strategy of the plan does, costs and changes; nothing if it uses none."""
-    lines = [line for each in r.strategies for line in wrapped(str(each), width, _INDENT, 2 * _INDENT)]
-    return [WHAT_EACH_DOES, *lines] if lines else []
+def _listed(title: str, texts: Iterable[str], width: int, rest: str = 2 * _INDENT) -> list[str]:
+    """Returns texts below a title, each with its later lines behind `rest`; [] if there are none."""
+    lines = [line for text in texts for line in wrapped(text, width, _INDENT, rest)]
+    return [title, *lines] if lines else []
 
 
 def _caveats(r: Answer, width: int, plan_file: str | None, most: int) -> list[str]:
@@ -221,9 +221,3 @@ def evaluation_sentences(r: Answer) -> tuple[str, ...]:
     if peak := found.proof.memory.judged_bytes:
         text += f". Peak {format_bytes(peak)}, beside what the training keeps"
     return f"{text}.", f"Budget {found.budget.memory_note or format_bytes(found.budget.memory_bytes)}."
-
-
-def evaluation_lines(r: Answer, width: int) -> list[str]:
-    """Returns what evaluation uses and brings, after a title; [] if the training has no plan for it."""
-    lines = [line for each in evaluation_sentences(r) for line in wrapped(each, width, _INDENT, _INDENT)]
-    return [EVALUATION, *lines] if lines else []

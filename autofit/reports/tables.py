@@ -15,13 +15,11 @@ _LEAST_FIRST = 26
 class Column:
     """A column of a table: a title, and a text for each row, right-aligned or not.
 
-    A spare column drops out where there is no room for all of them. A text continues on the next line after `most`
-    cells; 0 keeps it on one line.
+    A text continues on the next line after `most` cells; 0 keeps it on one line.
     """
 
     title: str
     texts: Sequence[str]
-    spare: bool = False
     right: bool = False
     most: int = 0
 
@@ -39,16 +37,14 @@ class Column:
 def table(columns: Sequence[Column], width: int) -> list[str]:
     """Returns the head of a table and its rows; a row with a text that is too long takes several lines.
 
-    A column without any text is left out. If the columns that are not spare do not fit beside the first one, its texts
-    stand above all others. The rows are indented; the head is not.
+    A column without any text is left out. If the columns do not fit beside the first one, its texts stand above all
+    others. The rows are indented; the head is not.
     """
     first, *others = columns
-    filled, least = [column for column in others if any(column.texts)], min(first.size, _LEAST_FIRST)
-    fits = _room(filled, width) >= least
-    shown = filled if fits else [column for column in filled if not column.spare]
-    room = _room(shown, width)
-    if room < least and shown:
-        return _stacked(first, filled, width)
+    shown = [column for column in others if any(column.texts)]
+    room = width - _INDENT - sum(_GAP + column.size for column in shown)
+    if shown and room < min(first.size, _LEAST_FIRST):
+        return _stacked(first, shown, width)
     size = min(max(cells(first.title) - _INDENT, *map(cells, first.texts), 0), room)
     sized = [(column, column.size) for column in shown]
     lines = [_line(first.title, size + _INDENT, [column.title for column in shown], sized)]
@@ -57,10 +53,6 @@ def table(columns: Sequence[Column], width: int) -> list[str]:
         for begun, *texts in zip_longest(wrapped(text, size, "", "  "), *others_lines, fillvalue=""):
             lines.append(" " * _INDENT + _line(begun, size, texts, sized))
     return [line.rstrip() for line in lines]
-
-
-def _room(others: Sequence[Column], width: int) -> int:
-    return width - _INDENT - sum(_GAP + column.size for column in others)
 
 
 def _stacked(first: Column, others: Sequence[Column], width: int) -> list[str]:

@@ -1,55 +1,20 @@
 """Search state: how far a search is, learned from its events, as lines of a given width."""
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from autofit.core.answer import Ratio
-from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
-from autofit.core.objective import Objective
 from autofit.core.outcome import Status
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING
-from autofit.search.request import Event, Request
+from autofit.search.evidence import SearchEvidence
+from autofit.search.request import Event
 from autofit.terminal import bar, cells, cut, paint, wrapped
-
-
-@dataclass(frozen=True, slots=True)
-class Yardstick:
-    """What the progress of a search is compared with: the baseline, and the budgets, each None if it is not known.
-
-    `clock` runs since the call began. `doing` returns the name of the step that runs now (`Watchdog.doing`).
-    """
-
-    objective: Objective = field(default_factory=Objective)
-    baseline: Plan | None = None
-    memory_bytes: int | None = None
-    time_s: float | None = None
-    max_trials: int | None = None
-    clock: Clock = field(default_factory=Clock)
-    doing: Callable[[], str] = field(default=lambda: "")
-
-    @classmethod
-    def of(
-        cls, briefing: Briefing | None, request: Request, clock: Clock, doing: Callable[[], str] = lambda: ""
-    ) -> "Yardstick":
-        """Returns the yardstick of a search; `briefing` is None before the workload was looked at."""
-        return cls(
-            objective=request.objective,
-            baseline=None if briefing is None else briefing.space.baseline,
-            memory_bytes=None if briefing is None else briefing.budget.memory_bytes,
-            time_s=request.time_s,
-            max_trials=request.max_trials,
-            clock=clock,
-            doing=doing,
-        )
-
 
 _DOING = {
     "import": "importing your code",
@@ -67,10 +32,22 @@ _MOST_LETTERS = 240
 
 
 class SearchState:
-    """What is known so far; one object per search. Lines may have colours and block characters if asked for."""
+    """What is known so far; one object per search.
 
-    def __init__(self, against: Yardstick, colour: bool = False, blocks: bool = False) -> None:
-        self._against, self._colour, self._blocks = against, colour, blocks
+    Args:
+        clock: runs since the call began.
+        time_s: the time budget; None without one.
+        doing: returns the name of the step that runs now (`Watchdog.doing`).
+
+    Attributes:
+        colour: whether lines have colours.
+        blocks: whether lines have block characters.
+    """
+
+    def __init__(self, clock: Clock, time_s: float | None = None, doing: Callable[[], str] = lambda: "") -> None:
+        self._clock, self._time_s, self._doing = clock, time_s, doing
+        self.colour = self.blocks = False
+        self._asked: SearchEvidence | None = None
         self._phase, self._detail = "survey", ""
         self._trials = 0
         self._answer: Plan | None = None
@@ -82,6 +59,7 @@ class SearchState:
     def tell(self, event: Event) -> Callable[[int], list[str]]:
         """Learns from an event; returns what makes the lines that it leaves behind, from their width."""
         self._trials = max(self._trials, event.done)
+        self._asked = event.asked or self._asked
         self._phase, self._detail = event.phase or self._phase, ""
         if event.kind not in ("waiting", "busy"):
             self._so_far = event.so_far
@@ -116,8 +94,8 @@ class SearchState:
             yield self._memory_text(level)
         if level == 0:
             share = self._share()
-            yield "" if share is None else bar(share, _BAR_CELLS, self._blocks, "░" if self._blocks else "-")
-        elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
+            yield "" if share is None else bar(share, _BAR_CELLS, self.blocks, "░" if self.blocks else "-")
+        elapsed_s, limit_s = self._clock.elapsed_s, self._time_s
         left = f"{short_time(elapsed_s)} elapsed" if limit_s is None else f"{short_time(limit_s - elapsed_s)} left"
         yield ", ".join(filter(None, [self._answer_text(level), left]))
 
@@ -139,14 +117,14 @@ class SearchState:
         found = trial.outcome.measurement if trial.outcome.measured else None
         if found is None:
             shown, colour = "failed", "bad"
-        elif not is_proof:
-            score, baseline = self._against.objective.score, self._against.baseline
+        elif not is_proof and self._asked is not None:
+            score, baseline = self._asked.objective.score, self._asked.baseline
             is_best = trial.plan != baseline and all(score(found) > score(each) for each in self._measured.values())
             self._measured[trial.plan.key] = found
-            if baseline is not None and (reference := self._measured.get(baseline.key)) is not None:
+            if (reference := self._measured.get(baseline.key)) is not None:
                 shown, colour = format_ratio(score(found) / score(reference)), "good" if is_best else ""
         head = f"{'proof' if is_proof else self._trials:>5}  {shown:>6}"
-        said, painted = one_line(text), head[:7] + paint(head[7:], colour if self._colour else "")
+        said, painted = one_line(text), head[:7] + paint(head[7:], colour if self.colour else "")
         said = said if len(said) <= _MOST_LETTERS else f"{said[: _MOST_LETTERS - 2]}.."
 
         def lines(width: int) -> list[str]:
@@ -156,11 +134,11 @@ class SearchState:
         return lines
 
     def _phase_text(self, level: int) -> str:
-        if self._against.doing() == WAITING:
+        if self._doing() == WAITING:
             return "waiting" if level else "waiting for another tuner"
         detail = self._detail
         if not detail and self._running is None:
-            detail = _DOING.get(self._against.doing(), "")
+            detail = _DOING.get(self._doing(), "")
         return f"{self._phase}: {detail}" if detail and not level else self._phase
 
     def _answer_text(self, level: int) -> str:
@@ -168,9 +146,9 @@ class SearchState:
 
         Without a measured baseline, it is the throughput itself. Nothing before there is an answer.
         """
-        if self._answer is None:
+        if self._answer is None or self._asked is None:
             return ""
-        if self._answer == self._against.baseline:
+        if self._answer == self._asked.baseline:
             return "baseline proven" if level < 3 else "baseline"
         raced, measured = self._raced.get(self._answer.key), self._measured.get(self._answer.key)
         if raced is not None:
@@ -178,7 +156,7 @@ class SearchState:
         elif self._so_far is not None:
             value = format_ratio(self._so_far)
         elif measured is not None:
-            value = f"{short_number(self._against.objective.score(measured))} {self._against.objective.unit}/s"
+            value = f"{short_number(self._asked.objective.score(measured))} {self._asked.objective.unit}/s"
         else:
             return "a plan proven" if level < 3 else "proven"
         return f"{value} so far" if level < 3 else value
@@ -188,21 +166,21 @@ class SearchState:
 
         Between two plans, and in the race, it is the peak of the answer so far.
         """
+        if self._asked is None:
+            return ""
+        how, is_short = "", level >= 2
         if self._running is None:
-            peak_bytes = 0 if self._answer is None else self._peak_bytes(self._answer)
-            return self._of_budget(peak_bytes, level, "peak ") if peak_bytes else ""
-        plan, estimate = self._running
-        name = "" if level else f" {short_plan(plan, self._against.baseline)}"
-        measured = self._peak_bytes(plan)
-        if not measured and (estimate is None or not estimate.is_bounded):
-            return f"now{name}" if name else ""
-        peak_bytes = measured or (estimate.value_bytes if estimate is not None else 0)
-        how = "" if measured else "est. " if level < 2 else "~"
-        return self._of_budget(peak_bytes, level, f"now{name}{':' if name else ''} ", how)
-
-    def _of_budget(self, peak_bytes: int, level: int, name: str, how: str = "") -> str:
-        of = of_budget(peak_bytes, self._against.memory_bytes)
-        return f"{name}{how}{of}" if level < 2 else f"{how}{compact(of)}"
+            name, peak_bytes = "peak ", 0 if self._answer is None else self._peak_bytes(self._answer)
+        else:
+            plan, estimate = self._running
+            name = "now " if level else f"now {short_plan(plan, self._asked.baseline)}: "
+            peak_bytes = self._peak_bytes(plan)
+            if not peak_bytes and estimate is not None and estimate.is_bounded:
+                peak_bytes, how = estimate.value_bytes, "~" if is_short else "est. "
+        if not peak_bytes:
+            return "" if level or self._running is None else name.removesuffix(": ")
+        of = of_budget(peak_bytes, self._asked.budget.memory_bytes, short=is_short)
+        return f"{how}{of}" if is_short else f"{name}{how}{of}"
 
     def _peak_bytes(self, plan: Plan) -> int:
         """Returns the measured peak of a plan; 0 if it is not known."""
@@ -211,36 +189,28 @@ class SearchState:
 
     def _share(self) -> float | None:
         """Returns the share of the time budget, or of the trials allowed, that is used; None where there is neither."""
-        if self._against.time_s is not None:
-            return self._against.clock.elapsed_s / self._against.time_s
-        if self._against.max_trials and self._phase == "search":
-            return self._trials / self._against.max_trials
-        return None
+        if self._time_s is not None:
+            return self._clock.elapsed_s / self._time_s
+        most = None if self._asked is None else self._asked.budget.max_trials
+        return self._trials / most if most and self._phase == "search" else None
 
 
-def short_plan(plan: Plan, baseline: Plan | None) -> str:
+def short_plan(plan: Plan, baseline: Plan) -> str:
     """Returns the batch of `plan` and the knobs that differ from `baseline`, in few words on one line."""
     if plan == baseline:
         return "baseline"
     batch = f"{plan.micro_batch_size} x {plan.accumulation_steps}"
-    changed = {} if baseline is None else plan.changes_from(baseline)
-    changes = [f"{k}={v}" for k, v in changed.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
+    changes = [f"{k}={v}" for k, v in plan.combination.changes_from(baseline.combination).items()]
     return one_line(", ".join([batch, *changes]))
 
 
-def of_budget(part_bytes: int, whole_bytes: int | None) -> str:
-    """Returns "53.7 of 72 MiB", with the unit once if it is the same; without a budget the part alone."""
-    if whole_bytes is None:
-        return format_bytes(part_bytes)
+def of_budget(part_bytes: int, whole_bytes: int, *, short: bool = False) -> str:
+    """Returns "53.7 of 72 MiB", with the unit once if it is the same; if short, "53.7/72 MiB", or "53M/2G"."""
     (few, unit), (many, units) = (format_bytes(count).split() for count in (part_bytes, whole_bytes))
     few, many = (f"{float(number):.4g}" if "." not in number else f"{float(number):.3g}" for number in (few, many))
-    return f"{few} of {many} {units}" if unit == units else f"{few} {unit} of {many} {units}"
-
-
-def compact(text: str) -> str:
-    """Returns what `of_budget` gave in fewer cells: "53.7/72 MiB", or "53M/2G" for two units."""
-    few, of, many = text.partition(" of ")
-    return text.replace(" of ", "/") if not of or " " not in few else re.sub(r" ([KMGT])iB", r"\1", f"{few}/{many}")
+    if unit == units:
+        return f"{few}{'/' if short else ' of '}{many} {units}"
+    return f"{few}{unit[0]}/{many}{units[0]}" if short else f"{few} {unit} of {many} {units}"
 
 
 def short_time(seconds: float) -> str:

@@ -4,19 +4,17 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from autofit.core.briefing import Briefing
-from autofit.core.budget import Clock
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.request import Event, Listen, Request
 from autofit.terminal import cells, columns, has_blocks, has_colour, is_terminal
-from autofit.trackers.live_line import SearchState, Yardstick
+from autofit.trackers.live_line import SearchState
 
 CHOOSING = "choosing the next plan"
 """Name of the phase between two runs."""
@@ -123,9 +121,9 @@ class Progress:
     peak, or the status and its reason. Every other line is a stage of the search.
     """
 
-    def __init__(self, stream: TextIO, against: Yardstick | None = None) -> None:
-        self._stream = stream
-        self._state = SearchState(against or Yardstick(), has_colour(stream), has_blocks(stream))
+    def __init__(self, stream: TextIO, state: SearchState) -> None:
+        self._stream, self._state = stream, state
+        self._state.colour, self._state.blocks = has_colour(stream), has_blocks(stream)
         self._live = LiveLine(stream, self._state.live) if is_terminal(stream) else None
 
     def __call__(self, event: Event) -> None:
@@ -152,32 +150,23 @@ class Progress:
         name = "proof of " if event.kind == "proof" else f"trial {event.done}: "
         return f"{name}{event.text}"
 
-    @classmethod
-    @contextmanager
-    def of(
-        cls, wanted: bool | Callable[[Event], None], against: Yardstick | None = None
-    ) -> Iterator[Callable[[Event], None]]:
-        """Gives the listener that `wanted` asks for: a new Progress, nothing, or the caller's own callable."""
-        if callable(wanted):
-            yield wanted
-        elif not wanted:
-            yield lambda event: None
-        else:
-            progress = cls(sys.stderr, against)
-            try:
-                yield progress
-            finally:
-                progress.close()
-
 
 @contextmanager
-def watched(
-    wanted: bool | Listen, briefing: Briefing | None, request: Request, clock: Clock, watch: Watchdog
-) -> Iterator[Listen]:
-    """Gives the listener of `Progress.of`, which the watchdog of a search reports to as well.
+def watched(wanted: bool | Listen, request: Request, watch: Watchdog) -> Iterator[Listen]:
+    """Gives the listener that is wanted: a new Progress, nothing, or the caller's own callable.
 
-    `briefing` is None before the workload was looked at.
+    The watchdog of a search reports to it as well.
     """
-    against = Yardstick.of(briefing, request, clock, lambda: watch.doing)
-    with Progress.of(wanted, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+    with ExitStack() as held:
+        if callable(wanted):
+            listen = wanted
+        elif wanted:
+            state = SearchState(watch.clock, request.time_s, lambda: watch.doing)
+            listen = held.enter_context(closing(Progress(sys.stderr, state)))
+        else:
+            listen = _ignore
+        held.enter_context(watch.telling(lambda text: listen(Event("waiting", text))))
         yield listen
+
+
+def _ignore(event: Event) -> None: ...

@@ -50,7 +50,10 @@ class TensorBoard(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Writes scalars and texts."""
-        self._write(step=step, summary=_summary(metrics, texts))
+        summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        scalars = [summary.Value(tag=name, simple_value=figure) for name, figure in metrics.items()]
+        shown = (_text(name, text) for name, text in texts.items())
+        self._write(step=step, summary=summary(value=[*scalars, *shown]))
 
     def conclude(self, conclusion: Conclusion) -> None:
         """Writes the final figures and texts, and the files."""
@@ -81,12 +84,6 @@ def _new_folder(parent: Path, title: str) -> Path:
             folder.mkdir()
             break
     return folder
-
-
-def _summary(metrics: Mapping[str, float], texts: Mapping[str, str]) -> Any:
-    summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
-    scalars = [summary.Value(tag=name, simple_value=figure) for name, figure in metrics.items()]
-    return summary(value=[*scalars, *(_text(name, text) for name, text in texts.items())])
 
 
 def _text(tag: str, text: str) -> Any:

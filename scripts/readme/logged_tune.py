@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 
 from autofit import cli
-from autofit.cli import tune
 from autofit.search.request import Event
-from autofit.trackers.progress import Progress
+from autofit.trackers import progress
 from scripts.readme.records import SHOWN, KeptEvent
 
 EVENTS = Path(sys.argv[1]).resolve()
 
 
-class LoggedProgress(Progress):
+class LoggedProgress(progress.Progress):
     """Progress as it is, which also writes the events that leave a line on the terminal."""
 
     def __call__(self, event: Event) -> None:
@@ -27,5 +26,5 @@ class LoggedProgress(Progress):
 
 
 if __name__ == "__main__":
-    tune.Progress = LoggedProgress  # type: ignore[attr-defined]
+    progress.Progress = LoggedProgress  # type: ignore[misc]
     sys.exit(cli.main(sys.argv[2:]))

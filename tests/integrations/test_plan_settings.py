@@ -10,7 +10,7 @@ import autofit
 from autofit.core.errors import PlanFileError, UsageError
 from autofit.core.plan import Plan
 from autofit.fit import Fit
-from autofit.integrations.plan_settings import PlanSettings, fit_of, for_trainer, import_package, with_kept_batch
+from autofit.integrations.plan_settings import fit_of, for_trainer, import_package, warn_of, with_kept_batch
 from tests.conformance.test_exporters import OWN, answer
 
 
@@ -18,32 +18,25 @@ def fit(**values: Any) -> Fit:
     return Fit(answer(OWN.replace(**values)))
 
 
-def test_settings_and_the_rest_are_all_that_a_plan_changes() -> None:
-    found = PlanSettings.of(
-        fit(micro_batch_size=4, precision="bf16", memory_format="channels_last", other="on"), "lightning"
-    )
-    assert found.values == {"precision": "bf16-mixed", "accumulate_grad_batches": 1}
-    assert found.left.keys() == {"micro_batch_size", "memory_format", "other"}
-    assert found.left["other"] == ""
+def test_knobs_that_no_argument_expresses_are_named_with_the_line_to_write() -> None:
+    given = fit(micro_batch_size=4, precision="bf16", memory_format="channels_last", other="on")
     with pytest.warns(UserWarning, match=r"memory_format=channels_last \(write: .*\); other=on\. Its measured"):
-        found.warn()
+        warn_of(given.plan, given.export("lightning"))
+    with pytest.warns(UserWarning, match=r"express: other=on\. Its measured"):
+        warn_of(given.plan, given.export("lightning"), {"memory_format"})
 
 
 def test_the_batch_alone_is_no_reason_to_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PlanSettings.of(fit(micro_batch_size=4, accumulation_steps=2), "lightning").warn()
+        given = fit(micro_batch_size=4, accumulation_steps=2)
+        warn_of(given.plan, given.export("lightning"))
 
 
 def test_a_loss_that_the_trainer_weights_in_another_way_is_said() -> None:
     given = answer(OWN.replace(accumulation_steps=2), settings={"weighing": "batch['labels'] != -100"})
     with pytest.warns(UserWarning, match=r"a mean over batch\['labels'\] != -100, .* Lightning weights .* alike"):
-        PlanSettings.of(Fit(given), "lightning").warn()
-
-
-def test_a_batch_that_the_target_cannot_express_is_refused() -> None:
-    with pytest.raises(UsageError, match="another global batch"):
-        PlanSettings.of(fit(micro_batch_size="8"), "lightning")
+        warn_of(given.plan, Fit(given).export("lightning"))
 
 
 def test_a_missing_package_is_said_with_its_extra() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,6 @@ from autofit.nightly.records import (
     Verdict,
     VerdictKind,
     from_text,
-    instant,
     to_text,
 )
 from tests.nightly.history_samples import record
@@ -102,22 +100,6 @@ def test_unpaired_surrogates_are_replaced() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"schema": "autofit.night/1"}', "3", "\x00"])
 def test_what_is_not_a_record_is_none(text: str) -> None:
     assert from_text(text) is None
-
-
-NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)
-
-
-@pytest.mark.parametrize("text", ["2026-11-25T01:00:00", "2026-11-25T01:00:00+00:00", "2026-11-25T02:30:00+01:30"])
-def test_a_time_is_in_utc(text: str) -> None:
-    found = instant(text)
-    assert found == NOW
-    assert found is not None
-    assert found.tzinfo is UTC
-
-
-@pytest.mark.parametrize("text", ["tonight", "", "2026-13-01", "0001-01-01T00:00:00+23:00"])
-def test_other_texts_are_no_times(text: str) -> None:
-    assert instant(text) is None  # the last one is before the first year
 
 
 def test_a_result_survives_its_text_and_refuses_unknown_fields() -> None:

@@ -1,6 +1,7 @@
 """The answer in one sentence, why a search has none, and numbers, results and times in words."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -32,6 +33,7 @@ from autofit.reports.sentences import (
     difference,
     failed_headline,
     headline,
+    instant,
     moment,
     runs,
     value_in_words,
@@ -270,3 +272,19 @@ def test_a_time_has_whole_seconds_in_utc() -> None:
     assert moment("2026-11-24T20:11:08.123456+00:00") == "2026-11-24 20:11:08 UTC"
     assert moment("2026-11-24T21:11:08+01:00") == "2026-11-24 20:11:08 UTC"
     assert [moment("yesterday"), moment("")] == ["yesterday", ""]
+
+
+NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("text", ["2026-11-25T01:00:00", "2026-11-25T01:00:00+00:00", "2026-11-25T02:30:00+01:30"])
+def test_a_time_is_in_utc(text: str) -> None:
+    found = instant(text)
+    assert found == NOW
+    assert found is not None
+    assert found.tzinfo is UTC
+
+
+@pytest.mark.parametrize("text", ["tonight", "", "2026-13-01", "0001-01-01T00:00:00+23:00"])
+def test_other_texts_are_no_times(text: str) -> None:
+    assert instant(text) is None  # the last one is before the first year

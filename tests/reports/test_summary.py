@@ -17,7 +17,7 @@ from autofit.core.space import Refusal, StrategyRecord
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.reports.canvas import Canvas
 from autofit.reports.sentences import headline
-from autofit.reports.summary import brief, evaluation_lines, summarize
+from autofit.reports.summary import brief, evaluation_sentences, summarize
 from autofit.terminal import cells
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
@@ -328,8 +328,8 @@ def training(**changes: object) -> Answer:
 
 
 def test_a_training_without_evaluation_has_no_such_section() -> None:
-    assert evaluation_lines(record(), 80) == []
-    assert "evaluation" not in summarize(record())
+    assert evaluation_sentences(record()) == ()
+    assert "Evaluation" not in summarize(record())
 
 
 def test_the_plan_its_speed_and_its_budget_are_shown_with_the_code() -> None:

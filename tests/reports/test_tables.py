@@ -33,12 +33,6 @@ def test_no_row_loses_a_figure_at_any_width(width: int) -> None:
         assert all(each in text for column in others for each in column.texts)
 
 
-def test_a_spare_column_drops_out_before_rows_are_stacked() -> None:
-    bars = Column("nights", ["▁▂▃", "▃▂▁"], spare=True)
-    assert "nights" in table([PLANS, RATIOS, SPEEDS, PEAKS, bars], 85)[0]
-    assert table([PLANS, RATIOS, SPEEDS, PEAKS, bars], 74) == table([PLANS, RATIOS, SPEEDS, PEAKS], 74)
-
-
 def test_what_fits_nowhere_stands_below() -> None:
     assert table([PLANS, RATIOS, PEAKS], 40) == [
         "Tried",

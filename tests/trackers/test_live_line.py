@@ -5,7 +5,7 @@ import re
 import pytest
 
 from autofit.core.answer import Ratio
-from autofit.core.budget import Clock
+from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
@@ -14,13 +14,11 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.probing.watchdog import WAITING
-from autofit.search.evidence import Placing
+from autofit.search.evidence import Placing, SearchEvidence
 from autofit.search.request import Event
 from autofit.terminal import cells
 from autofit.trackers.live_line import (
     SearchState,
-    Yardstick,
-    compact,
     of_budget,
     short_plan,
     short_time,
@@ -56,8 +54,16 @@ def state(
     time_s: float | None = 120.0, max_trials: int | None = None, doing: str = "", limit_mib: int = 72
 ) -> tuple[SearchState, Time]:
     time = Time()
-    against = Yardstick(Objective(), BASELINE, limit_mib * MIB, time_s, max_trials, Clock(time), lambda: doing)
-    return SearchState(against), time
+    found = SearchState(Clock(time), time_s, lambda: doing)
+    told(found, started(max_trials, limit_mib))
+    return found, time
+
+
+def started(max_trials: int | None = None, limit_mib: int = 72) -> Event:
+    """The first event of a search, which carries what was asked."""
+    budget = Budget(memory_bytes=limit_mib * MIB, max_trials=max_trials)
+    asked = SearchEvidence.model_construct(baseline=BASELINE, budget=budget, objective=Objective())
+    return Event("start", "searching plans", asked=asked)
 
 
 def running(plan: Plan, mib: float, bounded: bool = True, phase: str = "search", so_far: float | None = 1.32) -> Event:
@@ -261,6 +267,12 @@ def test_memory_against_the_budget_and_what_the_time_means_stay_on_a_narrow_term
         assert line.endswith("left" if limit_s else "elapsed"), line
 
 
+def test_before_a_search_starts_only_the_phase_and_the_time_are_known() -> None:
+    it = SearchState(Clock(Time()), 120.0)
+    told(it, Event("stage", "looking at train.py:make_workload"), answered(BEST, None), running(BEST, 61))
+    assert it.live(80) == "search  0 trials  ----------  2:00 left"
+
+
 def test_a_guess_is_not_shown_and_a_measured_peak_goes_before_an_estimate() -> None:
     it, _ = state()
     other = BEST.replace(micro_batch_size=16)
@@ -339,10 +351,11 @@ def test_a_long_silence_is_reported_above_the_line() -> None:
 
 def test_the_bar_has_blocks_where_the_terminal_can_show_them() -> None:
     time = Time()
-    against = Yardstick(time_s=120.0, clock=Clock(time))
+    it = SearchState(Clock(time), 120.0)
     time.seconds = 60.0
-    assert re.search("█{5}░{5}", SearchState(against, blocks=True).live(80))
-    assert "#####-----" in SearchState(against).live(80)
+    assert "#####-----" in it.live(80)
+    it.blocks = True
+    assert re.search("█{5}░{5}", it.live(80))
 
 
 @pytest.mark.parametrize("width", [39, 59, 79])
@@ -356,7 +369,8 @@ def test_trials_of_different_plans_differ_at_any_width(width: int) -> None:
 
 
 def test_colour_is_added_after_the_line_is_cut() -> None:
-    it = SearchState(Yardstick(baseline=BASELINE), colour=True)
+    it, _ = state()
+    it.colour = True
     told(it, ran(BASELINE))
     assert told(it, ran(BEST, 132.0, 54, 2), width=39)[0].startswith("    2  \x1b[32m 1.32x\x1b[0m  ")
     failed = told(it, ran(BASELINE, status=Status.OUT_OF_MEMORY, done=3), width=39)
@@ -367,15 +381,10 @@ def test_colour_is_added_after_the_line_is_cut() -> None:
 def test_a_plan_is_its_batch_and_what_it_changes() -> None:
     assert short_plan(BASELINE, BASELINE) == "baseline"
     assert short_plan(BEST, BASELINE) == "8 x 4, precision=bf16, checkpointed_blocks=2"
-    assert short_plan(BEST, None) == "8 x 4"
 
 
 def test_figures_are_short() -> None:
     assert [short_time(each) for each in (-5.0, 59.9, 61.0, 3725.0)] == ["0 s", "59 s", "1:01", "1:02:05"]
-    assert of_budget(2**20, None) == "1 MiB"
     assert of_budget(3 * 2**20, 2**30) == "3 MiB of 1 GiB"
-    assert (compact("53.7 of 72 MiB"), compact("53 MiB of 2 GiB"), compact("3 MiB")) == (
-        "53.7/72 MiB",
-        "53M/2G",
-        "3 MiB",
-    )
+    assert of_budget(53 * 2**20, 72 * 2**20, short=True) == "53/72 MiB"
+    assert of_budget(53 * 2**20, 2**31, short=True) == "53M/2G"

@@ -8,27 +8,17 @@ import time
 
 import pytest
 
-from autofit.core.budget import Clock
+from autofit.core.budget import Budget, Clock
 from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.probing.watchdog import WAITING, Watchdog
+from autofit.search.evidence import SearchEvidence
 from autofit.search.request import Event, Request
-from autofit.trackers.live_line import Yardstick
-from autofit.trackers.progress import CHOOSING, LiveLine, Progress, _drawing, heartbeat, waiting
-from tests.fakes import briefing_of, small_bench
-
-
-def test_before_the_workload_was_looked_at_only_the_limits_are_known() -> None:
-    bench, request, clock = small_bench(), Request(time_s=60.0, max_trials=7), Clock()
-    early = Yardstick.of(None, request, clock)
-    assert (early.baseline, early.memory_bytes, early.time_s, early.max_trials) == (None, None, 60.0, 7)
-    briefing = briefing_of(bench)
-    late = Yardstick.of(briefing, request, clock, lambda: "trace")
-    assert (late.baseline, late.memory_bytes) == (briefing.space.baseline, briefing.budget.memory_bytes)
-    assert late.doing() == "trace"
-    assert late.clock is clock
+from autofit.trackers.live_line import SearchState
+from autofit.trackers.progress import CHOOSING, LiveLine, Progress, _drawing, heartbeat, waiting, watched
 
 
 def test_each_event_is_a_sign_of_life_and_a_wait_is_one_of_its_own() -> None:
@@ -112,6 +102,9 @@ def test_a_child_that_is_forked_while_the_line_is_drawn_can_write(monkeypatch: p
 
 
 PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
+ASKED = SearchEvidence.model_construct(
+    baseline=PLAN.replace(micro_batch_size=8), budget=Budget(memory_bytes=2**23), objective=Objective()
+)
 SHORT, SPEED = "micro batch 16, precision=bf16", "64 samples/s, peak 3 MiB"
 OUT_OF_MEMORY = Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")
 
@@ -127,7 +120,7 @@ def measured() -> Outcome:
 
 
 def shown(stream: io.StringIO, *events: Event) -> str:
-    progress = Progress(stream)
+    progress = Progress(stream, SearchState(Clock()))
     for event in events:
         progress(event)
     progress.close()
@@ -161,6 +154,7 @@ def test_skipped_plans_are_no_lines() -> None:
 def test_a_terminal_gets_finished_trials_and_a_live_line_that_is_taken_away() -> None:
     text = shown(
         Terminal(),
+        Event("start", "searching plans", asked=ASKED),
         Event("stage", "searching", phase="search"),
         Event("trial", f"{SHORT}: {SPEED}", trial(measured()), 1),
         Event("answer", "16 x 2: the answer so far", plan=PLAN),
@@ -169,7 +163,7 @@ def test_a_terminal_gets_finished_trials_and_a_live_line_that_is_taken_away() ->
         Event("proof", f"{SHORT}: {SPEED}", trial(measured(), Purpose.PROOF), 2),
     )
     assert "\r" in text
-    assert "search  2 trials  peak 3 MiB  64 samples/s so far, 0 s elapsed" in text
+    assert "search  2 trials  peak 3 of 8 MiB  64 samples/s so far, 0 s elapsed" in text
     assert "the answer so far" not in text
     assert "3 trials" not in text
     assert "cannot fit" not in text
@@ -209,12 +203,12 @@ def test_control_sequences_of_the_users_code_are_taken_out(stream: type[io.Strin
 
 def test_what_is_wanted_decides_who_listens(capsys: pytest.CaptureFixture[str]) -> None:
     event, heard = Event("stage", "searching"), list[Event]()
-    with Progress.of(heard.append) as listen:
+    with watched(heard.append, Request(), Watchdog(Clock())) as listen:
         listen(event)
-    with Progress.of(False) as listen:
+    with watched(False, Request(), Watchdog(Clock())) as listen:
         listen(event)
     assert heard == [event]
     assert capsys.readouterr() == ("", "")
-    with Progress.of(True) as listen:
+    with watched(True, Request(), Watchdog(Clock())) as listen:
         listen(event)
     assert capsys.readouterr() == ("", "autofit: searching\n")

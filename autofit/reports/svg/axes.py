@@ -203,7 +203,7 @@ def speed_area(
     `lane` is the height of a lane below the scale, and `right` is left free beside the area.
     """
     slow, fast = span(rates, room)
-    ticks, top = rate_ticks(slow, fast, most_ticks), key(drawing, keys, 2) + 34
+    ticks, top = rate_ticks(slow, fast, most_ticks), key(drawing, keys) + 34
     area = Box(margin(ticks), top, WIDTH - right, top + height + lane)
     drawing.height = area.bottom + 46
     if slow > 0:
@@ -211,9 +211,9 @@ def speed_area(
     return area, AxisScale(slow, fast, top + height, top), ticks
 
 
-def key(drawing: Drawing, shapes: Sequence[tuple[str, str]], top: float) -> float:
-    """Draws a key of shapes, as class and text, over as many lines as needed from `top` on; returns where it ends."""
-    x, y = 0.0, top + 8
+def key(drawing: Drawing, shapes: Sequence[tuple[str, str]]) -> float:
+    """Draws a key of shapes, as class and text, over as many lines as needed at the top; returns where it ends."""
+    x, y = 0.0, 10.0
     for kind, given in shapes:
         text = fitted(given, FONT, WIDTH - 22)
         width = 22 + text_width(text, FONT) + 14

@@ -42,10 +42,12 @@ def _breakdown(report: Report, titles: bool) -> Drawing | None:
     total, kinds = ("Peak, as traced", sums), _matched([each.kinds for each in parts])
     modules = _fewer(_matched([each.modules for each in parts]))
     names = [_named(report, plan) for plan in report.memory]
-    table = _breakdown_table(names, [*kinds, *((f"module {name}", sizes) for name, sizes in modules)])
+    listed = [*kinds, *((f"module {name}", sizes) for name, sizes in modules)]
+    rows = tuple((name, *map(format_bytes, sizes)) for name, sizes in listed)
+    table = DataTable(("part of the peak", *names), rows)
     drawing = Drawing(_breakdown_about(report, sums), titles, _upper_bounds(report), table)
     shapes = [f"af-bar-{_STYLES[plan.role]}" for plan in report.memory]
-    y = key(drawing, list(zip(shapes, names, strict=True)), 2) + 20
+    y = key(drawing, list(zip(shapes, names, strict=True))) + 20
     entries = [total, *kinds, *modules]
     room = max(text_width(format_bytes(size), SMALL) for _, sizes in entries for size in sizes) + 10
     left = min(max(text_width(name, FONT) for name, _ in entries), 280) + 14
@@ -60,11 +62,6 @@ def _breakdown(report: Report, titles: bool) -> Drawing | None:
     y = _entries(drawing, shapes, kinds, x, y, "By kind")
     drawing.height = _entries(drawing, shapes, modules, x, y, "Activations and temporaries by module") if modules else y
     return drawing
-
-
-def _breakdown_table(names: Sequence[str], entries: Sequence[Entry]) -> DataTable:
-    rows = tuple((name, *(format_bytes(size) for size in sizes)) for name, sizes in entries)
-    return DataTable(("part of the peak", *names), rows)
 
 
 def _entries(
@@ -133,6 +130,19 @@ _KINDS = tuple(
 """The kinds from the bottom of the stack. The style sheet has a colour for each, by its place."""
 _PANEL = 170.0
 """Height of the panel of a plan."""
+_IN_ORDER = "allocations and releases of the step, in order →"
+"""Name of the horizontal axis of a step."""
+
+
+def _area(
+    drawing: Drawing, high: float, top: float, height: float = _PANEL, most_ticks: int = 4
+) -> tuple[Box, AxisScale]:
+    """Draws the levels of memory up to `high`; returns the area below `top`, and its vertical scale."""
+    ticks = byte_ticks(0, high, most_ticks)
+    area = Box(margin(ticks), top, WIDTH - 8, top + height)
+    scale = AxisScale(0, high, area.bottom, area.top)
+    levels(drawing, area, scale, ticks)
+    return area, scale
 
 
 def _timeline(report: Report, titles: bool) -> Drawing | None:
@@ -145,20 +155,17 @@ def _timeline(report: Report, titles: bool) -> Drawing | None:
     peak = max(max(*plan.profile.live_bytes, plan.profile.peak_bytes) for plan in plans)
     with_budget = shown_budget(report, peak)
     high = max(1.2 * peak, 1.08 * report.budget_bytes if with_budget else 0.0)  # the peak has its label above it
-    ticks = byte_ticks(0, high, 4)
     held = {kind for plan in plans for kind in plan.profile.kinds}
     keys = [(f"af-bar af-k{place}", kind) for place, kind in enumerate(_KINDS) if kind in held]
-    y = key(drawing, keys, 2) + 6 if keys else 0.0
+    y = key(drawing, keys) + 6 if keys else 0.0
     for plan in plans:
-        area = Box(margin(ticks), y + 52, WIDTH - 8, y + 52 + _PANEL)
-        scale = AxisScale(0, high, area.bottom, area.top)
-        levels(drawing, area, scale, ticks)
+        area, scale = _area(drawing, high, y + 52)
         _title(drawing, _named(report, plan).capitalize(), plan.label, y + 16)
         if with_budget:  # drawn first: the peak stays readable where it crosses the line
             _budget(drawing, report.budget_bytes, area, scale)
         _panel(drawing, plan.profile, _STYLES[plan.role], area, scale)
         y = area.bottom + 26
-    drawing.text(WIDTH - 8, y - 4, "allocations and releases of the step, in order →", "af-note", "end")
+    drawing.text(WIDTH - 8, y - 4, _IN_ORDER, "af-note", "end")
     if not with_budget:
         drawing.text(0, y + 16, f"The budget of {format_bytes(report.budget_bytes)} is beyond this axis.", "af-bad")
         y += 22
@@ -186,14 +193,11 @@ def step_chart(profile: Profile, unread: Sequence[int]) -> Drawing:
         f"Live tensors over one step ({phases}), by kind. The peak is {format_bytes(profile.peak_bytes)}."
     )
     high = 1.2 * max(*profile.live_bytes, profile.peak_bytes, 1)
-    ticks = byte_ticks(0, high, 4)
     keys = [(f"af-bar af-k{place}", kind) for place, kind in enumerate(_KINDS) if kind in profile.kinds]
-    y = key(drawing, [*keys, ("af-bar af-unread", "never read again")], 2) + 6
-    area = Box(margin(ticks), y + 22, WIDTH - 8, y + 22 + _PANEL)
-    scale = AxisScale(0, high, area.bottom, area.top)
-    levels(drawing, area, scale, ticks)
+    y = key(drawing, [*keys, ("af-bar af-unread", "never read again")]) + 6
+    area, scale = _area(drawing, high, y + 22)
     _panel(drawing, profile, "rec", area, scale, unread)
-    drawing.text(WIDTH - 8, area.bottom + 18, "allocations and releases of the step, in order →", "af-note", "end")
+    drawing.text(WIDTH - 8, area.bottom + 18, _IN_ORDER, "af-note", "end")
     drawing.height = area.bottom + 28
     drawing.table = DataTable(
         ("phase", "highest", "at its end", "never read again, at most"),
@@ -210,10 +214,7 @@ def growth_chart(sizes: Sequence[int]) -> Drawing:
     """Returns the live bytes at the end of each of some steps, as bars."""
     drawing = Drawing(f"Live tensors at the end of each of {len(sizes)} steps.")
     high = 1.15 * max(*sizes, 1)
-    ticks = byte_ticks(0, high, 3)
-    area = Box(margin(ticks), 14, WIDTH - 8, 14 + _PANEL / 2)
-    scale = AxisScale(0, high, area.bottom, area.top)
-    levels(drawing, area, scale, ticks)
+    area, scale = _area(drawing, high, 14, _PANEL / 2, 3)
     width = (area.right - area.left) / len(sizes)
     for place, size in enumerate(sizes):
         left = area.left + place * width

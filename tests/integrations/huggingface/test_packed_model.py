@@ -65,7 +65,9 @@ def test_a_trainer_trains_on_packed_rows_with_the_same_losses(tmp_path: Path) ->
 
 
 def test_without_the_model_a_warning_says_how_to_pack(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"packing: pass the model to autofit\.integrations\.huggingface\.apply"):
+    with pytest.warns(
+        UserWarning, match=r"packing=True \(write: pass the model to autofit\.integrations\.huggingface\.apply"
+    ):
         apply(PLAN, arguments(tmp_path))
 
 

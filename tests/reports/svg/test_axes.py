@@ -141,7 +141,7 @@ def test_few_points_are_all_drawn_and_many_are_thinned_but_the_important_ones() 
 
 def test_a_key_of_many_entries_uses_more_lines() -> None:
     entries = [("af-pt", "other plan")] * 5
-    assert key(Drawing(""), 3 * entries, 0) > key(Drawing(""), entries, 0)
+    assert key(Drawing(""), 3 * entries) > key(Drawing(""), entries)
 
 
 def test_keys_name_the_plans_that_are_drawn() -> None:
