@@ -244,6 +244,8 @@ def _measured(member: Detector, finding: Finding, observation: Observation) -> t
     if change is None or saved_bytes is None:
         return finding, None
     size = Size(peak_bytes=max(saved_bytes, 0), basis="measured", bound=change.bound)
+    if change.bound and finding.size is not None and not finding.size.bound:
+        size = finding.size  # of the correction itself
     return finding.model_copy(update={"size": size, "confirmed": change.about}), change
 
 

@@ -1,6 +1,7 @@
 """`autofit.diagnose`: what it finds in a workload, on which batch, what it refuses, and that it leaves no trace."""
 
 from collections.abc import Callable
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -17,6 +18,7 @@ from autofit.doctor.diagnose import diagnose_workload
 from autofit.doctor.diagnosis import Diagnosis, measured
 from autofit.doctor.session import Scope
 from autofit.torch_internals import top_saved_tensors_hook
+from autofit.workloads.workload import Workload
 from tests.digests import digest_of
 from tests.doctor.cases import OF_SOME, ON_ACCELERATORS, of, unchecked
 from tests.workloads import gans
@@ -123,6 +125,45 @@ def test_a_gan_is_diagnosed_by_its_update_function_and_restored() -> None:
     assert [each.places[0].line.rpartition("/")[2].partition(":")[0] for each in dropped] == ["gans.py"]
     assert "critic" in dropped[0].what
     assert found.samples == 8
+
+
+def large_models() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(16, 512), nn.ReLU(), nn.Linear(512, 512))
+    return nn.ModuleDict({"generator": generator, "critic": nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 1))})
+
+
+def trained_in_turn(graph: bool, made: nn.ModuleDict, each: Any, batch: Any) -> Any:
+    noise = torch.randn(512, 16)
+    with torch.set_grad_enabled(graph):
+        fake = made["generator"](noise)
+    each["critic"].zero_grad()
+    judged = made["critic"](fake).mean()
+    torch.autograd.backward(judged)
+    each["critic"].step()
+    del fake
+    made["critic"].requires_grad_(False)
+    fooled = made["critic"](made["generator"](noise)).mean().neg()
+    each["generator"].zero_grad()
+    torch.autograd.backward(fooled)
+    made["critic"].requires_grad_(True)
+    each["generator"].step()
+    return {"critic": judged.detach(), "generator": fooled.detach()}
+
+
+def test_the_size_is_that_of_the_correction_where_the_steps_that_can_be_run_save_less() -> None:
+    found = []
+    for graph in (True, False):
+        made = large_models()
+        given: dict[str, Any] = {"update_fn": partial(trained_in_turn, graph), "optimizer": gans.optimizers(made)}
+        found.append(diagnose_workload(Workload(made, gans.loader(), **given), devices.host(), "a GAN"))
+    bad, good = found
+    assert not [each for each in good.findings if each.id == "gradient-dropped"]
+    [dropped] = [each for each in bad.findings if each.id == "gradient-dropped"]
+    assert dropped.size is not None
+    assert (dropped.size.basis, dropped.size.bound) == ("replayed", "")
+    assert "with inputs= that leave these parameters out" in dropped.confirmed
+    assert dropped.size.peak_bytes == pytest.approx(bad.peak_bytes - good.peak_bytes, rel=0.02)
 
 
 def test_a_gan_that_freezes_its_critic_drops_no_gradient() -> None:
