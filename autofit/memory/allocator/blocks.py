@@ -184,14 +184,9 @@ def _address(block: MemoryBlock) -> int:
 
 
 class ExpandableSegments:
-    """Grows and shrinks the expandable segments of all pools.
-
-    Attributes:
-        heads: the first block of each segment.
-    """
+    """Grows and shrinks the expandable segments of all pools."""
 
     def __init__(self, driver: Driver, large_page_bytes: int, device_bytes: int) -> None:
-        self.heads: set[MemoryBlock] = set()
         self._driver = driver
         self._large_page_bytes = large_page_bytes
         self._address_bytes = device_bytes + device_bytes // 8
@@ -242,7 +237,6 @@ class ExpandableSegments:
         block = MemoryBlock(start, size, pool, start)
         block.mapped = False
         pool.add(block)
-        self.heads.add(block)
         return block
 
     def _map(self, block: MemoryBlock, size: int) -> MemoryBlock | None:
@@ -275,9 +269,7 @@ class ExpandableSegments:
         block.mapped = False
         self._driver.give_back(page, count)
         block = block.joined()
-        if block.before is None and block.after is None:
-            self.heads.remove(block)
-        else:
+        if block.before is not None or block.after is not None:  # else the whole segment is gone
             pool.add(block)
 
 
