@@ -138,7 +138,6 @@ class Pool:
     """The free blocks of one stream and one size class.
 
     Attributes:
-        stream: identifier of the stream.
         small: whether its segments serve requests up to 1 MiB.
         least_rest: minimum size of the remainder for a block to be split.
         places: sort keys of the cached blocks, in order of best fit.
@@ -146,10 +145,9 @@ class Pool:
         unmapped: unmapped address space of expandable segments, by address.
     """
 
-    __slots__ = ("cached", "least_rest", "places", "small", "stream", "unmapped")
+    __slots__ = ("cached", "least_rest", "places", "small", "unmapped")
 
-    def __init__(self, stream: int, small: bool, least_rest: int) -> None:
-        self.stream = stream
+    def __init__(self, small: bool, least_rest: int) -> None:
         self.small = small
         self.least_rest = least_rest
         self.places: list[int] = []

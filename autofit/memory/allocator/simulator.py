@@ -78,9 +78,11 @@ class CachingAllocator:
         size = self._rounded.get(requested_bytes)
         if size is None:
             size = self._rounded[requested_bytes] = self._settings.rounded(requested_bytes)
-        pool = (self._small if size <= SMALL_BYTES else self._large).get(stream)
+        small = size <= SMALL_BYTES
+        pools = self._small if small else self._large
+        pool = pools.get(stream)
         if pool is None:
-            pool = self._new_pool(stream, small=size <= SMALL_BYTES)
+            pool = pools[stream] = Pool(small, BLOCK_BYTES if small or self._expands else SMALL_BYTES + 1)
         block = self._cached(pool, size) or self._obtained(pool, size)
         if block is None:
             self.ooms += 1
@@ -110,12 +112,6 @@ class CachingAllocator:
             else:
                 for block in [b for b in pool.cached.values() if b.before is None and b.after is None]:
                     self._release(block)
-
-    def _new_pool(self, stream: int, small: bool) -> Pool:
-        least_rest = BLOCK_BYTES if small or self._expands else SMALL_BYTES + 1
-        pool = Pool(stream, small, least_rest)
-        (self._small if small else self._large)[stream] = pool
-        return pool
 
     def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Returns the best fitting cached block, removed from its pool."""

@@ -52,7 +52,8 @@ class Watched(CachingAllocator):
 
     def segments(self) -> Iterator[Segment]:
         """Yields the segments in address order. An expandable segment yields each mapped range."""
-        cached = (block for pool in (*self._small.values(), *self._large.values()) for block in pool.cached.values())
+        streams = {pool: stream for pools in (self._small, self._large) for stream, pool in pools.items()}
+        cached = (block for pool in streams for block in pool.cached.values())
         for head in sorted({_head(block) for block in (*self._used, *cached)}, key=lambda block: block.address):
             blocks: list[tuple[int, bool]] = []
             block: MemoryBlock | None = head
@@ -61,7 +62,7 @@ class Watched(CachingAllocator):
                     blocks.append((block.size, not block.free))
                 block = block.after
                 if blocks and (block is None or not block.mapped):
-                    yield Segment(head.pool.stream, head.pool.small, tuple(blocks))
+                    yield Segment(streams[head.pool], head.pool.small, tuple(blocks))
                     blocks = []
 
 
