@@ -10,7 +10,6 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from random import Random, SystemRandom
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -18,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autofit.guard.object_state import BYTES, VALUE, Piece, ValuePiece, fingerprint
 from autofit.torch_internals import set_version
+from autofit.workloads.streams import generator_state
 
 _CHUNK_BYTES = 64 * 2**20
 
@@ -243,22 +243,10 @@ def _same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def value_piece(name: str, found: Any) -> Piece | None:
     """Returns the piece for a random generator or an array, or None for any other object."""
-    if isinstance(found, torch.Generator):
-        return ValuePiece(name, found.get_state, found.set_state)
-    if isinstance(found, Random) and not isinstance(found, SystemRandom):
-        return ValuePiece(name, found.getstate, found.setstate)
     if isinstance(found, (bytearray, array)):
         return ArrayPiece(name, found)
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    if isinstance(found, numpy.random.Generator):
-        found = found.bit_generator
-    if isinstance(found, numpy.random.BitGenerator):
-        return ValuePiece(name, lambda: copy.deepcopy(found.state), lambda kept: setattr(found, "state", kept))
-    if isinstance(found, numpy.random.RandomState):
-        return ValuePiece(name, lambda: found.get_state(legacy=False), found.set_state)
-    return None
+    state = generator_state(found)
+    return None if state is None else ValuePiece(name, *state)
 
 
 def is_array(found: object) -> bool:

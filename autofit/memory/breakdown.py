@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from autofit.core.strict import Strict
+from autofit.memory.peak import MemoryUse
 from autofit.memory.trace import Kind, Trace
 
 BEYOND = "allocator's cache and rounding"
@@ -59,35 +60,23 @@ class Breakdown(Strict):
         return sum(part.size_bytes for part in self.standing)
 
 
-def anatomy(  # the values of one peak
-    trace: Trace,
-    event: int,
-    moment: str,
-    allocated_bytes: int,
-    reserved_bytes: int | None,
-    outside_bytes: int,
-    waiting_bytes: int = 0,
-) -> Breakdown:
+def anatomy(trace: Trace, use: MemoryUse, outside_bytes: int) -> Breakdown:
     """Returns the parts of a peak.
 
     Args:
         trace: trace of the plan.
-        event: number of events up to the peak of live tensors.
-        moment: the phase of the peak.
-        allocated_bytes: peak of live tensors.
-        reserved_bytes: peak of the allocator's segments. None on a host.
+        use: what the trace takes on the device.
         outside_bytes: memory outside the allocator.
-        waiting_bytes: batches held in addition to those of the trace.
     """
-    alive = trace.alive(event)
-    kinds = _by_kind(trace, alive, {Kind.BATCH.value: waiting_bytes})
-    held = allocated_bytes if reserved_bytes is None else reserved_bytes
+    alive = trace.alive(use.peak.peak_event)
+    kinds = _by_kind(trace, alive, {Kind.BATCH.value: use.waiting_bytes})
+    held = use.allocated_bytes if use.reserved_bytes is None else use.reserved_bytes
     beyond = held - sum(part.size_bytes for part in kinds)
     extra = (Part(name=BEYOND, size_bytes=beyond), Part(name=OUTSIDE, size_bytes=outside_bytes))
     return Breakdown(
-        moment=moment,
-        allocated_bytes=allocated_bytes,
-        reserved_bytes=reserved_bytes,
+        moment=use.peak.name,
+        allocated_bytes=use.allocated_bytes,
+        reserved_bytes=use.reserved_bytes,
         kinds=(*kinds, *(part for part in extra if part.size_bytes > 0)),
         modules=_by_module(trace, alive),
         standing=fixed_parts(trace),

@@ -72,7 +72,8 @@ def memory_use(
     tensors, on_host, waiting = trace.tensors, account.allocator == "host", 0
     phases = peaks(trace) if on_host else _served(trace, account, limit_bytes)
     if on_host and accumulation_steps > MOST_PARTS:
-        waiting = trace.batch_bytes() * (accumulation_steps - MOST_PARTS) // MOST_PARTS
+        batches = max(trace.live_bytes(Kind.BATCH), default=0)  # on a host, all micro batches of a step are live
+        waiting = batches * (accumulation_steps - MOST_PARTS) // MOST_PARTS
     return MemoryUse(
         micro_batch_size=trace.micro_batch_size,
         allocated_bytes=max(phase.allocated_bytes for phase in phases) + waiting,

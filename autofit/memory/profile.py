@@ -59,19 +59,10 @@ def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
         use: what the trace takes on the device (`autofit.memory.peak.memory_use`).
         account: how the device accounts for memory.
     """
-    breakdown = anatomy(
-        trace,
-        use.peak.peak_event,
-        use.peak.name,
-        use.allocated_bytes,
-        use.reserved_bytes,
-        account.outside_bytes,
-        use.waiting_bytes,
-    )
-    live = _live_bytes(trace)
+    live = list(trace.live_bytes())
     picked, phases = points_of(trace)
     return Profile(
-        breakdown=breakdown,
+        breakdown=anatomy(trace, use, account.outside_bytes),
         peak_bytes=use.judged_bytes,
         live_bytes=tuple(live[event] + use.waiting_bytes for event in picked),
         kinds=_kinds(trace, picked, use.waiting_bytes),
@@ -81,7 +72,7 @@ def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
 
 def points_of(trace: Trace) -> tuple[list[int], tuple[StepPhase, ...]]:
     """Returns the events of the last step that a timeline shows, and its phases."""
-    live, picked, phases = _live_bytes(trace), list[int](), list[StepPhase]()
+    live, picked, phases = list(trace.live_bytes()), list[int](), list[StepPhase]()
     marks = _last_step(trace)
     total = max(marks[-1][1] - marks[0][1], 1)
     for (name, begin), (_, end) in pairwise(marks):
@@ -104,15 +95,6 @@ def _last_step(trace: Trace) -> list[tuple[str, int]]:
     return [*found, ("", trace.marks[-1].event)]
 
 
-def _live_bytes(trace: Trace) -> list[int]:
-    """Returns the bytes of live tensors after each event."""
-    live, found = 0, list[int]()
-    for event in trace.events:
-        live += trace.tensors.sizes[event] if event >= 0 else -trace.tensors.sizes[~event]
-        found.append(live)
-    return found
-
-
 def _highest(live: list[int], begin: int, end: int, count: int) -> list[int]:
     """Returns the event of the maximum in each of at most `count` stretches of equal length."""
     count = min(count, end - begin)
@@ -121,13 +103,9 @@ def _highest(live: list[int], begin: int, end: int, count: int) -> list[int]:
 
 
 def _kinds(trace: Trace, picked: list[int], waiting_bytes: int) -> dict[str, tuple[int, ...]]:
-    """Returns the bytes of each kind after each of some events, which are in order."""
-    held, found = {Kind.BATCH.value: waiting_bytes}, list[dict[str, int]]()
-    wanted = set(picked)
-    for place, event in enumerate(trace.events):
-        handle = event if event >= 0 else ~event
-        kind, size = trace.tensors.kinds[handle].value, trace.tensors.sizes[handle]
-        held[kind] = held.get(kind, 0) + (size if event >= 0 else -size)
-        if place in wanted:
-            found.append(dict(held))
-    return {kind: tuple(each.get(kind, 0) for each in found) for kind in held if any(each.get(kind) for each in found)}
+    """Returns the bytes of each kind after each of some events."""
+    found = dict[str, tuple[int, ...]]()
+    for kind in Kind:
+        live, more = list(trace.live_bytes(kind)), waiting_bytes if kind is Kind.BATCH else 0
+        found[kind.value] = tuple(live[event] + more for event in picked)
+    return {kind: sizes for kind, sizes in found.items() if any(sizes)}

@@ -87,15 +87,11 @@ def replay(trace: Trace, allocator: CachingAllocator | None = None) -> Replay:
 
 def peaks(trace: Trace) -> tuple[PhasePeak, ...]:
     """Returns the peaks of live tensors by phase, as a host counts them: without rounding and segments."""
-    live, phases = 0, []
-    sizes = trace.tensors.sizes
+    live, phases = [0, *trace.live_bytes()], []
     for name, begin, end in _phases(trace):
-        peak, peak_event = live, begin
-        for number, event in enumerate(trace.events[begin:end], begin):
-            live += sizes[event] if event >= 0 else -sizes[~event]
-            if live > peak:
-                peak, peak_event = live, number + 1
-        phases.append(PhasePeak(name=name, allocated_bytes=peak, reserved_bytes=peak, peak_event=peak_event, retries=0))
+        highest = max(range(begin, end + 1), key=live.__getitem__)
+        peak = live[highest]
+        phases.append(PhasePeak(name=name, allocated_bytes=peak, reserved_bytes=peak, peak_event=highest, retries=0))
     return tuple(phases)
 
 

@@ -1,5 +1,6 @@
 """Trace: every allocation and release of a few training steps, in the order in which the allocator would see them."""
 
+from collections.abc import Iterator
 from enum import StrEnum
 
 from pydantic import model_validator
@@ -98,13 +99,11 @@ class Trace(Strict):
                 found.discard(~handle)
         return found
 
-    def batch_bytes(self) -> int:
-        """Returns the peak size of live batches. On a host this is the size of all micro batches of a step."""
-        live = most = 0
-        sizes, kinds = self.tensors.sizes, self.tensors.kinds
+    def live_bytes(self, kind: Kind | None = None) -> Iterator[int]:
+        """Yields the bytes of live tensors after each event; with a kind, of those of that kind."""
+        live, sizes, kinds = 0, self.tensors.sizes, self.tensors.kinds
         for event in self.events:
             handle = event if event >= 0 else ~event
-            if kinds[handle] is Kind.BATCH:
+            if kind is None or kinds[handle] is kind:
                 live += sizes[handle] if event >= 0 else -sizes[handle]
-                most = max(most, live)
-        return most
+            yield live

@@ -36,7 +36,7 @@ from autofit.torch_internals import (
 from autofit.tracing.cuda.allocator_steps import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
-from autofit.tracing.operation_count import Tally
+from autofit.tracing.operation_count import Tally, tensors_in
 from autofit.workloads.tree import pieces
 
 
@@ -278,7 +278,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def _with_temporaries(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, AllocatorSteps]:
         """Returns the result with the device's layout, and the allocator steps of the operator's temporary memory."""
-        if self._temporaries is not None and _is_on(out, self._device_type):
+        if self._temporaries is not None and any(one.device.type == self._device_type for one in tensors_in((out,))):
             out = laid_out(func, args, out)
             return out, self._temporaries(func, args, out)
         if self._host_temporaries is not None:
@@ -407,11 +407,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return out if self._temporaries is None else results(func, args, out)
 
     def _record_all(self, values: Sequence[Any]) -> None:
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                self.record(value)
-            elif isinstance(value, (tuple, list)):
-                self._record_all(value)
+        for tensor in tensors_in(values):
+            self.record(tensor)
 
     def _record_outside(self, tensor: torch.Tensor) -> None:
         """Records a real tensor that the user's code holds, such as class weights, as allocated from the beginning.
@@ -461,8 +458,3 @@ def _replaces(func: Any, args: tuple[Any, ...], maker: str) -> bool:
         return maker in ZEROS
     chained = func in CHAINED and maker in LINKS and node is not None and node.name() in STEPWISE
     return chained and isinstance(args[1], torch.Tensor)
-
-
-def _is_on(argument: Any, device_type: str) -> bool:
-    leaves = argument if isinstance(argument, (tuple, list)) else (argument,)
-    return any(isinstance(leaf, torch.Tensor) and leaf.device.type == device_type for leaf in leaves)

@@ -266,7 +266,7 @@ class _Tracing:
         step.observe = self._observe(step)
         if step.draft.scaler is not None:
             # Whether gradients overflow depends on data. A step that overflows does not update and needs less.
-            vars(step.draft.scaler)["_maybe_opt_step"] = _update_always
+            vars(step.draft.scaler)["_maybe_opt_step"] = lambda optimizer, state, *args: optimizer.step(*args)
 
     def _repeat(self) -> bool:
         """Repeats the events of the last step if that step left nothing allocated. Returns whether it did."""
@@ -354,10 +354,6 @@ def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
     for handle in recorder.live():
         if handle >= begun and recorder.kinds[handle] is Kind.TEMPORARY:
             recorder.kinds[handle] = kind
-
-
-def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
-    return optimizer.step(*args, **kwargs)
 
 
 LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))

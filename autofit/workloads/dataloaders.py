@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import signature
 from itertools import chain
 from statistics import fmean
 from typing import Any, Self
@@ -29,20 +30,9 @@ from autofit.workloads.streams import known_length, read
 from autofit.workloads.tree import Batch
 
 _STREAM_SAMPLES = 512  # number of samples read from an iterable data set
-_KEPT = (
-    "dataset",
-    "collate_fn",
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
+_BATCHING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+_KEPT = tuple(name for name in signature(DataLoader).parameters if name not in _BATCHING)
+"""Arguments of a DataLoader that say which samples a batch has, and the others, which are also its attributes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Streams: reading from a second iterator of an iterable, with all state restored afterwards."""
 
+import copy
 import io
 import itertools
 import random
@@ -78,7 +79,7 @@ def undisturbed(root: object) -> Iterator[None]:
     """Restores, on exit, the random generators (global ones too) and attributes of all objects that `root` holds."""
     found = list(_held(root, 4, set()))
     attributes = [(vars(node), dict(vars(node))) for node in found if isinstance(safe_getattr(node, "__dict__"), dict)]
-    rewind = [undo for undo in map(_rewinder, found) if undo is not None]
+    rewind = [partial(write, read()) for read, write in filter(None, map(generator_state, found))]
     rewind += [
         partial(torch.random.set_rng_state, torch.random.get_rng_state()),
         partial(random.setstate, random.getstate()),
@@ -96,14 +97,20 @@ def undisturbed(root: object) -> Iterator[None]:
                 now.update(before)
 
 
-def _rewinder(node: Any) -> Callable[[], Any] | None:
-    """Returns a function that restores the present state of a random generator. None for other objects."""
-    if isinstance(node, torch.Generator):
-        return partial(node.set_state, node.get_state())
-    if isinstance(node, random.Random):
-        return partial(node.setstate, node.getstate())
-    bits = safe_getattr(node, "bit_generator") or safe_getattr(node, "_bit_generator")
-    return None if safe_getattr(bits, "state") is None else partial(setattr, bits, "state", bits.state)
+def generator_state(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """Returns what reads and what writes the state of a random generator; None for any other object."""
+    if isinstance(found, torch.Generator):
+        return found.get_state, found.set_state
+    if isinstance(found, random.Random) and not isinstance(found, random.SystemRandom):
+        return found.getstate, found.setstate
+    if (numpy := sys.modules.get("numpy")) is None:
+        return None
+    if isinstance(found, numpy.random.RandomState):
+        return partial(found.get_state, legacy=False), found.set_state
+    bits = found.bit_generator if isinstance(found, numpy.random.Generator) else found
+    if isinstance(bits, numpy.random.BitGenerator):
+        return lambda: copy.deepcopy(bits.state), partial(setattr, bits, "state")
+    return None
 
 
 def _held(node: Any, depth: int, seen: set[int]) -> Iterator[Any]:

@@ -241,7 +241,7 @@ def _not_a_model(found: object) -> WorkloadError:
 
 def _not_an_optimizer(where: str, found: object) -> str:
     """Returns the message for an object that is not an optimizer. `where` begins the sentence."""
-    count = sum(1 for _ in _optimizers_in(found))
+    count = sum(isinstance(each, Optimizer) for each in pytree.tree_leaves(found))  # also of `configure_optimizers`
     if count > 1:
         return (
             f"{where} {count} optimizers; expected one. For several, as in a GAN, pass a dict of them by name, and "
@@ -255,15 +255,6 @@ def _not_an_optimizer(where: str, found: object) -> str:
         f"{where} {shown}; expected a torch.optim.Optimizer, or a callable that makes one from parameters. "
         f"Pass {action}."
     )
-
-
-def _optimizers_in(found: object, depth: int = 3) -> Iterator[Optimizer]:
-    """Yields the optimizers in lists and dicts, such as those returned by Lightning's `configure_optimizers`."""
-    if isinstance(found, Optimizer):
-        yield found
-    elif depth and isinstance(found, Mapping | list | tuple):
-        for each in found.values() if isinstance(found, Mapping) else found:
-            yield from _optimizers_in(each, depth - 1)
 
 
 class OptimizerSet(Optimizer):

@@ -19,7 +19,7 @@ import torch
 
 from autofit.memory.allocator.blocks import MemoryBlock
 from autofit.memory.allocator.settings import Settings
-from autofit.memory.allocator.simulator import CachingAllocator, Segment
+from tests.memory.allocator.segments import Segment, Watched
 from tests.phantom.phantom import Phantom
 
 MIB = 1 << 20
@@ -166,9 +166,7 @@ class Simulated:
         limit = None if options.limit_mib is None else options.limit_mib * MIB
         capacity = None if options.capacity_mib is None else options.capacity_mib * MIB
         settings = Settings.parse(options.text)
-        self._allocator = CachingAllocator(
-            settings, capacity_bytes=capacity, limit_bytes=limit, device_bytes=device_bytes
-        )
+        self._allocator = Watched(settings, capacity_bytes=capacity, limit_bytes=limit, device_bytes=device_bytes)
 
     def ask(self, size: int, stream: int) -> MemoryBlock | None:
         return self._allocator.malloc(size, stream)

@@ -1,6 +1,8 @@
 """What makes up a peak: kinds that sum to it, repeated modules as one, and what stands whatever the batch."""
 
 from autofit.memory.breakdown import BEYOND, OUTSIDE, anatomy, fixed_parts
+from autofit.memory.peak import MemoryUse
+from autofit.memory.replay import PhasePeak
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 
 MODULES = ("", "blocks.0.mlp", "blocks.1.mlp", "0.1", "blocks.0")
@@ -29,8 +31,16 @@ TRACE = Trace(
 )
 
 
+def use(reserved_bytes: int | None, outside_bytes: int = 0) -> MemoryUse:
+    """Returns a use of memory whose peak of live tensors is that of the trace."""
+    peak = PhasePeak(
+        "step 1 backward", allocated_bytes=502, reserved_bytes=reserved_bytes or 502, peak_event=9, retries=0
+    )
+    return MemoryUse(4, peak.allocated_bytes, reserved_bytes, outside_bytes, (peak,), static_bytes=300)
+
+
 def test_kinds_with_what_is_beyond_them_sum_to_the_peak() -> None:
-    found = anatomy(TRACE, 9, "step 1 backward", allocated_bytes=502, reserved_bytes=600, outside_bytes=50)
+    found = anatomy(TRACE, use(600, 50), 50)
     sizes = {part.name: part.size_bytes for part in found.kinds}
     assert sizes == {
         "optimizer state": 200, "parameter": 100, "gradient": 100, "activation": 70, "temporary": 21, "workspace": 11,
@@ -41,12 +51,12 @@ def test_kinds_with_what_is_beyond_them_sum_to_the_peak() -> None:
 
 
 def test_a_host_has_neither_cache_nor_context() -> None:
-    found = anatomy(TRACE, 9, "step 1 backward", allocated_bytes=502, reserved_bytes=None, outside_bytes=0)
+    found = anatomy(TRACE, use(None), 0)
     assert {part.name for part in found.kinds}.isdisjoint({BEYOND, OUTSIDE})
 
 
 def test_repeated_modules_are_one_part_and_bare_numbers_stay() -> None:
-    found = anatomy(TRACE, 9, "step 1 backward", allocated_bytes=502, reserved_bytes=600, outside_bytes=0)
+    found = anatomy(TRACE, use(600), 0)
     assert [(part.name, part.size_bytes, part.count) for part in found.modules] == [
         ("blocks.*.mlp", 70, 2),
         ("outside any module", 9, 1),

@@ -14,9 +14,10 @@ def test_alive_is_what_was_taken_and_not_given_back(count: int, alive: set[int])
     assert TRACE.alive(count) == alive
 
 
-def test_batches_count_while_they_are_alive_at_once() -> None:
-    assert TRACE.batch_bytes() == 30
-    assert TRACE.model_copy(update={"events": (0, 1, 2, ~1)}).batch_bytes() == 50
+def test_live_bytes_follow_each_event_of_all_kinds_or_one() -> None:
+    assert list(TRACE.live_bytes()) == [100, 120, 100, 130]
+    assert list(TRACE.live_bytes(Kind.BATCH)) == [0, 20, 0, 30]
+    assert max(TRACE.model_copy(update={"events": (0, 1, 2, ~1)}).live_bytes(Kind.BATCH)) == 50
 
 
 def test_a_trace_survives_json() -> None:

@@ -103,6 +103,11 @@ def test_batches_of_numpy_random_state_are_put_back() -> None:
     assert [batch.tolist() for batch in used] == [batch.tolist() for batch in Random()]
 
 
+def test_an_object_with_the_systems_random_numbers_is_left_as_it_is() -> None:
+    with undisturbed([random.SystemRandom()]):
+        pass
+
+
 def test_looking_at_a_source_puts_the_global_random_numbers_back() -> None:
     numpy = pytest.importorskip("numpy")
 

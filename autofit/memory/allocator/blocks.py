@@ -138,7 +138,6 @@ class Pool:
     """The free blocks of one stream and one size class.
 
     Attributes:
-        stream: identifier of the stream.
         small: whether its segments serve requests up to 1 MiB.
         least_rest: minimum size of the remainder for a block to be split.
         places: sort keys of the cached blocks, in order of best fit.
@@ -146,10 +145,9 @@ class Pool:
         unmapped: unmapped address space of expandable segments, by address.
     """
 
-    __slots__ = ("cached", "least_rest", "places", "small", "stream", "unmapped")
+    __slots__ = ("cached", "least_rest", "places", "small", "unmapped")
 
-    def __init__(self, stream: int, small: bool, least_rest: int) -> None:
-        self.stream = stream
+    def __init__(self, small: bool, least_rest: int) -> None:
         self.small = small
         self.least_rest = least_rest
         self.places: list[int] = []
@@ -184,14 +182,9 @@ def _address(block: MemoryBlock) -> int:
 
 
 class ExpandableSegments:
-    """Grows and shrinks the expandable segments of all pools.
-
-    Attributes:
-        heads: the first block of each segment.
-    """
+    """Grows and shrinks the expandable segments of all pools."""
 
     def __init__(self, driver: Driver, large_page_bytes: int, device_bytes: int) -> None:
-        self.heads: set[MemoryBlock] = set()
         self._driver = driver
         self._large_page_bytes = large_page_bytes
         self._address_bytes = device_bytes + device_bytes // 8
@@ -242,7 +235,6 @@ class ExpandableSegments:
         block = MemoryBlock(start, size, pool, start)
         block.mapped = False
         pool.add(block)
-        self.heads.add(block)
         return block
 
     def _map(self, block: MemoryBlock, size: int) -> MemoryBlock | None:
@@ -275,9 +267,7 @@ class ExpandableSegments:
         block.mapped = False
         self._driver.give_back(page, count)
         block = block.joined()
-        if block.before is None and block.after is None:
-            self.heads.remove(block)
-        else:
+        if block.before is not None or block.after is not None:  # else the whole segment is gone
             pool.add(block)
 
 

@@ -7,34 +7,11 @@ Rules as in c10/cuda/CUDACachingAllocator.cpp of torch 2.11 and 2.13 (`malloc`, 
 does not wait for other streams), memory callbacks, and settings that change while memory is held.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from autofit.memory.allocator.blocks import ADDRESS_BITS, Driver, ExpandableSegments, MemoryBlock, Pool
 from autofit.memory.allocator.settings import BLOCK_BYTES, SMALL_BYTES, Settings
 
 UNBOUNDED = 1 << 62
 DEVICE_BYTES = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One piece of device memory that the allocator holds.
-
-    Attributes:
-        stream: the stream whose requests it serves.
-        small: whether it belongs to the small pool.
-        blocks: the size of each block in address order, and whether it is in use.
-    """
-
-    stream: int
-    small: bool
-    blocks: tuple[tuple[int, bool], ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Total size of its blocks."""
-        return sum(size for size, _ in self.blocks)
 
 
 class CachingAllocator:
@@ -77,7 +54,6 @@ class CachingAllocator:
             limit_bytes is not None and self._settings.gc_threshold_ratio > 0 and not self._expands
         )
         self._searches = 0  # searches in the large pools: the unit of a cached block's age
-        self._heads: set[MemoryBlock] = set()
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._rounded: dict[int, int] = {}
@@ -102,9 +78,11 @@ class CachingAllocator:
         size = self._rounded.get(requested_bytes)
         if size is None:
             size = self._rounded[requested_bytes] = self._settings.rounded(requested_bytes)
-        pool = (self._small if size <= SMALL_BYTES else self._large).get(stream)
+        small = size <= SMALL_BYTES
+        pools = self._small if small else self._large
+        pool = pools.get(stream)
         if pool is None:
-            pool = self._new_pool(stream, small=size <= SMALL_BYTES)
+            pool = pools[stream] = Pool(small, BLOCK_BYTES if small or self._expands else SMALL_BYTES + 1)
         block = self._cached(pool, size) or self._obtained(pool, size)
         if block is None:
             self.ooms += 1
@@ -134,25 +112,6 @@ class CachingAllocator:
             else:
                 for block in [b for b in pool.cached.values() if b.before is None and b.after is None]:
                     self._release(block)
-
-    def segments(self) -> Iterator[Segment]:
-        """Yields the segments in address order. An expandable segment yields each mapped range."""
-        for head in sorted(self._heads | self._expandable.heads, key=lambda block: block.address):
-            blocks: list[tuple[int, bool]] = []
-            block: MemoryBlock | None = head
-            while block is not None:
-                if block.mapped:
-                    blocks.append((block.size, not block.free))
-                block = block.after
-                if blocks and (block is None or not block.mapped):
-                    yield Segment(head.pool.stream, head.pool.small, tuple(blocks))
-                    blocks = []
-
-    def _new_pool(self, stream: int, small: bool) -> Pool:
-        least_rest = BLOCK_BYTES if small or self._expands else SMALL_BYTES + 1
-        pool = Pool(stream, small, least_rest)
-        (self._small if small else self._large)[stream] = pool
-        return pool
 
     def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Returns the best fitting cached block, removed from its pool."""
@@ -195,13 +154,10 @@ class CachingAllocator:
             return self._expandable.grow(pool, size)
         if not self._driver.take(segment_bytes):
             return None
-        block = MemoryBlock(self._driver.addresses(segment_bytes), segment_bytes, pool)
-        self._heads.add(block)
-        return block
+        return MemoryBlock(self._driver.addresses(segment_bytes), segment_bytes, pool)
 
     def _release(self, block: MemoryBlock) -> None:
         block.pool.remove(block)
-        self._heads.remove(block)
         self._driver.give_back(block.size)
 
     def _release_unsplittable(self, pool: Pool, size: int) -> bool:

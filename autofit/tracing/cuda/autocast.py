@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autofit.torch_internals import has_kernel, without_dispatch
+from autofit.tracing.operation_count import tensors_in
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -50,12 +51,9 @@ def register(library: Any, device_type: str) -> None:
     """Registers the autocast kernels for a device of the PrivateUse1 key in `library`."""
     autocast = _Autocast(device_type)
     torch.clear_autocast_cache = autocast.clear
-    for name, operator in _named(LOW):
-        library.impl(name, autocast.converting(operator, autocast.low), KEY)
-    for name, operator in _named(FULL):
-        library.impl(name, autocast.converting(operator, lambda *args: torch.float32), KEY)
-    for name, operator in _named(WIDEST):
-        library.impl(name, autocast.converting(operator, _widest), KEY)
+    for names, dtype_of in ((LOW, autocast.low), (FULL, lambda *args: torch.float32), (WIDEST, _widest)):
+        for name, operator in _named(names):
+            library.impl(name, autocast.converting(operator, dtype_of), KEY)
     for name, operator in _named(SUMS):
         library.impl(name, autocast.summing(operator), KEY)
     for name in NORMS:
@@ -160,7 +158,6 @@ def _refuse(*args: Any) -> Any:
 
 
 def _widest(*args: Any) -> torch.dtype:
-    found = [each for value in args for each in (value if isinstance(value, (list, tuple)) else (value,))]
-    types = [each.dtype for each in found if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    types = [each.dtype for each in tensors_in(args) if each.is_floating_point()]
     wide = torch.float32 in types or not types or any(dtype not in HALF for dtype in types)
     return torch.float32 if wide else types[0]

@@ -34,7 +34,8 @@ def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
         real: Any = FakeTensor.device
         undo.set(FakeTensor, "device", property(_device(real.fget, stand_in.type), real.fset))
         undo.callback(delattr, FakeTensor, "is_cuda")
-        FakeTensor.is_cuda = property(_is_cuda(stand_in.type))  # type: ignore[assignment]  # a plain attribute to mypy
+        is_cuda = property(lambda tensor: tensor.fake_device.type in ("cuda", stand_in.type) and _outside())
+        FakeTensor.is_cuda = is_cuda  # type: ignore[assignment]  # a plain attribute to mypy
         autocast = torch.amp.autocast_mode.autocast
         undo.set(autocast, "__init__", _renamed(autocast.__init__, stand_in.type, place=1))
         for name in AUTOCAST_FUNCTIONS:
@@ -65,13 +66,6 @@ def _device(real: Callable[[FakeTensor], torch.device], stand_in: str) -> Callab
         return CUDA if found.type == stand_in and _outside() else found
 
     return device
-
-
-def _is_cuda(stand_in: str) -> Callable[[FakeTensor], bool]:
-    def is_cuda(tensor: FakeTensor) -> bool:
-        return tensor.fake_device.type in ("cuda", stand_in) and _outside()
-
-    return is_cuda
 
 
 def _renamed(function: Callable[..., Any], stand_in: str, place: int) -> Callable[..., Any]:

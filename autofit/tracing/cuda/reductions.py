@@ -154,11 +154,6 @@ def _over(partial_bytes: Callable[[int], int], place: int = 1, vectorised: bool 
     return rule
 
 
-def _logsumexp(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
-    """For logsumexp: the exponential of each element minus the maximum, and the buffers of their sum."""
-    return after_results(nbytes(args[0]), *reduction(chip, args[0], args[1], max(args[0].element_size(), 4)))
-
-
 _VALUES, _PAIRS = _over(lambda size: size), _over(lambda size: PAIR_BYTES)
 _MOMENTS = _over(lambda size: PAIR_BYTES * max(size // 4, 1), vectorised=False)
 _NORMS = _over(lambda size: max(size, 4), place=2)
@@ -170,5 +165,8 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.var.correction, aten.std.correction), _MOMENTS),
     **dict.fromkeys((aten.var_mean.correction, aten.std_mean.correction), _MOMENTS),
     **dict.fromkeys((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype), _NORMS),
-    aten.logsumexp.default: _logsumexp,
+    # The exponential of each element minus the maximum, and the buffers of their sum.
+    aten.logsumexp.default: lambda chip, args, out: after_results(
+        nbytes(args[0]), *reduction(chip, args[0], args[1], max(args[0].element_size(), 4))
+    ),
 }

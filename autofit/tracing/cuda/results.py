@@ -28,9 +28,8 @@ def laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
         return (None if out[0] is None else _contiguous(out[0]), *out[1:])
     if func in SHRUNK and (len(args) <= SHRUNK[func] or args[SHRUNK[func]] != UNREDUCED):
         return torch.empty(broadcast(*args[:2]), dtype=out.dtype, device=out.device).resize_(())
-    if (
-        func is aten.log_sigmoid_forward.default
-    ):  # its buffer is used on the host only (cuda/ActivationLogSigmoidKernel.cu)
+    # Its buffer is used on the host only (cuda/ActivationLogSigmoidKernel.cu).
+    if func is aten.log_sigmoid_forward.default:
         return out[0], out[1].new_empty(0)
     if func in RESIZED and out.numel() < args[0].numel():
         return torch.empty(args[0].shape, dtype=out.dtype, device=out.device).resize_(out.shape)

@@ -32,54 +32,34 @@ ROW = 8
 aten = torch.ops.aten
 
 
-class _IdleStream:
-    """A stream on which nothing runs. The first one has the number 0."""
+class _Idle:
+    """A stream on which nothing runs, or an event that has passed. The first stream has the number 0."""
 
     _numbers = count()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes the arguments of `torch.cuda.Stream`."""
+        """Takes the arguments of `torch.cuda.Stream` and `torch.cuda.Event`."""
         self.stream_id = next(self._numbers)
 
-    def wait_stream(self, stream: Any) -> None:
-        """Does nothing."""
+    def wait(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing, as all that waits for or on a device does here."""
 
-    def wait_event(self, event: Any) -> None:
-        """Does nothing."""
+    wait_stream = wait_event = record = synchronize = wait
 
-    def record_event(self, event: Any = None) -> "_PassedEvent":
+    def record_event(self, event: Any = None) -> Any:
         """Returns an event that has passed."""
-        return event or _PassedEvent()
-
-    def synchronize(self) -> None:
-        """Does nothing."""
-
-
-class _PassedEvent:
-    """An event that has passed."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes the arguments of `torch.cuda.Event`."""
-
-    def record(self, stream: Any = None) -> None:
-        """Does nothing."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Does nothing."""
-
-    def synchronize(self) -> None:
-        """Does nothing."""
+        return event or _Idle()
 
     def query(self) -> bool:
-        """Returns True."""
+        """Returns True: the work is done."""
         return True
 
 
-_current = [_IdleStream()]
+_current = [_Idle()]
 
 
 @contextmanager
-def _running_on(stream: _IdleStream | None) -> Iterator[None]:
+def _running_on(stream: _Idle | None) -> Iterator[None]:
     before, _current[0] = _current[0], stream or _current[0]
     try:
         yield
@@ -100,7 +80,7 @@ class _Backend:
     get_amp_supported_dtype = staticmethod(lambda: list(HALF))
     set_device = staticmethod(lambda device: None)
     synchronize = staticmethod(lambda device=None: None)
-    Stream, Event = _IdleStream, _PassedEvent
+    Stream = Event = _Idle
     stream = staticmethod(_running_on)
     current_stream = staticmethod(lambda device=None: _current[0])
 

@@ -7,7 +7,7 @@ from autofit.memory.allocator.blocks import MemoryBlock, Pool
 
 @pytest.fixture
 def pool() -> Pool:
-    return Pool(stream=0, small=False, least_rest=512)
+    return Pool(small=False, least_rest=512)
 
 
 def test_a_cut_block_and_its_rest_are_neighbours(pool: Pool) -> None:

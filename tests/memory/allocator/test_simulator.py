@@ -9,23 +9,13 @@ import pytest
 
 from autofit.memory.allocator.blocks import MemoryBlock
 from autofit.memory.allocator.settings import MIB, Settings
-from autofit.memory.allocator.simulator import CachingAllocator
+from tests.memory.allocator.segments import Watched
 
 RECORD = json.loads((Path(__file__).parents[2] / "data" / "allocator_streams.json").read_text(encoding="utf-8"))
 STREAMS, EMPTY_CACHE, CHECK_EVERY = 3, 0, 20  # as tests/cuda/allocator_streams.py records them
 
 
-def given(allocator: CachingAllocator, size: int, stream: int = 0) -> MemoryBlock:
-    block = allocator.malloc(size, stream)
-    assert block is not None, "memory ran out"
-    return block
-
-
-def sizes(allocator: CachingAllocator) -> list[int]:
-    return [segment.size_bytes for segment in allocator.segments()]
-
-
-def figures(allocator: CachingAllocator) -> list[int]:
+def figures(allocator: Watched) -> list[int]:
     held = sorted((s.stream, s.small, s.blocks) for s in allocator.segments())
     return [
         allocator.allocated_bytes, allocator.reserved_bytes,
@@ -37,7 +27,7 @@ def figures(allocator: CachingAllocator) -> list[int]:
 def served(stream: dict[str, Any]) -> list[list[int]]:
     """Returns the simulator's figures wherever the real allocator's were recorded."""
     limit, capacity = (None if stream[key] is None else stream[key] * MIB for key in ("limit_mib", "capacity_mib"))
-    allocator = CachingAllocator(
+    allocator = Watched(
         Settings.parse(stream["options"]),
         capacity_bytes=capacity,
         limit_bytes=limit,
@@ -73,17 +63,17 @@ def test_the_record_holds_retries_and_out_of_memories_of_plain_and_expandable_se
 
 
 def test_the_tail_of_a_large_block_counts_as_allocated_up_to_one_mebibyte() -> None:
-    allocator = CachingAllocator()
-    given(allocator, 19 * MIB)  # a segment of 20 MiB, with 1 MiB left: not split
+    allocator = Watched()
+    allocator.given(19 * MIB)  # a segment of 20 MiB, with 1 MiB left: not split
     assert allocator.allocated_bytes == 20 * MIB
-    given(allocator, 19 * MIB - 512)
+    allocator.given(19 * MIB - 512)
     assert allocator.allocated_bytes == 39 * MIB - 512
-    assert sizes(allocator) == [20 * MIB, 20 * MIB]
+    assert allocator.sizes() == [20 * MIB, 20 * MIB]
 
 
 def test_freed_neighbours_become_one_block() -> None:
-    allocator = CachingAllocator()
-    blocks = [given(allocator, 5 * MIB) for _ in range(4)]
+    allocator = Watched()
+    blocks = [allocator.given(5 * MIB) for _ in range(4)]
     for index in (1, 3, 2, 0):
         allocator.free(blocks[index])
     assert [segment.blocks for segment in allocator.segments()] == [((20 * MIB, False),)]
@@ -91,44 +81,44 @@ def test_freed_neighbours_become_one_block() -> None:
 
 
 def test_streams_do_not_share_blocks() -> None:
-    allocator = CachingAllocator()
-    allocator.free(given(allocator, 30 * MIB, stream=0))
-    given(allocator, 30 * MIB, stream=1)
-    assert sizes(allocator) == [30 * MIB, 30 * MIB]
-    given(allocator, 30 * MIB, stream=0)
+    allocator = Watched()
+    allocator.free(allocator.given(30 * MIB, stream=0))
+    allocator.given(30 * MIB, stream=1)
+    assert allocator.sizes() == [30 * MIB, 30 * MIB]
+    allocator.given(30 * MIB, stream=0)
     assert allocator.reserved_bytes == 60 * MIB
 
 
 def test_at_the_limit_the_cache_is_given_back_once_before_memory_runs_out() -> None:
-    allocator = CachingAllocator(limit_bytes=100 * MIB)
-    allocator.free(given(allocator, 60 * MIB))
-    given(allocator, 80 * MIB)
+    allocator = Watched(limit_bytes=100 * MIB)
+    allocator.free(allocator.given(60 * MIB))
+    allocator.given(80 * MIB)
     assert (allocator.retries, allocator.ooms, allocator.reserved_bytes) == (1, 0, 80 * MIB)
     assert allocator.malloc(30 * MIB) is None
     assert (allocator.retries, allocator.ooms) == (2, 1)
 
 
 def test_the_fraction_in_the_settings_is_a_limit() -> None:
-    allocator = CachingAllocator(Settings.parse("per_process_memory_fraction:0.5"), device_bytes=100 * MIB)
+    allocator = Watched(Settings.parse("per_process_memory_fraction:0.5"), device_bytes=100 * MIB)
     assert allocator.malloc(52 * MIB) is None
-    given(allocator, 50 * MIB)
+    allocator.given(50 * MIB)
 
 
 def test_old_segments_are_collected_above_the_threshold_without_a_retry() -> None:
-    allocator = CachingAllocator(Settings.parse("garbage_collection_threshold:0.5"), limit_bytes=200 * MIB)
-    old, new, other = (given(allocator, size * MIB) for size in (40, 60, 12))
+    allocator = Watched(Settings.parse("garbage_collection_threshold:0.5"), limit_bytes=200 * MIB)
+    old, new, other = (allocator.given(size * MIB) for size in (40, 60, 12))
     allocator.free(old)
     for _ in range(3):
         allocator.free(other)
-        other = given(allocator, 12 * MIB)
+        other = allocator.given(12 * MIB)
     allocator.free(new)
-    given(allocator, 80 * MIB)  # 112 MiB held, above 100: of what is free, what has at least the mean age goes
-    assert sizes(allocator) == [60 * MIB, 12 * MIB, 80 * MIB]
+    allocator.given(80 * MIB)  # 112 MiB held, above 100: of what is free, what has at least the mean age goes
+    assert allocator.sizes() == [60 * MIB, 12 * MIB, 80 * MIB]
     assert allocator.retries == 0
 
 
 def test_without_a_limit_nothing_is_collected() -> None:
-    allocator = CachingAllocator(Settings.parse("garbage_collection_threshold:0.1"), capacity_bytes=200 * MIB)
-    allocator.free(given(allocator, 100 * MIB))
-    given(allocator, 20 * MIB + 1 * MIB + 512, stream=1)
-    assert 100 * MIB in sizes(allocator)
+    allocator = Watched(Settings.parse("garbage_collection_threshold:0.1"), capacity_bytes=200 * MIB)
+    allocator.free(allocator.given(100 * MIB))
+    allocator.given(20 * MIB + 1 * MIB + 512, stream=1)
+    assert 100 * MIB in allocator.sizes()
