@@ -18,7 +18,9 @@ pytest.importorskip("transformers")
 from scripts.bench.memory.ranks import (
     CPU,
     GATHERED,
+    IN_ROWS,
     PROMISED,
+    ROW_RANKS,
     SIZE,
     estimated_bytes,
     measured_one_by_one,
@@ -35,12 +37,6 @@ CLIPPED = 0.1
 MOST_COPIES = 2.5
 """Largest memory of copies inside gloo for a sharded layout, in sizes of the whole weights. How many of its collectives
 are in flight at the peak depends on the speed of its threads: 0.7 to 1.7 were found."""
-
-
-IN_ROWS: dict[str, dict[str, Any]] = {
-    "hybrid": {"layout": "hybrid"},
-    "hybrid, kept gathered": {"layout": "hybrid", "reshard_after_forward": False},
-}
 
 
 def draft_of(model: str, count: int = RANKS) -> tuple[Draft, Any]:
@@ -99,7 +95,7 @@ def compared(ranks: Ranks, model: str, names: list[str]) -> list[tuple[float, fl
 
 
 @pytest.mark.parametrize("model", ["mlp", "llama"])
-@pytest.mark.parametrize(("plans", "count"), [(PROMISED, RANKS), (IN_ROWS, 4)])
+@pytest.mark.parametrize(("plans", "count"), [(PROMISED, RANKS), (IN_ROWS, ROW_RANKS)])
 def test_each_layout_trains_as_one_process_does(model: str, plans: dict[str, Any], count: int) -> None:
     for results in launched(compared, model, list(plans), ranks=count):
         for name, (gradient, weights, moved) in zip(plans, results, strict=True):

@@ -11,6 +11,7 @@ from autofit.tracing.recorder import Recorder
 pytest.importorskip("transformers")
 from scripts.bench.memory.ranks import (
     GATHERED,
+    IN_ROWS,
     MODELS,
     NORMALISED,
     OTHERS,
@@ -18,9 +19,9 @@ from scripts.bench.memory.ranks import (
     REQUIRED_RATIO,
     estimated_bytes,
     plan_of,
+    ranks_of,
     rehearsed_bytes,
 )
-from scripts.bench.ranks.launching import RANKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 SMALL = ("mlp", "convolutions")
@@ -45,11 +46,12 @@ def cases(plans: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("model", "name"), [*cases(PROMISED), *cases(GATHERED)])
+@pytest.mark.parametrize(("model", "name"), [*cases(PROMISED), *cases(IN_ROWS), *cases(GATHERED)])
 def test_a_trace_is_within_one_percent_of_a_rehearsal(model: str, name: str) -> None:
-    plan = plan_of({**PROMISED, **GATHERED}[name])
-    rehearsed = max(rehearsed_bytes(model, plan, number=number) for number in range(RANKS))
-    assert estimated_bytes(model, plan) == pytest.approx(rehearsed, rel=REQUIRED_RATIO)
+    plan = plan_of({**PROMISED, **IN_ROWS, **GATHERED}[name])
+    ranks = ranks_of(plan)
+    rehearsed = max(rehearsed_bytes(model, plan, ranks, number) for number in range(ranks))
+    assert estimated_bytes(model, plan, ranks) == pytest.approx(rehearsed, rel=REQUIRED_RATIO)
 
 
 @pytest.mark.parametrize(("model", "name"), cases(OTHERS))
