@@ -154,10 +154,7 @@ class Study:
             state=TrialState.RUNNING,
             params=values,
             distributions={name: self._distributions[name] for name in values},
-            user_attrs={
-                stored_trials.START: stored_trials.sealed(start.model_dump_json()),
-                "purpose": start.purpose.value,
-            },
+            user_attrs={stored_trials.START: sealed(start.model_dump_json()), "purpose": start.purpose.value},
         )
         return self._storage.get_trial_number_from_id(self._storage.create_new_trial(self._study_id, template))
 

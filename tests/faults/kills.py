@@ -23,7 +23,6 @@ from optuna.storages.journal import JournalFileBackend
 
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
-from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.search import run
 from autofit.study import Study
@@ -51,40 +50,25 @@ class Told(NamedTuple):
     answer: str
 
 
-class Journal:
+class Telling(Study):
     """A study that says on a pipe which trials are finished."""
 
-    def __init__(self, study: Study, pipe: int) -> None:
-        self._study, self._pipe = study, pipe
-
-    def begin(self, plan: Plan, purpose: Purpose) -> int:
-        return self._study.begin(plan, purpose)
+    pipe = -1
 
     def finish(self, number: int, outcome: Outcome) -> Trial:
-        trial = self._study.finish(number, outcome)
-        self.say([number, f"{trial.purpose.value} {trial.plan}"])
+        trial = super().finish(number, outcome)
+        say(self.pipe, [number, f"{trial.purpose.value} {trial.plan}"])
         return trial
 
-    def earlier(self) -> Sequence[Trial]:
-        return self._study.earlier()
 
-    def drop(self, reason: str, plan: Plan | None = None) -> None:
-        self._study.drop(reason, plan)
-
-    def note(self, name: str, value: object) -> None:
-        self._study.note(name, value)
-
-    def kept_notes(self) -> Mapping[str, Any]:
-        return self._study.kept_notes()
-
-    def say(self, what: object) -> None:
-        os.write(self._pipe, json.dumps(what).encode() + b"\n")
+def say(pipe: int, what: object) -> None:
+    os.write(pipe, json.dumps(what).encode() + b"\n")
 
 
 def search(path: Path, pipe: int) -> None:
     """Searches, or goes on with a search."""
     bench = small_bench(noise=0.0, drift=0.0)
-    study = Study(
+    study = Telling(
         path,
         name="net",
         environment=HERE,
@@ -92,8 +76,8 @@ def search(path: Path, pipe: int) -> None:
         objective=Objective(),
         memory_bytes=bench.budget_bytes,
     )
-    log = Journal(study, pipe)
-    log.say(str(run(tuning_of(bench, log)).plan))
+    study.pipe = pipe
+    say(pipe, str(run(tuning_of(bench, study)).plan))
     study.close()
 
 

@@ -31,7 +31,7 @@ from autofit.reports.summary import summarize
 from autofit.study import Study
 from tests.hostile.mutations import damaged_lines, damaged_yaml
 from tests.memory.traces import Script
-from tests.nightly.history_samples import record
+from tests.nightly.history_samples import FULL, record
 from tests.recorded import RecordedBench, recorded_search, table
 from tests.study.samples import measured
 from tests.test_planfile import RECORD
@@ -198,25 +198,6 @@ def _valid_replies() -> bytes:
     return b"".join(json.dumps(reply).encode() + b"\n" for reply in replies)
 
 
-_JOBS = b"""\
-schema: autofit.jobs/1
-history: .autofit/study.journal
-time: 2h
-defaults: {device: cuda, time: 10min}
-jobs:
-  - name: gpt
-    workload: train.py:make_workload
-    args: {depth: 4}
-    global_batch: 256
-    memory: 20GiB
-    objective: tokens
-    plan: plans/gpt.yaml
-    accept: auto
-    on_regression: ["./notify", "--team", "gpt"]
-  - {name: resnet, workload: "vision.train:make", plan: plans/resnet.yaml, time: null, memory: 0.5}
-"""
-
-
 def _valid_study() -> bytes:
     """Returns a journal with a search and a night."""
     with TemporaryDirectory() as folder:
@@ -232,7 +213,7 @@ def reader(name: str) -> HostileReader:
     valid, damaged, read = {
         "plan": (_valid_plan, damaged_yaml, _plan),
         "study": (_valid_study, damaged_lines, _study),
-        "jobs": (lambda: _JOBS, damaged_yaml, _jobs),
+        "jobs": (FULL.encode, damaged_yaml, _jobs),
         "replies": (_valid_replies, damaged_lines, _replies),
     }[name]
     data = valid()

@@ -11,6 +11,26 @@ PLAN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1, "precision":
 HERE = Environment(
     workload="w1", device_type="cuda", device_name="H100", capacity_bytes=80 * 2**30, versions={"torch": "2.13.0"}
 )
+FULL = """\
+schema: autofit.jobs/1
+history: .autofit/study.db        # studies and history
+time: 2h
+defaults: {device: cuda, time: 10min}
+jobs:
+  - name: gpt
+    workload: train.py:make_workload
+    args: {depth: 4}
+    device: cuda:0
+    global_batch: 256
+    memory: 20GiB
+    objective: tokens
+    numerics: mixed
+    plan: plans/gpt.yaml
+    accept: auto
+    on_regression: ["./notify", "--team", "gpt"]
+  - {name: resnet, workload: "vision.train:make", plan: plans/resnet.yaml, time: null, memory: 0.5}
+"""
+"""A jobs file with most of what one may have."""
 FIRST = datetime(2026, 11, 1, 1, tzinfo=UTC)
 
 

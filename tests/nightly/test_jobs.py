@@ -16,27 +16,8 @@ from autofit.core.errors import UsageError
 from autofit.nightly import jobs as module
 from autofit.nightly.jobs import FOLDER, Job, JobsFile, read_jobs, shown
 from scripts.schemas import of_jobs
-from tests.nightly.history_samples import jobs_file
+from tests.nightly.history_samples import FULL, jobs_file
 
-FULL = """\
-schema: autofit.jobs/1
-history: .autofit/study.db        # studies and history
-time: 2h
-defaults: {device: cuda, time: 10min}
-jobs:
-  - name: gpt
-    workload: train.py:make_workload
-    args: {depth: 4}
-    device: cuda:0
-    global_batch: 256
-    memory: 20GiB
-    objective: tokens
-    numerics: mixed
-    plan: plans/gpt.yaml
-    accept: auto
-    on_regression: ["./notify", "--team", "gpt"]
-  - {name: resnet, workload: "vision.train:make", plan: plans/resnet.yaml, time: null}
-"""
 GOOD = "  - {name: good, workload: a.py, plan: good.yaml}\n"
 
 

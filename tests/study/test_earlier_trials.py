@@ -1,20 +1,18 @@
 """What a later run makes of earlier trials: of those whose process died, and in terms of its own search space."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.study.stored_trials import TrialStart
+from tests.faults.kills import dying
 from tests.study.samples import MIB, PLAN, in_optuna, measured, reopen, run, space
 
 
@@ -54,20 +52,10 @@ def killed_at(path: Path, write: int, written: float, acknowledged: int) -> Call
         written: which part of it is on disk by then.
         acknowledged: the pipe.
     """
-    left, append = [write], JournalFileBackend.append_logs
-
-    def counted(self: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            line = json.dumps(logs[0], separators=(",", ":")).encode() + b"\n"
-            with path.open("ab") as file:
-                file.write(line[: int(written * len(line))])
-            os.kill(os.getpid(), signal.SIGKILL)
-        append(self, logs)
 
     def work() -> None:
         study = reopen(path)
-        JournalFileBackend.append_logs = counted  # type: ignore[method-assign]
+        dying(path, write, written)()
         for number in range(2):
             study.finish(study.begin(plan_of(number), Purpose.PROBE), outcome_of(number))
             os.write(acknowledged, b"x")

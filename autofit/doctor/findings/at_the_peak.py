@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 
 from autofit.core.units import format_bytes, format_names
-from autofit.doctor.diagnosis import Bound, Finding
+from autofit.doctor.diagnosis import Bound, Finding, Place
 from autofit.doctor.findings.base import Detector, at_peak, is_nothing, largest_of, made, place_of, places_of
 from autofit.doctor.holders import Holder
 from autofit.doctor.observation import Observation
@@ -118,10 +118,7 @@ class RetainGraph(Detector):
                 id=self.id,
                 what=f"the backward pass at {site} has retain_graph=True, {what}{_of_graph(observation, handles)}",
                 remedy=remedy,
-                places=(
-                    observation.place_at(site, holder=_graph(observation, handles)),
-                    *places_of(observation, handles),
-                ),
+                places=_of_pass(observation, site, handles),
                 **at_peak(observation, saved_bytes),
             )
 
@@ -183,10 +180,7 @@ class SavedUnused(Detector):
                 id=self.id,
                 what=f"the pass at {site} {what}",
                 remedy=remedy,
-                places=(
-                    observation.place_at(site, holder=_graph(observation, handles)),
-                    *places_of(observation, handles),
-                ),
+                places=_of_pass(observation, site, handles),
                 **at_peak(observation, saved_bytes, bound),
             )
 
@@ -215,6 +209,11 @@ def _graph(observation: Observation, handles: Iterable[int]) -> str:
     """Returns which variable keeps the graph of some allocations; "" if none is known."""
     found = (observation.held.get(handle) for handle in handles)
     return next((str(holder) for holder in found if holder is not None and holder.graph), "")
+
+
+def _of_pass(observation: Observation, site: Site, handles: Sequence[int]) -> tuple[Place, ...]:
+    """Returns the line of a pass with what keeps its graph, and where the largest of its allocations were made."""
+    return observation.place_at(site, holder=_graph(observation, handles)), *places_of(observation, handles)
 
 
 def _of_graph(observation: Observation, handles: Iterable[int]) -> str:

@@ -10,9 +10,8 @@ One rank of a launch must take at most 1.02 times the seconds, in the geometric 
 """
 
 import argparse
-import math
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autofit
 from autofit.workloads.step import Ranks
 from scripts.bench import report
+from scripts.bench.compilation import compared
 from scripts.bench.ranks.launching import RANKS, launched, unlaunched
 
 MOST_RATIO, MOST_RATIO_OF_ONE = 2.5, 1.02
@@ -68,23 +68,18 @@ def searched(ranks: Ranks | None, layout: str | None) -> dict[str, Any]:
 
 def one(pairs: int, path: Path | None) -> None:
     """Compares searches on one rank of a launch with those without a launch. Exits with 1 if they take longer."""
-    ratios = list[float]()
+    runs = {
+        "launched": lambda: launched(searched, None, ranks=1)[0],
+        "alone": lambda: unlaunched(searched, None, None),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(pairs):
-        runs = {
-            "launched": lambda: launched(searched, None, ranks=1)[0],
-            "alone": lambda: unlaunched(searched, None, None),
-        }
-        found = {name: runs[name]() for name in sorted(runs, reverse=bool(number % 2))}
-        launch, alone = found["launched"], found["alone"]
-        ratios.append(launch["seconds"] / alone["seconds"])
-        print(f"pair {number + 1}: {launch['seconds']:.2f} s, {alone['seconds']:.2f} s without", flush=True)
-    logs = [math.log(each) for each in ratios]
-    middle, half = mean(logs), 2 * stdev(logs) / math.sqrt(len(logs))
-    low, ratio, high = (math.exp(middle + each) for each in (-half, 0.0, half))
-    summary = f"one rank of a launch: {ratio:.3f}x ({low:.3f} to {high:.3f}) the seconds of none"
-    report.finish(
-        f"{summary}; at most {MOST_RATIO_OF_ONE}", {"ratios": ratios}, path, ratio <= MOST_RATIO_OF_ONE, "cpu"
-    )
+        for name in sorted(runs, reverse=bool(number % 2)):
+            seconds[name].append(runs[name]()["seconds"])
+        print(f"pair {number + 1}: {seconds['launched'][-1]:.2f} s, {seconds['alone'][-1]:.2f} s without", flush=True)
+    ratio, high = compared(seconds["launched"], seconds["alone"])
+    summary = f"one rank of a launch: {ratio:.3f}x (95 % below {high:.3f}) the seconds of none"
+    report.finish(f"{summary}; at most {MOST_RATIO_OF_ONE}", seconds, path, ratio <= MOST_RATIO_OF_ONE, "cpu")
 
 
 def main(arguments: list[str] | None = None) -> None:
