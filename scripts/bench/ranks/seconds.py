@@ -25,7 +25,7 @@ from scripts.bench.compilation import compared
 from scripts.bench.ranks.launching import RANKS, launched, unlaunched
 
 MOST_RATIO, MOST_RATIO_OF_ONE = 2.5, 1.02
-WIDTH, BLOCKS, SAMPLES, CLASSES = 256, 6, 2048, 10
+WIDTH, BLOCKS, BATCH, SAMPLES, CLASSES = 256, 6, 32, 8192, 10
 TECHNIQUES = ("layout", "batching", "checkpointing", "optimizer_implementation")
 
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
         return out
 
 
-def searched(ranks: Ranks | None, layout: str | None) -> dict[str, Any]:
+def searched(ranks: Ranks | None, layout: str | None, batch: int = BATCH) -> dict[str, Any]:
     """Searches once. Returns the seconds, the number of trials and the plan."""
     count = 1 if ranks is None else ranks.count
     torch.manual_seed(0)
@@ -50,9 +50,9 @@ def searched(ranks: Ranks | None, layout: str | None) -> dict[str, Any]:
     data = TensorDataset(torch.randn(SAMPLES, WIDTH), torch.randint(CLASSES, (SAMPLES,)))
     fit = autofit.tune(
         model,
-        DataLoader(data, batch_size=32, shuffle=True),
+        DataLoader(data, batch_size=batch, shuffle=True),
         loss_fn=nn.functional.cross_entropy,
-        global_batch_size=64 * count,
+        global_batch_size=2 * batch * count,
         strategies=TECHNIQUES,
         memory_budget="2GiB",
         study=":memory:",
@@ -87,6 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--layout", help="layout of the two ranks, so that both search the same plans (default: all)")
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples of the loader's batches (default: %(default)s)")
     parser.add_argument("--one", action="store_true", help="compare one rank of a launch with no launch")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)
@@ -96,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
     pairs, ratios = list[dict[str, Any]](), list[float]()
     for number in range(given.pairs):
         order = (1, RANKS) if number % 2 else (RANKS, 1)
-        found = {count: launched(searched, given.layout, ranks=count)[0] for count in order}
+        found = {count: launched(searched, given.layout, given.batch, ranks=count)[0] for count in order}
         ratios.append(found[RANKS]["seconds"] / found[1]["seconds"])
         pairs.append({"one": found[1], "two": found[RANKS], "ratio": ratios[-1]})
         print(
