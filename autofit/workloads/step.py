@@ -1,6 +1,7 @@
 """TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch import nn
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
+from autofit.torch_internals import is_traceable_wrapper_subclass
 from autofit.workloads.batch_store import StepBatch, StepLoader
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
@@ -29,6 +31,8 @@ __all__ = ["Draft", "Scheduler", "Splits", "StepBatch", "StepLoader", "TrainStep
 
 PER_MACHINE = "LOCAL_WORLD_SIZE"
 """torchrun's variable with the number of ranks on a machine."""
+Parts = Sequence[tuple[Batch, float]]
+"""Micro batches of a step, each with its weight."""
 _meshes = counting()
 """Numbers the meshes of this process. torch caches by mesh, and takes one of the same name for a mesh whose group is
 gone."""
@@ -138,7 +142,7 @@ class Passes(Protocol):
 
     splits: Splits
 
-    def passes(self, step: "TrainStep", parts: Sequence[tuple[Batch, float]]) -> torch.Tensor:
+    def passes(self, step: "TrainStep", parts: Parts) -> torch.Tensor:
         """Does what `TrainStep.passes` does."""
 
 
@@ -170,6 +174,7 @@ class Draft:
         ranks: the ranks that train together; None if there is one.
         accumulating: returns a new context for each micro batch but the last of a step, whose gradients are not
             exchanged between ranks yet.
+        pooled: returns what this rank runs of a step in place of its own micro batches.
     """
 
     model: nn.Module
@@ -189,6 +194,7 @@ class Draft:
     compiled: bool = False
     ranks: Ranks | None = None
     accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext
+    pooled: Callable[[Parts], Parts] = list
 
     @classmethod
     def of(
@@ -299,12 +305,12 @@ class TrainStep:
         draft = self.draft
         weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         # Where no entry of a part counts, its mean is 0 / 0.
-        parts = [(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight]
+        parts = draft.pooled([(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight])
         return (
             self.passes(parts) if self.splitting is None or not draft.stepping else self.splitting.passes(self, parts)
         )
 
-    def passes(self, parts: Sequence[tuple[Batch, float]]) -> torch.Tensor:
+    def passes(self, parts: Parts) -> torch.Tensor:
         """Adds the gradients of micro batches, each with its weight, and returns the sum of their losses, detached."""
         draft, total = self.draft, None
         for number, (part, weight) in enumerate(parts, 1):
@@ -344,7 +350,7 @@ class TrainStep:
         if draft.max_grad_norm is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(draft.model.parameters(), draft.max_grad_norm)
+            clip([*draft.model.parameters()], draft.max_grad_norm)
         if scaler is None:
             optimizer.step()
         else:
@@ -388,6 +394,21 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> None:
+    """Clips the gradients of parameters to an L2 norm. torch does not take sharded and plain ones together."""
+    kinds = defaultdict[bool, list[Any]](list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds[is_traceable_wrapper_subclass(parameter.grad)].append(parameter)
+    if len(kinds) < 2:
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+    norms: list[Any] = [nn.utils.get_total_norm([each.grad for each in kinds[sharded]]) for sharded in (False, True)]
+    total = torch.linalg.vector_norm(torch.stack([norms[0], norms[1].full_tensor()]))
+    for kind in kinds.values():
+        nn.utils.clip_grads_with_norm_(kind, max_norm, total)
 
 
 def static_bytes(step: TrainStep) -> int:
