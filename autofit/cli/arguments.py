@@ -246,7 +246,9 @@ def estimate(parser: argparse.ArgumentParser) -> None:
         "what of the model each rank has: everything, and gradients are averaged (replicated, DDP); also, but a part "
     )
     layouts += "of the optimizer state (optimizer, ZeRO-1); a part of everything (full, FSDP2); that in each row of "
-    layouts += "ranks, and rows replicate the model (hybrid, HSDP); or a part of the layers that the model's plan names "
+    layouts += (
+        "ranks, and rows replicate the model (hybrid, HSDP); or a part of the layers that the model's plan names "
+    )
     layouts += "(tensor, tensor parallel). Default: compare all"
     wanted.add_argument("--layout", choices=LAYOUTS, help=layouts)
     numerics = "exact: only the baseline's precision; mixed (default) and any: other precisions too"

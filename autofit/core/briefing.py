@@ -13,8 +13,7 @@ from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
 Layout = Literal["replicated", "optimizer", "full", "hybrid", "tensor"]
-"""What each rank has: everything; also, but a part of the optimizer state; a part of everything; that, in rows; a part
-of the layers that the model's plan names."""
+"""What each rank has: everything; that, but a part of the optimizer state; a part of all; that, in rows; of layers."""
 DOCTOR, LONG_PROOF = "autofit.doctor.in_tune:finding", "autofit.doctor.long_proof:lasted"
 """Functions that look at some steps of the answer, and that run it for long, by name: imported no sooner."""
 

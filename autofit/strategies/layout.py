@@ -21,7 +21,7 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.precision import format_of, lack_of
 from autofit.strategies.shards import begin_anew, in_bf16, in_blocks, is_without_data, sharded, sharding
-from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, of_all_ranks, tensors_of_ranks
+from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view
@@ -161,8 +161,8 @@ class RankLayout(Strategy):
             return
         with Undo() as undo:
             if layout == TENSOR:
-                undo.enter_context(sharded(model, optimizer, ranks, partial(divide_layers, mesh=ranks.mesh)))
-                undo.set(draft, "pooled", partial(of_all_ranks, ranks))
+                undo.enter_context(sharded(model, optimizer, ranks, partial(divide_layers, ranks=ranks)))
+                undo.set(draft, "together", True)
                 yield
                 return
             _replicate(draft, ranks, undo, views=plan.values.get(VIEWS, False) is True)

@@ -6,7 +6,7 @@ this is put back, so that a model can be tried under several layouts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.strategies.blocks import find_blocks
-from autofit.strategies.undo import Undo
 from autofit.strategies.torch_optimizers import grouped_parameters
+from autofit.strategies.undo import Undo
 from autofit.torch_internals import FakeTensor, forget_composition, is_traceable_wrapper_subclass
 from autofit.workloads.step import Ranks
 
@@ -45,9 +45,7 @@ def sharding() -> Any:
 
 
 @contextmanager
-def sharded(
-    model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide: Divide
-) -> Iterator[None]:
+def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide: Divide) -> Iterator[None]:
     """Shards parameters, gradients and optimizer state of a model over `ranks` until the context is left.
 
     The memory of parameters that are sharded is released meanwhile. At the end they get the trained values, which all
@@ -67,25 +65,31 @@ def sharded(
         for each in kept:
             undo.callback(each.restore)
         divide(model, undo)
-        shards = dict[int, tuple[torch.Tensor, Any]]()
-        for each in kept:
-            each.note_added()
-            for name, whole in each.tables["_parameters"].items():
-                if whole is not None and (shard := getattr(each.module, name)) is not whole:
-                    _, first = shards.setdefault(id(whole), (whole, shard))
-                    if first is not shard:
-                        setattr(each.module, name, first)
+        shards = _replaced(kept)
         if not ranks.guarded:
             undo.callback(_bring_back, shards, alone=ranks.is_fake)
         if released:
             _release(shards, undo)
         if optimizer is not None:
-            for group in optimizer.param_groups:
-                undo.replace(group, "params", [shards.get(id(each), (each, each))[1] for each in group["params"]])
             if any(id(parameter) not in shards for _, parameter in grouped_parameters(optimizer)):
                 _update_apart(optimizer, undo)
+            for group in optimizer.param_groups:
+                undo.replace(group, "params", [shards.get(id(each), (each, each))[1] for each in group["params"]])
             begin_anew(optimizer, undo)
         yield
+
+
+def _replaced(kept: "Sequence[_Unsharded]") -> Shards:
+    """Returns which parameters of modules were replaced. All modules of a tied one get the first made of it."""
+    shards = dict[int, tuple[torch.Tensor, Any]]()
+    for each in kept:
+        each.note_added()
+        for name, whole in each.tables["_parameters"].items():
+            if whole is not None and (shard := getattr(each.module, name)) is not whole:
+                _, first = shards.setdefault(id(whole), (whole, shard))
+                if first is not shard:
+                    setattr(each.module, name, first)
+    return shards
 
 
 def in_blocks(mesh: "DeviceMesh", *, reshard: bool, formats: tuple[Any, Any] = (None, None)) -> Divide:

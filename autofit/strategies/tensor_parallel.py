@@ -2,9 +2,9 @@
 
 Models of `transformers` have a property `tp_plan`, which names modules, with `*` for the number of a layer, and the
 style in which each is divided. A layer divided by columns makes a part of its outputs from whole inputs; one divided by
-rows takes a part of its inputs, and its outputs are summed over the ranks. The parts are torch's `DTensor`, whatever the
-version of `transformers`. torch's own `parallelize_module` does the same, but leaves sums to be waited for later, which
-code compiled by block does not take (torch 2.13).
+rows takes a part of its inputs, and its outputs are summed over the ranks. The parts are of torch's class `DTensor`,
+whatever the version of `transformers`. torch's own `parallelize_module` does the same, but leaves sums to be waited for
+later, which code compiled by block does not take (torch 2.13).
 
 All ranks compute each micro batch together, so that a step runs those of all ranks one after the other. Its gradient is
 the mean over ranks as in the other layouts, also if their micro batches differ in shape or weight, and activations that
@@ -19,9 +19,8 @@ import torch
 from torch import distributed, nn
 
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import DropoutNd
-from autofit.workloads.step import Parts, Ranks
-from autofit.workloads.tree import map_tensors
+from autofit.torch_internals import DropoutNd, is_traceable_wrapper_subclass
+from autofit.workloads.step import Ranks
 
 if TYPE_CHECKING:  # a torch may be built without
     from torch.distributed.device_mesh import DeviceMesh
@@ -59,7 +58,8 @@ def lack_of_layers(model: nn.Module, count: int) -> str | None:
         return "the model declares no plan for it (tp_plan), as many models of transformers do"
     if unknown := sorted(set(plan.values()) - {*STYLES, SUMMED}):
         return f"the model's plan has {', '.join(unknown)}, which autofit does not know"
-    if bare := next((name for name, _ in model.named_parameters() if _pattern(name) in plan), None):
+    names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    if bare := next((name for name in names if _pattern(name) in plan), None):
         return f"the model's plan divides the parameter {bare} without its module"
     config = getattr(model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
@@ -76,34 +76,23 @@ def lack_of_layers(model: nn.Module, count: int) -> str | None:
     return None
 
 
-def divide_layers(model: nn.Module, undo: Undo, *, mesh: "DeviceMesh") -> None:
-    """Divides the layers of a model's plan among the ranks of a mesh. `sharded` puts back all but what `undo` has.
+def divide_layers(model: nn.Module, undo: Undo, *, ranks: Ranks) -> None:
+    """Divides the layers of a model's plan among ranks. `sharded` puts back all but what `undo` has.
 
-    `lack_of_layers` must have found nothing.
+    `lack_of_layers` must have found nothing. What stays whole gets the values of rank 0, so that no two ranks differ.
     """
-    for module, style, reason in _layers(model, mesh.size()):
+    for module, style, reason in _layers(model, ranks.count):
         if reason:
             continue
         if style == SUMMED:
             for parameter in module.parameters():
                 if parameter.requires_grad:
-                    undo.callback(parameter.register_hook(_Summed(mesh)).remove)  # type: ignore[no-untyped-call]
+                    undo.callback(parameter.register_hook(_Summed(ranks)).remove)  # type: ignore[no-untyped-call]
             continue
-        _divide(module, mesh, *STYLES[style])
-
-
-def of_all_ranks(ranks: Ranks, parts: Parts) -> Parts:
-    """Returns the micro batches of a step of all ranks, with their weights in the mean over ranks.
-
-    Ranks that do not exist have those of this rank.
-    """
-    mine = [(map_tensors(part, lambda tensor: tensor.to("cpu", copy=True)), weight) for part, weight in parts]
-    found: list[Any] = [mine] * ranks.count
-    if ranks.is_fake:
-        found = [[(map_tensors(part, torch.clone), weight) for part, weight in mine] for _ in found]
-    else:
-        distributed.all_gather_object(found, mine, group=ranks.group)
-    return [(part, weight / ranks.count) for each in found for part, weight in each]
+        _divide(module, ranks.mesh, *STYLES[style])
+    whole = (*model.buffers(), *(each for each in model.parameters() if not is_traceable_wrapper_subclass(each)))
+    for tensor in () if ranks.is_fake else whole:
+        distributed.broadcast(tensor.detach(), group=ranks.group, group_src=0)
 
 
 def _divide(module: nn.Module, mesh: "DeviceMesh", kind: type[nn.Module], dimension: int, whole: bool) -> None:
@@ -131,14 +120,14 @@ def _divide(module: nn.Module, mesh: "DeviceMesh", kind: type[nn.Module], dimens
 
 
 class _Summed:
-    """A hook that sums the gradient of a parameter over the ranks of a mesh."""
+    """A hook that sums the gradient of a parameter over ranks."""
 
-    def __init__(self, mesh: "DeviceMesh") -> None:
-        self._mesh = mesh
+    def __init__(self, ranks: Ranks) -> None:
+        self._group = ranks.group
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
         found = gradient.clone()  # autograd may use the gradient elsewhere too
-        distributed.all_reduce(found, group=self._mesh.get_group())
+        distributed.all_reduce(found, group=self._group)
         return found
 
 

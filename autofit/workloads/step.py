@@ -14,7 +14,7 @@ from torch import nn
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
-from autofit.torch_internals import is_traceable_wrapper_subclass
+from autofit.torch_internals import FakeTensor, is_traceable_wrapper_subclass
 from autofit.workloads.batch_store import StepBatch, StepLoader
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
@@ -33,6 +33,8 @@ PER_MACHINE = "LOCAL_WORLD_SIZE"
 """torchrun's variable with the number of ranks on a machine."""
 Parts = Sequence[tuple[Batch, float]]
 """Micro batches of a step, each with its weight."""
+TRACED_PASSES = 2
+"""Number of passes that stand in a trace for those of micro batches of all ranks: later ones repeat the second."""
 _meshes = counting()
 """Numbers the meshes of this process. torch caches by mesh, and takes one of the same name for a mesh whose group is
 gone."""
@@ -108,6 +110,20 @@ class Ranks:
         """The number of this rank, from 0."""
         return self.group.rank()
 
+    def pooled(self, parts: Parts) -> Parts:
+        """Returns the micro batches of all ranks, with their weights in the mean over ranks, on the host.
+
+        Ranks that do not exist have those of this one; in a trace, `TRACED_PASSES` of them stand for all.
+        """
+        mine = [(map_tensors(part, torch.Tensor.cpu), weight) for part, weight in parts]
+        found: list[Any] = [mine] * self.count
+        if not self.is_fake:
+            torch.distributed.all_gather_object(found, mine, group=self.group)
+        elif any(isinstance(tensor, FakeTensor) for part, _ in mine for tensor in tensors(part)):
+            del found[TRACED_PASSES:]
+        # A step may change a batch, so that each pass has its own.
+        return [(map_tensors(part, torch.clone), weight / self.count) for each in found for part, weight in each]
+
 
 def rows_of(count: int) -> int:
     """Returns how many rows of ranks replicate a model that the ranks of a row divide; 1 if there are none.
@@ -174,7 +190,7 @@ class Draft:
         ranks: the ranks that train together; None if there is one.
         accumulating: returns a new context for each micro batch but the last of a step, whose gradients are not
             exchanged between ranks yet.
-        pooled: returns what this rank runs of a step in place of its own micro batches.
+        together: whether all ranks compute each micro batch together, so that a step runs those of all ranks.
     """
 
     model: nn.Module
@@ -194,7 +210,7 @@ class Draft:
     compiled: bool = False
     ranks: Ranks | None = None
     accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext
-    pooled: Callable[[Parts], Parts] = list
+    together: bool = False
 
     @classmethod
     def of(
@@ -305,7 +321,9 @@ class TrainStep:
         draft = self.draft
         weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         # Where no entry of a part counts, its mean is 0 / 0.
-        parts = draft.pooled([(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight])
+        parts: Parts = [(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight]
+        if draft.together and draft.ranks is not None:
+            parts = draft.ranks.pooled(parts)
         return (
             self.passes(parts) if self.splitting is None or not draft.stepping else self.splitting.passes(self, parts)
         )
