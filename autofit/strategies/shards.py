@@ -118,6 +118,8 @@ def _update_apart(optimizer: Optimizer, undo: Undo) -> None:
     whole, parts = list[dict[str, Any]](), list[dict[str, Any]]()
 
     def split(*_: Any) -> None:
+        if whole:  # the update of a subclass calls that of its base, which torch hooks too
+            return
         whole[:] = optimizer.param_groups
         parts[:] = [
             {**group, "params": [each for each in group["params"] if is_traceable_wrapper_subclass(each) is sharded]}

@@ -218,20 +218,30 @@ def test_an_embedding_or_a_head_that_cannot_be_divided_stays_whole(
     assert kinds["blocks.0.up.weight"]
 
 
-class Growing(torch.optim.SGD):
+class Growing(torch.optim.Optimizer):
     """Counts its updates in its groups, and fails in the third."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        super().step(closure)
         for group in self.param_groups:
             group["updates"] = group.get("updates", 0) + 1
             if group["updates"] == 3:
                 raise ValueError
+            with torch.no_grad():
+                torch._foreach_add_(group["params"], [each.grad for each in group["params"]], alpha=-group["lr"])
 
 
-def test_a_scheduler_sees_the_groups_of_before_and_what_an_update_writes_is_kept() -> None:
+class GrowingToo(Growing):
+    """Has an update of its own, around that of its base."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Growing, GrowingToo])
+def test_a_scheduler_sees_the_groups_of_before_and_what_an_update_writes_is_kept(kind: Any) -> None:
     case = Case(planned)
-    case.draft.optimizer = Growing(case.model.parameters(), lr=0.1, foreach=True)
+    Growing([nn.Parameter(torch.ones(1))], {})  # from now on torch hooks the update of the base
+    case.draft.optimizer = kind(case.model.parameters(), {"lr": 0.1})
     (group,) = case.draft.optimizer.param_groups
     case.draft.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(case.draft.optimizer, 10)
     with fake_ranks(2) as case.draft.ranks, prepare(TENSOR, case.draft, members()) as step:
