@@ -263,8 +263,9 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         ranks: number of processes that train together, each on a device of its own. Memory is that of one of them, and
             the loader's batches are those of one; the global batch is ranks x micro batch x accumulation steps.
         layout: what of the model each rank has: "replicated" (`DistributedDataParallel`), "optimizer" (also, but the
-            optimizer's state is divided: `ZeroRedundancyOptimizer`) or "full" (everything is divided: `fully_shard`).
-            None compares all.
+            optimizer's state is divided: `ZeroRedundancyOptimizer`), "full" (everything is divided: `fully_shard`),
+            "hybrid" (the same, in each row of ranks) or "tensor" (the layers that the model's `tp_plan` names are
+            divided). None compares all.
 
     Returns:
         For each precision, and each value of any other knob that changes memory, the largest micro batch size that fits

@@ -25,7 +25,7 @@ FINDINGS = (
 )  # fmt: skip
 """Kinds of findings of autofit itself, whose own modules load torch. Completion offers them."""
 
-LAYOUTS = ("replicated", "optimizer", "full", "hybrid")
+LAYOUTS = ("replicated", "optimizer", "full", "hybrid", "tensor")
 """The layouts of several ranks."""
 JOBS_FILE = "jobs.yaml"
 _TARGET = "train.py:make_workload"
@@ -245,8 +245,11 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     layouts = (
         "what of the model each rank has: everything, and gradients are averaged (replicated, DDP); also, but a part "
     )
-    layouts += "of the optimizer state (optimizer, ZeRO-1); a part of everything (full, FSDP2); or that in each row of "
-    layouts += "ranks, and rows replicate the model (hybrid, HSDP). Default: compare all"
+    layouts += "of the optimizer state (optimizer, ZeRO-1); a part of everything (full, FSDP2); that in each row of "
+    layouts += (
+        "ranks, and rows replicate the model (hybrid, HSDP); or a part of the layers that the model's plan names "
+    )
+    layouts += "(tensor, tensor parallel). Default: compare all"
     wanted.add_argument("--layout", choices=LAYOUTS, help=layouts)
     numerics = "exact: only the baseline's precision; mixed (default) and any: other precisions too"
     _search(wanted, "consider", numerics)

@@ -12,8 +12,8 @@ from autofit.core.space import SpaceFacts
 from autofit.core.strict import Strict
 from autofit.core.work import Ceilings
 
-Layout = Literal["replicated", "optimizer", "full", "hybrid"]
-"""What each rank has: everything; also, but a part of the optimizer state; a part of everything; that, in rows."""
+Layout = Literal["replicated", "optimizer", "full", "hybrid", "tensor"]
+"""What each rank has: everything; that, but a part of the optimizer state; a part of all; that, in rows; of layers."""
 DOCTOR, LONG_PROOF = "autofit.doctor.in_tune:finding", "autofit.doctor.long_proof:lasted"
 """Functions that look at some steps of the answer, and that run it for long, by name: imported no sooner."""
 

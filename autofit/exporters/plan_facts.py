@@ -12,12 +12,13 @@ Settings = Mapping[str, object]
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
 LAYOUT, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
 """Knobs of the ranks that train together. The batch of such a plan is that of each rank."""
-REPLICATED, OPTIMIZER, FULL, HYBRID = "replicated", "optimizer", "full", "hybrid"
+REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR = "replicated", "optimizer", "full", "hybrid", "tensor"
 MEASURED_WITH: Mapping[KnobValue, str] = {
     REPLICATED: "DistributedDataParallel",
     OPTIMIZER: "ZeroRedundancyOptimizer",
     FULL: "fully_shard",
     HYBRID: "fully_shard on rows of ranks",
+    TENSOR: "distribute_module by the model's own plan",
 }
 """What divides a training among ranks in a plan, by layout."""
 BF16 = "bf16"

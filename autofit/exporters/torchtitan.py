@@ -14,6 +14,7 @@ from autofit.exporters.plan_facts import (
     LAYOUT,
     REPLICATED,
     RESHARD,
+    TENSOR,
     Settings,
     checkpointing_fields,
     is_divided,
@@ -73,13 +74,19 @@ class Torchtitan(Exporter):
             **{name: {"optimizer.implementation": name} for name in ("for-loop", "foreach", "fused")},
         },
         "recomputed_operators": {"all": {}},
-        LAYOUT: {REPLICATED: _degrees(RANKS, 1), FULL: _degrees(1, RANKS)},
+        LAYOUT: {
+            REPLICATED: _degrees(RANKS, 1),
+            FULL: _degrees(1, RANKS),
+            # All ranks compute each micro batch together, and a step has as many more of them.
+            TENSOR: {**_degrees(1, 1), "parallelism.tensor_parallel_degree": RANKS},
+        },
         # By default, only the last layers stay gathered, as those outside blocks do in a plan.
         RESHARD: {True: _resharding("default"), False: _resharding("never")},
         GATHER: {BF16: {**_FLOAT32, **_IN_BF16}},
     }
     divides_otherwise: ClassVar[Mapping[KnobValue, str]] = {
-        REPLICATED: "torchtitan 0.2 averages gradients in buckets of 100 MB, and 0.3 has fully_shard with one shard"
+        REPLICATED: "torchtitan 0.2 averages gradients in buckets of 100 MB, and 0.3 has fully_shard with one shard",
+        TENSOR: "torchtitan divides its own models, and the sequences between their layers too",
     }
     casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
         FULL: "torchtitan gathers weights in 16 bits, and computes in them without autocast",

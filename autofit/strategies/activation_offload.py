@@ -78,7 +78,7 @@ class ActivationOffload(Strategy):
         """Returns why it cannot be applied where parameters are divided among ranks, or None."""
         if not self.acts(plan) or (layout := divides_parameters(plan)) is None:
             return None
-        reason = "weights that were gathered for one block would be moved to the host with its activations"
+        reason = "weights gathered for one block, or divided, would be moved to the host with its activations"
         return f"not with {layout}: {reason}"
 
     @contextmanager

@@ -1,9 +1,11 @@
 """Layout: how parameters, gradients and optimizer state are divided among the ranks that train together."""
 
 import inspect
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,19 +20,22 @@ from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.precision import format_of, lack_of
-from autofit.strategies.shards import begin_anew, in_bf16, is_without_data, sharded, sharding
+from autofit.strategies.shards import begin_anew, in_bf16, in_blocks, is_without_data, sharded, sharding
+from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view
 from autofit.workloads.divided import divided_already
-from autofit.workloads.step import Draft, Ranks, rows_of
+from autofit.workloads.step import PER_MACHINE, Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
 
 KNOB, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
-REPLICATED, OPTIMIZER, FULL, HYBRID = "replicated", "optimizer", "full", "hybrid"
-LAYOUTS = (REPLICATED, OPTIMIZER, FULL, HYBRID)
+REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR = "replicated", "optimizer", "full", "hybrid", "tensor"
+LAYOUTS = (REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR)
+BUCKETED = (REPLICATED, OPTIMIZER)
+"""The layouts that average gradients in buckets."""
 SHARDED = (FULL, HYBRID)
-"""The layouts that divide parameters."""
+"""The layouts that gather the parameters of a block when it runs."""
 FP32, BF16 = "fp32", "bf16"
 """Formats in which weights are gathered."""
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
@@ -39,7 +44,7 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
 def divides_parameters(plan: Plan) -> str | None:
     """Returns the layout of a plan that divides parameters among ranks, in words; None if each rank has them all."""
-    return f"{KNOB}={plan.values[KNOB]}" if plan.values.get(KNOB) in SHARDED else None
+    return f"{KNOB}={plan.values[KNOB]}" if plan.values.get(KNOB) in (*SHARDED, TENSOR) else None
 
 
 class RankLayout(Strategy):
@@ -49,7 +54,8 @@ class RankLayout(Strategy):
     also, but each rank has the optimizer state of a part of the parameters, and updates these
     (`ZeroRedundancyOptimizer`, ZeRO-1). Full: each rank has a part of every parameter, gradient and optimizer
     state, and gathers the parameters of one block at a time (`fully_shard`, FSDP2). Hybrid: so do the ranks of a row,
-    such as a machine, and rows replicate the model (HSDP), from four ranks on.
+    such as a machine, and rows replicate the model (HSDP), from four ranks on. Tensor: each rank has a part of the
+    layers that the model's plan names, and all ranks compute each micro batch of each of them together.
     """
 
     name = "layout"
@@ -69,7 +75,7 @@ class RankLayout(Strategy):
             return self.refuse("inference exchanges nothing between ranks")
         if reason := _undividable(facts.model):
             return self.refuse(reason)
-        for load in (sharding, zero_redundancy_optimizer):  # once, and not by each process that a trace forks
+        for load in (sharding, zero_redundancy_optimizer, tensors_of_ranks):  # once, not by each process of a trace
             load()
         known = tuple(each for each in LAYOUTS if each != HYBRID or rows_of(facts.ranks) > 1)
         asked = known if facts.layout is None else (facts.layout,)
@@ -87,8 +93,10 @@ class RankLayout(Strategy):
         layout = plan.values.get(KNOB)
         if layout is None:
             return None
-        if plan.values.get(VIEWS, False) is True and layout in SHARDED:
+        if plan.values.get(VIEWS, False) is True and layout not in BUCKETED:
             return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={layout} divides them"
+        if layout == TENSOR and (precision := format_of(plan)) == "fp16":
+            return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
         if plan.values.get(RESHARD, True) is False and layout not in SHARDED:
             return f"{RESHARD}=False is for gathered weights, and {KNOB}={layout} gathers none"
         if not self.rounds(plan):
@@ -147,11 +155,16 @@ class RankLayout(Strategy):
             mesh = ranks.mesh if layout == FULL else ranks.grid
             assert mesh is not None, "these ranks have been put in rows"
             formats = in_bf16(autocast=draft.autocast is not nullcontext) if self.rounds(plan) else (None, None)
-            reshard = plan.values.get(RESHARD, True) is True
-            with sharded(model, optimizer, ranks, mesh, reshard=reshard, formats=formats):
+            divide = in_blocks(mesh, reshard=plan.values.get(RESHARD, True) is True, formats=formats)
+            with sharded(model, optimizer, ranks, divide):
                 yield
             return
         with Undo() as undo:
+            if layout == TENSOR:
+                undo.enter_context(sharded(model, optimizer, ranks, partial(divide_layers, ranks=ranks)))
+                undo.set(draft, "together", True)
+                yield
+                return
             _replicate(draft, ranks, undo, views=plan.values.get(VIEWS, False) is True)
             if layout == OPTIMIZER and optimizer is not None:
                 begin_anew(optimizer, undo)
@@ -162,11 +175,13 @@ class RankLayout(Strategy):
 def _beside(facts: Facts) -> Offer:
     """Returns the knobs that belong to one layout; none while layouts are compared.
 
-    In a search, a layout that shards is the only one to consider if it is pinned.
+    In a search, a layout that divides parameters is the only one to consider if it is pinned.
     """
     pinned = facts.pinned.get(KNOB)
-    layout = facts.layout or (pinned if pinned in SHARDED else None)
+    layout = facts.layout or (pinned if pinned not in BUCKETED else None)
     if layout is None:
+        return Offer()
+    if layout == TENSOR:
         return Offer()
     if layout not in SHARDED:
         about = "whether gradients are parts of the buckets in which they are averaged, instead of copies"
@@ -206,8 +221,10 @@ def _lack(layout: str, model: nn.Module, optimizer: Optimizer, count: int) -> st
     """Returns why a model with this optimizer does not admit a layout on `count` ranks, or None."""
     if layout == HYBRID and rows_of(count) < 2:
         return f"{count} ranks do not form rows of several: it takes four, or machines with as many ranks each"
-    if layout in SHARDED:
-        return _lack_of_shards(model, optimizer)
+    if layout == TENSOR and int(os.environ.get(PER_MACHINE, count)) < count:
+        return "the ranks are on several machines, and each layer would wait for the links between them"
+    if layout in (*SHARDED, TENSOR):
+        return (lack_of_layers(model, count) if layout == TENSOR else None) or _lack_of_shards(model, optimizer)
     if layout != OPTIMIZER:
         return None
     if isinstance(optimizer, OptimizerSet) or has_own_step(optimizer):

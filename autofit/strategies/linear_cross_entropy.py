@@ -81,7 +81,7 @@ class LinearCrossEntropy(Strategy):
         """Returns why it cannot be applied where parameters are divided among ranks, or None."""
         if not self.acts(plan) or (layout := divides_parameters(plan)) is None:
             return None
-        return f"not with {layout}: the loss would use the weights of the head after the model has released them"
+        return f"not with {layout}: the loss would use the weights of the head, which are divided outside its pass"
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Lets the heads of `draft.model` defer their logits.

@@ -62,7 +62,7 @@ class MemoryFormat(Strategy):
         """Returns why it cannot be applied where parameters are divided among ranks, or None."""
         if not self.acts(plan) or (layout := divides_parameters(plan)) is None:
             return None
-        return f"not with {layout}: fully_shard needs contiguous parameters"
+        return f"not with {layout}: what is divided among ranks needs contiguous parameters"
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:

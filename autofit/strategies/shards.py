@@ -1,11 +1,12 @@
-"""Shards: FSDP2 on the blocks of a model, applied and removed in one process.
+"""Shards: parameters of a model divided among ranks, applied and removed in one process.
 
-`fully_shard` replaces the parameter objects of a model, the classes of its modules and some of their attributes, and
-keeps a record of each module outside it. All of this is put back, so that a model can be tried under several layouts.
+`fully_shard` (FSDP2) replaces the parameter objects of a model, the classes of its modules and some of their
+attributes, and keeps a record of each module outside it; `distribute_module` replaces parameters and adds hooks. All of
+this is put back, so that a model can be tried under several layouts.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.strategies.blocks import find_blocks
+from autofit.strategies.torch_optimizers import grouped_parameters
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import FakeTensor, forget_composition
+from autofit.torch_internals import FakeTensor, forget_composition, is_traceable_wrapper_subclass
 from autofit.workloads.step import Ranks
 
 if TYPE_CHECKING:  # a torch may be built without
@@ -31,6 +33,8 @@ TABLES = tuple(
 
 Shards = Mapping[int, tuple[torch.Tensor, Any]]
 """Each whole parameter with its sharded one, by the identity of the whole one."""
+Divide = Callable[[nn.Module, Undo], None]
+"""Replaces parameters of a model by sharded ones. What it registers is undone before the parameters are put back."""
 
 
 def sharding() -> Any:
@@ -41,56 +45,99 @@ def sharding() -> Any:
 
 
 @contextmanager
-def sharded(
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    ranks: Ranks,
-    mesh: "DeviceMesh",
-    *,
-    reshard: bool,
-    formats: tuple[Any, Any] = (None, None),
-) -> Iterator[None]:
-    """Shards the parameters, gradients and optimizer state of a model over `ranks` until the context is left.
+def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide: Divide) -> Iterator[None]:
+    """Shards parameters, gradients and optimizer state of a model over `ranks` until the context is left.
 
-    The memory of the whole parameters is released meanwhile. At the end they get the trained values, which all ranks
-    gather together. On fake ranks nothing can be gathered: the whole parameters stay, and get the part of this rank.
-    On guarded ranks they come back without content.
+    The memory of parameters that are sharded is released meanwhile. At the end they get the trained values, which all
+    ranks gather together. On fake ranks nothing can be gathered: they stay, and get the part of this rank. On guarded
+    ranks they come back without content. Parameters that `divide` leaves alone are those of the user throughout.
     The optimizer's state begins anew, and the one from before is put back at the end.
 
     Args:
         model: the model, which is changed in place.
         optimizer: its groups hold the sharded parameters meanwhile.
         ranks: the ranks.
-        mesh: that of the ranks, or their grid: then each row has a whole model.
-        reshard: whether gathered parameters are released after the forward pass, except those outside blocks. The
-            backward pass gathers them again.
-        formats: how blocks and the rest are gathered, as `in_bf16` returns it; None: in the format of the parameters.
+        divide: replaces the parameters. Where it makes several of a tied one, all modules get the first.
     """
     released = ranks.guarded or not ranks.is_fake or is_without_data(model)
     with Undo() as undo:
         kept = [_Unsharded.of(module) for module in model.modules()]
         for each in kept:
             undo.callback(each.restore)
-        for block in blocks_to_shard(model):
-            _shard(block, mesh, reshard, formats[0])
-        _shard(model, mesh, None if reshard else False, formats[1])
-        for each in kept:
-            each.note_added()
-        shards = {
-            id(whole): (whole, getattr(each.module, name))
-            for each in kept
-            for name, whole in each.tables["_parameters"].items()
-            if whole is not None
-        }
+        divide(model, undo)
+        shards = _replaced(kept)
         if not ranks.guarded:
-            undo.callback(_bring_back, shards, mesh if ranks.is_fake else None)
+            undo.callback(_bring_back, shards, alone=ranks.is_fake)
         if released:
             _release(shards, undo)
         if optimizer is not None:
+            if any(id(parameter) not in shards for _, parameter in grouped_parameters(optimizer)):
+                _update_apart(optimizer, undo)
             for group in optimizer.param_groups:
-                undo.replace(group, "params", [shards[id(parameter)][1] for parameter in group["params"]])
+                undo.replace(group, "params", [shards.get(id(each), (each, each))[1] for each in group["params"]])
             begin_anew(optimizer, undo)
         yield
+
+
+def _replaced(kept: "Sequence[_Unsharded]") -> Shards:
+    """Returns which parameters of modules were replaced. All modules of a tied one get the first made of it."""
+    shards = dict[int, tuple[torch.Tensor, Any]]()
+    for each in kept:
+        each.note_added()
+        for name, whole in each.tables["_parameters"].items():
+            if whole is not None and (shard := getattr(each.module, name)) is not whole:
+                _, first = shards.setdefault(id(whole), (whole, shard))
+                if first is not shard:
+                    setattr(each.module, name, first)
+    return shards
+
+
+def in_blocks(mesh: "DeviceMesh", *, reshard: bool, formats: tuple[Any, Any] = (None, None)) -> Divide:
+    """Returns what shards every parameter of a model, and gathers those of one block at a time.
+
+    Args:
+        mesh: that of the ranks, or their grid: then each row has a whole model.
+        reshard: whether gathered parameters are released after the forward pass, except those outside blocks. The
+            backward pass gathers them again.
+        formats: how blocks and the rest are gathered, as `in_bf16` returns it; None: in the format of the parameters.
+    """
+
+    def divide(model: nn.Module, undo: Undo) -> None:
+        for block in blocks_to_shard(model):
+            _shard(block, mesh, reshard, formats[0])
+        _shard(model, mesh, None if reshard else False, formats[1])
+
+    return divide
+
+
+def _update_apart(optimizer: Optimizer, undo: Undo) -> None:
+    """Has each update find sharded and plain parameters in groups of their own: not every kernel takes both at once.
+
+    Between updates the groups are as before: a scheduler counts them. What an update writes to its group is kept.
+    """
+    whole, parts = list[dict[str, Any]](), list[dict[str, Any]]()
+
+    def split(*_: Any) -> None:
+        if whole:  # the update of a subclass calls that of its base, which torch hooks too
+            return
+        whole[:] = optimizer.param_groups
+        parts[:] = [
+            {**group, "params": [each for each in group["params"] if is_traceable_wrapper_subclass(each) is sharded]}
+            for group in whole
+            for sharded in (True, False)
+        ]
+        optimizer.param_groups[:] = parts
+
+    def join(*_: Any) -> None:
+        for number, group in enumerate(whole):
+            group.update({**parts[2 * number], "params": group["params"]})
+        if whole:
+            optimizer.param_groups[:] = whole
+            whole.clear()
+
+    undo.callback(join)  # after an update that failed
+    undo.callback(optimizer.register_step_pre_hook(split).remove)
+    undo.callback(optimizer.register_step_post_hook(join).remove)
 
 
 def in_bf16(*, autocast: bool) -> tuple[Any, Any]:
@@ -154,17 +201,21 @@ def _release(shards: Shards, undo: Undo) -> None:
 
 
 @torch.no_grad()
-def _bring_back(shards: Shards, fake: "DeviceMesh | None") -> None:
-    """Copies trained values into the whole parameters; of a `fake` mesh, those of this rank."""
+def _bring_back(shards: Shards, *, alone: bool) -> None:
+    """Copies trained values into the whole parameters; for a rank `alone`, those of its own part."""
     for whole, shard in shards.values():
         if isinstance(whole.data, FakeTensor):
             continue
-        if fake is None:
+        if not alone:
             whole.copy_(shard.full_tensor())
             continue
-        parts, number = whole.chunk(fake.shape[-1]), fake.get_local_rank(fake.ndim - 1)
-        if number < len(parts):
-            parts[number].copy_(shard.to_local())
+        mesh, part = shard.device_mesh, whole
+        for size, number, placement in zip(mesh.shape, mesh.get_coordinate(), shard.placements, strict=True):
+            if placement.is_shard():
+                parts = part.chunk(size, placement.dim)
+                part = parts[number] if number < len(parts) else part[:0]
+        if part.numel():
+            part.copy_(shard.to_local())
 
 
 @dataclass(slots=True)

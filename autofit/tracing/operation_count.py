@@ -60,12 +60,12 @@ class Tally:
         except (AssertionError, TypeError, ValueError, IndexError):  # torch's formulas do not cover every form of call
             self.complete = False
 
-    def work(self, parts: int = 1) -> Work:
-        """Returns the counted work divided by `parts`."""
+    def work(self, parts: int = 1, times: int = 1) -> Work:
+        """Returns the counted work, `times` over, divided by `parts`."""
         return Work(
-            flops={precision: flops // parts for precision, flops in self._flops.items()},
-            traffic_bytes=self._traffic_bytes // parts,
-            operators=self._operators // parts,
+            flops={precision: times * flops // parts for precision, flops in self._flops.items()},
+            traffic_bytes=times * self._traffic_bytes // parts,
+            operators=times * self._operators // parts,
         )
 
 

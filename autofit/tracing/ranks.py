@@ -81,11 +81,16 @@ def recording_shards(recorder: Recorder, device_type: str) -> Iterator[None]:
 
     The operators that only find the shapes of global results do not count. Gathered weights are released and allocated
     by resizing their storages, which is not an operator. On an accelerator, some are gathered on streams of their own.
+    The result of a collective that is waited for is the tensor itself, which is a copy only on fake tensors.
     """
     from torch.distributed.tensor import DTensor  # noqa: PLC0415  # takes half a second
 
     owner: Any = result_propagator()
     resize, propagate = torch.UntypedStorage.resize_, getattr(owner, RESULT_PROPAGATION)
+    waiting, run = torch.ops._c10d_functional.wait_tensor.default, recorder.run
+
+    def ran(func: Any, args: Any, kwargs: Any) -> Any:
+        return args[0] if func is waiting else run(func, args, kwargs)
 
     def resized(storage: torch.UntypedStorage, size: int) -> Any:
         found = resize(storage, size)
@@ -103,6 +108,7 @@ def recording_shards(recorder: Recorder, device_type: str) -> Iterator[None]:
         undo.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", module="torch.distributed")  # a training gives them too
         undo.set(recorder, "wrappers", (DTensor,))
+        undo.set(recorder, "run", ran)
         if device_type != "cpu":
             undo.set(recorder, "stream", lambda: torch.get_device_module(device_type).current_stream().stream_id)
         undo.set(torch.UntypedStorage, "resize_", resized)

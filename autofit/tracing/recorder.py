@@ -187,7 +187,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     Args:
         device_type: type of the device to record.
-        run: runs an operator, and answers those whose result depends on data.
+        run: runs an operator, and answers those whose result depends on data. Also an attribute.
         temporaries: returns the temporary memory of an operator on a CUDA device.
         host_temporaries: returns the temporary bytes of an operator on the host.
         workspaces: bytes of the workspace that the first product of each thread allocates and keeps, and of the further
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.in_place = False
         self.operators: list[str] = []
         self.modules = ModuleStack()
-        self._device_type, self._run = device_type, run
+        self._device_type, self.run = device_type, run
         self._temporaries, self._workspaces = temporaries, workspaces
         self._host_temporaries = host_temporaries
         self._with_workspace: set[tuple[bool, bool]] = set()
@@ -271,7 +271,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             for argument in args:
                 if isinstance(argument, torch.Tensor) and not isinstance(argument, FakeTensor):
                     self._record_outside(argument)
-        out, steps = self._with_temporaries(func, args, kwargs, self._run(func, args, kwargs))
+        out, steps = self._with_temporaries(func, args, kwargs, self.run(func, args, kwargs))
         self._record_call(func, args, out, steps)
         self.tally.add(func, args, kwargs, out)
         return out

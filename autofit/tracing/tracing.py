@@ -50,7 +50,7 @@ from autofit.tracing.recorder import Recorder, Temporaries
 from autofit.tracing.trace_assembly import assembled
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft, Ranks, StepBatch, TrainStep
+from autofit.workloads.step import TRACED_PASSES, Draft, Ranks, StepBatch, TrainStep
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.workload import Workload, each_of, state_tensors
 
@@ -222,6 +222,7 @@ class _Tracing:
     marks: list[Mark] = field(default_factory=list)
     recorder: Recorder = field(init=False)
     _number: int = 0
+    _passes: int = 1
     _micro: Tally = field(default_factory=Tally)
     _begun: tuple[int, int, int] = (0, 0, 0)
 
@@ -263,6 +264,7 @@ class _Tracing:
         if self.ranks is not None:  # weights that are divided are not first whole on the device
             self.recorder.begin()
             self.recorder.label(step.model.parameters(), Kind.PARAMETER)
+            self._passes = self.ranks.count if step.draft.together else 1
         step.observe = self._observe(step)
         if step.draft.scaler is not None:
             # Whether gradients overflow depends on data. A step that overflows does not update and needs less.
@@ -340,13 +342,14 @@ class _Tracing:
         )
 
     def _work(self) -> StepWork | None:
-        """Returns the work of the last step that ran. Two micro batches have the memory of all, but not their work."""
+        """Returns the work of the last step that ran. Two passes have the memory of all, but not their work."""
         update = self.recorder.tally
         if not (self._micro.complete and update.complete):
             return None
         if update is self._micro:  # a pass without updates
             return StepWork(micro=self._micro.work(), update=Work())
-        return StepWork(micro=self._micro.work(min(self.plan.accumulation_steps, MOST_PARTS)), update=update.work())
+        parts = min(self.plan.accumulation_steps, MOST_PARTS) * min(self._passes, TRACED_PASSES)
+        return StepWork(micro=self._micro.work(parts, self._passes), update=update.work())
 
 
 def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:

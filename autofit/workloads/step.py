@@ -1,6 +1,7 @@
 """TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch import nn
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
+from autofit.torch_internals import FakeTensor, is_traceable_wrapper_subclass
 from autofit.workloads.batch_store import StepBatch, StepLoader
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
@@ -29,6 +31,10 @@ __all__ = ["Draft", "Scheduler", "Splits", "StepBatch", "StepLoader", "TrainStep
 
 PER_MACHINE = "LOCAL_WORLD_SIZE"
 """torchrun's variable with the number of ranks on a machine."""
+Parts = Sequence[tuple[Batch, float]]
+"""Micro batches of a step, each with its weight."""
+TRACED_PASSES = 2
+"""Number of passes that stand in a trace for those of micro batches of all ranks: later ones repeat the second."""
 _meshes = counting()
 """Numbers the meshes of this process. torch caches by mesh, and takes one of the same name for a mesh whose group is
 gone."""
@@ -104,6 +110,20 @@ class Ranks:
         """The number of this rank, from 0."""
         return self.group.rank()
 
+    def pooled(self, parts: Parts) -> Parts:
+        """Returns the micro batches of all ranks, with their weights in the mean over ranks, on the host.
+
+        Ranks that do not exist have those of this one; in a trace, `TRACED_PASSES` of them stand for all.
+        """
+        mine = [(map_tensors(part, torch.Tensor.cpu), weight) for part, weight in parts]
+        found: list[Any] = [mine] * self.count
+        if not self.is_fake:
+            torch.distributed.all_gather_object(found, mine, group=self.group)
+        elif any(isinstance(tensor, FakeTensor) for part, _ in mine for tensor in tensors(part)):
+            del found[TRACED_PASSES:]
+        # A step may change a batch, so that each pass has its own.
+        return [(map_tensors(part, torch.clone), weight / self.count) for each in found for part, weight in each]
+
 
 def rows_of(count: int) -> int:
     """Returns how many rows of ranks replicate a model that the ranks of a row divide; 1 if there are none.
@@ -138,7 +158,7 @@ class Passes(Protocol):
 
     splits: Splits
 
-    def passes(self, step: "TrainStep", parts: Sequence[tuple[Batch, float]]) -> torch.Tensor:
+    def passes(self, step: "TrainStep", parts: Parts) -> torch.Tensor:
         """Does what `TrainStep.passes` does."""
 
 
@@ -170,6 +190,7 @@ class Draft:
         ranks: the ranks that train together; None if there is one.
         accumulating: returns a new context for each micro batch but the last of a step, whose gradients are not
             exchanged between ranks yet.
+        together: whether all ranks compute each micro batch together, so that a step runs those of all ranks.
     """
 
     model: nn.Module
@@ -189,6 +210,7 @@ class Draft:
     compiled: bool = False
     ranks: Ranks | None = None
     accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext
+    together: bool = False
 
     @classmethod
     def of(
@@ -299,12 +321,14 @@ class TrainStep:
         draft = self.draft
         weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         # Where no entry of a part counts, its mean is 0 / 0.
-        parts = [(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight]
+        parts: Parts = [(part, weight) for part, weight in zip(batch.parts, weights, strict=True) if weight]
+        if draft.together and draft.ranks is not None:
+            parts = draft.ranks.pooled(parts)
         return (
             self.passes(parts) if self.splitting is None or not draft.stepping else self.splitting.passes(self, parts)
         )
 
-    def passes(self, parts: Sequence[tuple[Batch, float]]) -> torch.Tensor:
+    def passes(self, parts: Parts) -> torch.Tensor:
         """Adds the gradients of micro batches, each with its weight, and returns the sum of their losses, detached."""
         draft, total = self.draft, None
         for number, (part, weight) in enumerate(parts, 1):
@@ -344,7 +368,7 @@ class TrainStep:
         if draft.max_grad_norm is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(draft.model.parameters(), draft.max_grad_norm)
+            clip([*draft.model.parameters()], draft.max_grad_norm)
         if scaler is None:
             optimizer.step()
         else:
@@ -388,6 +412,21 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> None:
+    """Clips the gradients of parameters to an L2 norm. torch does not take sharded and plain ones together."""
+    kinds = defaultdict[bool, list[Any]](list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds[is_traceable_wrapper_subclass(parameter.grad)].append(parameter)
+    if len(kinds) < 2:
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+    norms: list[Any] = [nn.utils.get_total_norm([each.grad for each in kinds[sharded]]) for sharded in (False, True)]
+    total = torch.linalg.vector_norm(torch.stack([norms[0], norms[1].full_tensor()]))
+    for kind in kinds.values():
+        nn.utils.clip_grads_with_norm_(kind, max_norm, total)
 
 
 def static_bytes(step: TrainStep) -> int:

@@ -11,6 +11,7 @@ from autofit.estimation.estimation import Estimation
 from autofit.estimation.page import render
 from autofit.tracing.ranks import fake_ranks
 from tests.digests import digest_of
+from tests.strategies.test_tensor_parallel import WORDS, Planned
 
 WIDTH, CLASSES, BATCH = 64, 10, 8
 NAMES = ("layout", "batching")
@@ -113,6 +114,16 @@ def test_an_estimate_changes_nothing_and_leaves_no_group() -> None:
     )
     assert digest_of(made, optimizer, loader) == before
     assert not distributed.is_initialized()
+
+
+def test_a_model_that_declares_a_plan_is_estimated_with_its_layers_divided() -> None:
+    batches = [(torch.randint(WORDS, (BATCH, 3)), torch.randint(WORDS, (BATCH,))) for _ in range(2)]
+    tensor = estimate(4, "tensor", model=Planned(), loader=batches)
+    assert tensor.own.plan.values["layout"] == "tensor"
+    assert peaks(tensor)["layout=tensor"] > 0
+    assert "on each of 4 ranks (global batch 32)" in " ".join(str(tensor).split())
+    refused = estimate(4).refused
+    assert any(each.name == "layout=tensor" and "declares no plan" in each.reason for each in refused)
 
 
 class Scaled(nn.Module):

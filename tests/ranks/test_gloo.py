@@ -8,6 +8,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autofit.guard import Guard
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
@@ -19,13 +20,17 @@ from scripts.bench.memory.ranks import (
     CPU,
     GATHERED,
     IN_ROWS,
+    LENGTH,
     PROMISED,
     ROW_RANKS,
     SIZE,
+    TENSOR,
+    WITH_PLAN,
     estimated_bytes,
     measured_one_by_one,
     opened,
     plan_of,
+    words,
 )
 from scripts.bench.ranks.launching import RANKS, launched
 
@@ -84,7 +89,7 @@ def compared(ranks: Ranks, model: str, names: list[str]) -> list[tuple[float, fl
     found = []
     for name in names:
         draft, batch = draft_of(model, ranks.count)
-        plan = plan_of({**PROMISED, **IN_ROWS, **GATHERED}[name])
+        plan = plan_of({**PROMISED, **IN_ROWS, **GATHERED, **TENSOR}[name])
         draft.ranks = ranks.in_rows(distributed.new_group) if plan.values["layout"] == "hybrid" else ranks
         mine = split(batch, [SIZE] * ranks.count)[ranks.number]
         distributed.barrier()
@@ -102,6 +107,54 @@ def test_each_layout_trains_as_one_process_does(model: str, plans: dict[str, Any
             assert gradient <= CLOSE, name
             assert weights <= CLOSE, name
             assert moved > 10 * CLOSE, name  # otherwise the comparison would say nothing
+
+
+def together(ranks: Ranks, model: str) -> list[float]:
+    """Returns how far a step of the layout `tensor` is from one process, and what it leaves on this rank.
+
+    Ranks bring batches of different lengths and weights, and begin with other norms.
+    """
+    sizes, lengths, number = (3, 1), (LENGTH, LENGTH // 2), ranks.number
+    parts = [{name: each[:, : lengths[rank]] for name, each in words(sizes[rank]).items()} for rank in range(2)]
+    for part in parts:  # the same on both ranks
+        distributed.broadcast(part["input_ids"], 0)
+        part["labels"] = part["input_ids"].clone()
+    alone, _ = draft_of(model)
+    start = {name: each.detach().clone() for name, each in alone.model.named_parameters()}
+    with prepare(plan_of({}), alone, members()) as step:
+        step(StepBatch(parts, [0.5, 0.5]))
+    draft, _ = draft_of(model)
+    draft.ranks = ranks
+    guard = Guard(draft.model, draft.optimizer)
+    norms = [each for each in draft.model.parameters() if each.dim() == 1]
+    with torch.no_grad():
+        for each in norms:
+            each.mul_(1 + number)
+    with prepare(plan_of(TENSOR["tensor"]), draft, members()) as step:
+        kinds = [each.to_local() if isinstance(each, DTensor) else each for each in step.model.parameters()]
+        step(StepBatch([parts[number]], [1.0]))
+    trained, expected = ({name: each.detach() for name, each in one.model.named_parameters()} for one in (draft, alone))
+    found = distance(trained, expected) / distance(trained, start)
+    guard.restore()
+    share = sum(each.numel() for each in kinds) / sum(each.numel() for each in start.values())
+    return [found, share, len(guard.differences())]
+
+
+@pytest.mark.parametrize("model", WITH_PLAN)
+def test_layers_divided_by_a_plan_train_as_one_process_does(model: str) -> None:
+    names = ["tensor", "tensor, bf16"]
+    for (gradient, weights, moved), (rounded, *_) in launched(compared, model, names):
+        assert gradient <= CLOSE
+        assert weights <= CLOSE
+        assert moved > 10 * CLOSE
+        assert CLOSE < rounded <= CLOSE_IN_BF16
+
+
+def test_ranks_that_compute_together_may_bring_batches_of_different_shapes() -> None:
+    for weights, share, differences in launched(together, "qwen3"):
+        assert weights <= 10 * CLOSE  # of the way that they have moved
+        assert 0.5 < share < 0.51
+        assert not differences
 
 
 class Exchanged(TorchDispatchMode):

@@ -1,12 +1,15 @@
 """The memory of one rank by its trace, and by the same steps on real tensors without the other ranks."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from autofit.tracing.recorder import Recorder
+from scripts.bench.ranks.launching import RANKS
 
 pytest.importorskip("transformers")
 from scripts.bench.memory.ranks import (
@@ -17,10 +20,13 @@ from scripts.bench.memory.ranks import (
     OTHERS,
     PROMISED,
     REQUIRED_RATIO,
+    TENSOR,
+    WITH_PLAN,
     estimated_bytes,
     plan_of,
     ranks_of,
     rehearsed_bytes,
+    traced,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
@@ -52,6 +58,25 @@ def test_a_trace_is_within_one_percent_of_a_rehearsal(model: str, name: str) -> 
     ranks = ranks_of(plan)
     rehearsed = max(rehearsed_bytes(model, plan, ranks, number) for number in range(ranks))
     assert estimated_bytes(model, plan, ranks) == pytest.approx(rehearsed, rel=REQUIRED_RATIO)
+
+
+@pytest.mark.parametrize("model", WITH_PLAN)
+@pytest.mark.parametrize("name", TENSOR)
+def test_a_trace_of_divided_layers_is_within_one_percent_of_a_rehearsal(model: str, name: str) -> None:
+    plan = plan_of(TENSOR[name])
+    assert estimated_bytes(model, plan) == pytest.approx(rehearsed_bytes(model, plan), rel=REQUIRED_RATIO)
+
+
+def test_the_work_of_two_passes_stands_for_that_of_all_ranks() -> None:
+    plan, products = plan_of(TENSOR["tensor"]), list[int]()
+    for passes in (1, RANKS):
+        with ExitStack() as patched:
+            for module in ("workloads.step", "tracing.tracing"):
+                patched.enter_context(patch(f"autofit.{module}.TRACED_PASSES", passes))
+            work = traced("llama", plan, RANKS).work
+        assert work is not None
+        products.append(work.micro.flops["fp32"])
+    assert products[0] == products[1] > 0
 
 
 @pytest.mark.parametrize(("model", "name"), cases(OTHERS))

@@ -1,10 +1,12 @@
 """Searches on two real ranks, which communicate by gloo: one answer, whatever happens on one of them."""
 
+import copy
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,10 +19,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import autofit
 from autofit.fit import Fit
+from autofit.guard.object_state import fingerprint
 from autofit.probing.ranks.bench import SAME_SAMPLES
 from autofit.probing.ranks.launch import Launch
 from autofit.search.search import SearchInterrupted
 from autofit.workloads.step import Ranks
+from scripts.bench.memory.ranks import LENGTH, WORDS, qwen3
 from scripts.bench.ranks.chaos import Net, judged, outcomes
 from scripts.bench.ranks.launching import launched
 from tests.digests import digest_of
@@ -118,6 +122,50 @@ def test_the_plan_is_the_same_on_all_ranks_and_trains_as_one_process_does(layout
     assert first["kind"] == "Net"
     expected = torch.tensor(reference(32 // 2))
     assert torch.allclose(torch.tensor(first["weights"]), expected, rtol=1e-4, atol=1e-5)
+
+
+def texts() -> DataLoader[Any]:
+    tokens = torch.randint(1, WORDS, (64, LENGTH), generator=torch.Generator().manual_seed(1))
+    return DataLoader([{"input_ids": each, "labels": each.clone()} for each in tokens], 4)  # type: ignore[arg-type]
+
+
+def by_a_plan(ranks: Ranks) -> dict[str, Any]:
+    """Searches within a budget in which only divided layers fit, and trains under the plan and as replicated."""
+    torch.manual_seed(0)
+    model, before = qwen3(), qwen3()
+    given = {**GIVEN, "loss_fn": None, "memory_budget": "18MiB", "pinned": {"micro_batch_size": 8}}
+    digest = digest_of(model)
+    fit = autofit.tune(model, texts(), optimizer=sgd, global_batch_size=16, **given)
+    same = digest_of(model) == digest
+    weights = []
+    for layout in ("tensor", "replicated"):
+        plan = fit.plan.replace(layout=layout)
+        one = replace(fit, answer=fit.answer.model_copy(update={"plan": plan}))
+        trained = copy.deepcopy(before)
+        with one.prepare(trained, texts(), sgd) as step:
+            losses = [float(step(batch)) for batch in step.loader]
+        weights.append(torch.cat([each.detach().flatten() for each in trained.parameters()]))
+    moved = weights[1] - torch.cat([each.detach().flatten() for each in before.parameters()])
+    return {
+        "plan": str(fit.plan),
+        "caveats": fit.caveats,
+        "same": same,
+        "steps": len(losses),
+        "weights": fingerprint(weights[0]),
+        "distance": float((weights[0] - weights[1]).norm() / moved.norm()),
+    }
+
+
+def test_layers_divided_by_a_plan_are_the_answer_where_nothing_else_fits() -> None:
+    first, second = launched(by_a_plan)
+    assert first["plan"] == second["plan"]
+    assert "layout=tensor" in first["plan"]
+    assert not any("compared" in each or "differs" in each for each in first["caveats"])
+    assert first["same"]
+    assert second["same"]
+    assert first["steps"] == 4
+    assert first["weights"] == second["weights"]
+    assert first["distance"] <= 1e-4
 
 
 @pytest.mark.usefixtures("compiler")

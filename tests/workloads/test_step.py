@@ -9,15 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
+from autofit.tracing.ranks import fake_ranks
 from autofit.workloads.first_loss import resolve_forward
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import SUM, Weighing
-from autofit.workloads.step import Draft, StepBatch, TrainStep, static_bytes
+from autofit.workloads.step import Draft, StepBatch, TrainStep, clip, static_bytes
 from autofit.workloads.update import rule_of_update
 from autofit.workloads.workload import OptimizerSet
 from tests.probing import targets
@@ -51,6 +53,22 @@ def same_bits(left: nn.Module, right: nn.Module) -> bool:
 def twins() -> tuple[nn.Module, nn.Module]:
     model = targets.mlp()
     return model, copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_sharded_and_plain_gradients_are_clipped_together(max_norm: float) -> None:
+    whole, plain = (nn.Parameter(torch.zeros(4, 2)) for _ in range(2))
+    gradients = [torch.randn(4, 2) for _ in range(2)]
+    with fake_ranks(2) as ranks:
+        sharded = nn.Parameter(distribute_tensor(whole.detach(), ranks.mesh, [Replicate()], src_data_rank=None))
+        sharded.grad = distribute_tensor(gradients[0].clone(), ranks.mesh, [Replicate()], src_data_rank=None)
+        plain.grad = gradients[1].clone()
+        clip([sharded, plain, nn.Parameter(torch.zeros(1))], max_norm)
+        found: Any = sharded.grad
+        scale = min(max_norm / float(torch.stack(gradients).norm()), 1.0)
+        torch.testing.assert_close(found.to_local(), scale * gradients[0])
+        torch.testing.assert_close(plain.grad, scale * gradients[1])
+    clip([nn.Parameter(torch.zeros(1))], max_norm)  # without gradients
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])

@@ -3,7 +3,7 @@
 Six small architectures train under each layout. The trace runs on fake tensors and a fake process group; the rehearsal
 on real tensors and a fake group; the last on two processes, or four in rows, that communicate by gloo, which holds
 copies of its own.
-Required: trace and rehearsal differ by at most 1 % under every plan of `PROMISED`, `IN_ROWS` and `GATHERED`.
+Required: trace and rehearsal differ by at most 1 % under every plan of `PROMISED`, `IN_ROWS`, `GATHERED` and `TENSOR`.
 """
 
 import gc
@@ -22,6 +22,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -95,6 +97,13 @@ def llama() -> nn.Module:
     return model
 
 
+def qwen3() -> nn.Module:
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+    heads = {"num_key_value_heads": 2, "head_dim": 32}
+    model: nn.Module = Qwen3ForCausalLM(Qwen3Config(vocab_size=WORDS, tie_word_embeddings=True, **sizes, **heads))
+    return model
+
+
 def gpt2() -> nn.Module:
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id"), 0)
@@ -141,6 +150,11 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "convolutions": (convolutions, images),
     "mlp": (mlp, rows),
 }
+WITH_PLAN: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+    "llama": (llama, words),
+    "qwen3": (qwen3, words),
+}
+"""Models that declare how their layers are divided; that of Qwen3 also has tied weights and sums of gradients."""
 PROMISED: Mapping[str, Mapping[str, KnobValue]] = {
     "replicated": {"layout": "replicated"},
     "replicated, views": {"layout": "replicated", "gradient_as_bucket_view": True},
@@ -165,6 +179,12 @@ GATHERED: Mapping[str, Mapping[str, KnobValue]] = {
     "full, autocast too": {"layout": "full", "gather_precision": "bf16", "precision": "bf16"},
 }
 """Promised plans that compute in another format, for models without batch normalisation."""
+TENSOR: Mapping[str, Mapping[str, KnobValue]] = {
+    "tensor": {"layout": "tensor"},
+    "tensor, accumulated": {"layout": "tensor", "accumulation_steps": 2},
+    "tensor, bf16": {"layout": "tensor", "precision": "bf16"},
+}
+"""Promised plans of `WITH_PLAN`."""
 NORMALISED = ("convolutions",)
 """Models with batch normalisation."""
 
@@ -180,7 +200,7 @@ def ranks_of(plan: Plan) -> int:
 
 def opened(model: str, size: int = SIZE) -> tuple[Workload, BatchSource]:
     """Returns a workload with the same weights and batches at each call."""
-    make, batch = MODELS[model]
+    make, batch = {**MODELS, **WITH_PLAN}[model]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         loss_fn = nn.CrossEntropyLoss() if isinstance(batch(1), tuple) else None
@@ -214,8 +234,9 @@ def measured_bytes(model: str, plan: Plan, ranks: Ranks) -> int:
     draft = Draft.of(workload, loss_of(workload, source, CPU), CPU)
     draft.ranks, batch = ranks, source.worst(plan.micro_batch_size)
     workload.model.zero_grad(set_to_none=True)
-    held: list[Tensor] = list(workload.model.buffers())
-    held += [] if plan.values["layout"] in ("full", HYBRID) else workload.model.parameters()
+    with prepare(plan, draft, members()) as step:
+        undivided = {id(parameter) for parameter in step.model.parameters()}
+    held = [*workload.model.buffers(), *(each for each in workload.model.parameters() if id(each) in undivided)]
     before = sum(tensor.nbytes for tensor in held)
     gc.collect()
     with ExitStack() as closing, devices.choose("cpu").meter(lambda: before) as reading:
@@ -266,16 +287,18 @@ def compare(model: str, plans: Mapping[str, Mapping[str, KnobValue]]) -> list[di
 
 def main() -> None:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", default=list(MODELS), help=f"some of {', '.join(MODELS)}; all by default")
+    known = list({**MODELS, **WITH_PLAN})
+    parser.add_argument("models", nargs="*", default=known, help=f"some of {', '.join(known)}; all by default")
     given = parser.parse_args()
-    if unknown := set(given.models) - set(MODELS):
-        parser.error(f"found the models {', '.join(sorted(unknown))}; expected some of {', '.join(MODELS)}")
+    if unknown := set(given.models) - set(known):
+        parser.error(f"found the models {', '.join(sorted(unknown))}; expected some of {', '.join(known)}")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     cases = []
     print(f"{'model':14s}{'plan':20s}{'trace':>12s}{'rehearsal':>12s}{'':>9s}{'gloo':>12s}{'':>9s}")
     for model in given.models:
-        for case in compare(model, {**PROMISED, **IN_ROWS, **({} if model in NORMALISED else GATHERED), **OTHERS}):
+        plans = {**PROMISED, **IN_ROWS, **({} if model in NORMALISED else GATHERED), **OTHERS}
+        for case in compare(model, {**(plans if model in MODELS else {}), **(TENSOR if model in WITH_PLAN else {})}):
             cases.append(case)
             sizes = [format_bytes(case[f"{how}_bytes"]) for how in ("estimated", "rehearsed", "gloo")]
             beside = case["gloo_bytes"] / case["rehearsed_bytes"] - 1
