@@ -183,10 +183,11 @@ class SearchSpace:
         if (expected := self.at(plan.combination, size)) != plan:
             found = f"it has {size} x {plan.accumulation_steps} samples per optimizer step"
             return f"{found}, and this search runs {size} x {expected.accumulation_steps}"
-        if plan.accumulation_steps > 1:
-            whole = {k.name: v for k in self.facts.knobs for v in k.one_pass if same_value(v, plan.values[k.name])}
-            return next((f"{name}={value} does not admit accumulation" for name, value in whole.items()), None)
-        return None
+        whole = plan.accumulation_steps == 1
+        found = ((k.name, v) for k in self.facts.knobs for v in (k.accumulated if whole else k.one_pass))
+        misfits = (f"{name}={value}" for name, value in found if same_value(value, plan.values[name]))
+        way = "means nothing without" if whole else "does not admit"
+        return next((f"{each} {way} accumulation" for each in misfits), None)
 
     def _stranger(self, plan: Plan) -> str | None:
         """Returns which value of a combination is not one of the knobs in play, in words, or None."""

@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import autofit
+from autofit.core.plan import Plan
 from autofit.fit import Fit
-from autofit.probing.ranks.bench import SAME_SAMPLES
+from autofit.probing.ranks.bench import SAME_SAMPLES, RankBench
 from autofit.probing.ranks.launch import Launch
 from autofit.search.search import SearchInterrupted
 from autofit.workloads.step import Ranks
@@ -162,6 +163,38 @@ def test_a_plan_that_gathers_in_bf16_passes_the_check_and_trains_close_to_one_pr
         assert mine["weights"] == theirs["weights"]
         assert torch.allclose(torch.tensor(mine["weights"]), expected, atol=0.02)
         assert not torch.equal(torch.tensor(mine["weights"]), expected)
+
+
+def apart(ranks: Ranks) -> dict[str, Any]:
+    """Searches with gradients that are exchanged once per step, and trains under the plan."""
+    pinned = {"layout": "full", "gather_precision": "fp32", "sync_each_batch": False, "micro_batch_size": 4}
+    model, loader, compared = net(), data(shuffle=False), list[Plan]()
+    compare = RankBench.compare
+
+    def noted(bench: Any, number: int, plan: Plan, limit_s: float) -> Any:
+        compared.append(plan)
+        return compare(bench, number, plan, limit_s)
+
+    before = digest_of(model)
+    with patch.object(RankBench, "compare", noted):
+        fit = autofit.tune(model, loader, optimizer=sgd, global_batch_size=32, pinned=pinned, **GIVEN)
+    same = digest_of(model) == before
+    with fit.prepare(model, loader, sgd) as step:
+        for batch in step.loader:
+            step(batch)
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+    steps = {plan.accumulation_steps for plan in compared if plan.values.get("sync_each_batch") is False}
+    return {"plan": fit.plan.values, "same": same, "weights": weights, "steps": [*steps], "caveats": fit.caveats}
+
+
+def test_a_plan_that_exchanges_gradients_once_per_step_is_compared_and_trains_as_one_process_does() -> None:
+    for each in launched(apart):
+        values = each["plan"]
+        assert (values["layout"], values["accumulation_steps"], values["sync_each_batch"]) == ("full", 4, False)
+        assert each["same"]
+        assert each["steps"] == [2]
+        assert not any("sync_each_batch" in caveat for caveat in each["caveats"])
+        assert torch.allclose(torch.tensor(each["weights"]), torch.tensor(reference(16)), rtol=1e-4, atol=1e-5)
 
 
 def refused(ranks: Ranks) -> list[str]:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
@@ -151,17 +151,18 @@ class RankBench(LocalBench):
             self._ranks, self._fastest_s = None, fastest_s
 
     def compare(self, number: int, plan: Plan, limit_s: float) -> GradientDifference:
-        """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own batch.
+        """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own batches.
 
         Args:
             number: number of the command, by which the ranks find each other.
             plan: the plan, which divides the training. What else it does, each rank does alone too.
             limit_s: seconds after which the ranks no longer wait for each other.
         """
-        batch = next(self._source.fresh(plan.micro_batch_size, self.launch.number))  # other samples on each rank
+        drawn = self._source.fresh(plan.micro_batch_size, self.launch.number)  # other samples on each rank
+        parts = [*islice(drawn, plan.accumulation_steps)]
         alone, failure = None, ""
         try:
-            alone, allowed = self._gradient(undivided(plan), batch, None)
+            alone, allowed = self._gradient(undivided(plan), parts, None)
         except Exception as error:  # noqa: BLE001  # such as a model that only fits on several devices
             failure = _failure(error, self.device).reason
             self._put_back()
@@ -172,7 +173,7 @@ class RankBench(LocalBench):
                 return GradientDifference(reason=reason)
             mean = alone.to(self.device.torch_device)
             distributed.all_reduce(mean, group=ranks.group)
-            found, _ = self._gradient(plan, batch, ranks)
+            found, _ = self._gradient(plan, parts, ranks)
         l2 = difference(found, mean.cpu().div_(ranks.count))
         if math.isnan(l2):
             return GradientDifference(reason="it is zero")
@@ -181,15 +182,15 @@ class RankBench(LocalBench):
     def _group(self, plan: Plan, limit_s: float) -> AbstractContextManager[Ranks]:
         return self.launch.group(limit_s, in_rows=any(member.needs_rows(plan) for member in members()))
 
-    def _gradient(self, plan: Plan, batch: Batch, ranks: Ranks | None) -> tuple[torch.Tensor, float]:
-        """Returns the sketch of the gradient of a batch, and by how much rounding may change it."""
+    def _gradient(self, plan: Plan, parts: Sequence[Batch], ranks: Ranks | None) -> tuple[torch.Tensor, float]:
+        """Returns the sketch of the gradient of micro batches, and by how much rounding may change it."""
         self._ranks = ranks
         try:
             self._make_ready()
             with generators_restored(self.device.torch_device), self._build(plan) as step:
                 seed_all(self._options.seed)
                 step.draft.weighing = None
-                step.backward(StepBatch.alike(unused([batch], self.device.type)))
+                step.backward(StepBatch.alike(unused(parts, self.device.type)))
                 return sketch([each for each in step.model.parameters() if each.requires_grad]), order_l2(step)
         finally:
             self._ranks = None
@@ -303,6 +304,8 @@ class LeadingBench(RankBench):
             divided |= {name: value for name, value in plan.values.items() if name in formats}
         sized = {MICRO_BATCH_SIZE: baseline.micro_batch_size, ACCUMULATION_STEPS: 1}
         alike = Plan(values={**sized, **divided})
+        if any(member.conflict(alike) for member in members()):  # it has no meaning without accumulation
+            alike = alike.replace(accumulation_steps=2)
         if alike.key not in self._differences:
             self._differences[alike.key] = self._compared(alike)
         changed = {name: value for name, value in divided.items() if name in plan.changes_from(baseline)}
