@@ -184,8 +184,8 @@ class SearchSpace:
             found = f"it has {size} x {plan.accumulation_steps} samples per optimizer step"
             return f"{found}, and this search runs {size} x {expected.accumulation_steps}"
         whole = plan.accumulation_steps == 1
-        found = ((k.name, v) for k in self.facts.knobs for v in (k.accumulated if whole else k.one_pass))
-        misfits = (f"{name}={value}" for name, value in found if same_value(value, plan.values[name]))
+        listed = ((k.name, v) for k in self.facts.knobs for v in (k.accumulated if whole else k.one_pass))
+        misfits = (f"{name}={value}" for name, value in listed if same_value(value, plan.values[name]))
         way = "means nothing without" if whole else "does not admit"
         return next((f"{each} {way} accumulation" for each in misfits), None)
 

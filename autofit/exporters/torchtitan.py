@@ -11,12 +11,14 @@ from autofit.exporters.plan_facts import (
     BF16,
     FULL,
     GATHER,
+    HYBRID,
     LAYOUT,
     REPLICATED,
     RESHARD,
     Settings,
     checkpointing_fields,
     is_divided,
+    shards,
     weighing_of,
 )
 
@@ -82,7 +84,7 @@ class Torchtitan(Exporter):
         REPLICATED: "torchtitan 0.2 averages gradients in buckets of 100 MB, and 0.3 has fully_shard with one shard"
     }
     casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
-        FULL: "torchtitan gathers weights in 16 bits, and computes in them without autocast",
+        **dict.fromkeys((FULL, HYBRID), "torchtitan gathers weights in 16 bits, and computes in them without autocast"),
         BF16: "torchtitan computes in 16 bits without autocast",
     }
     clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
@@ -99,6 +101,8 @@ class Torchtitan(Exporter):
         # By default torchtitan checkpoints a part of the operators.
         checkpointing = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
         found = {**batch, **super().fields(answer, version), **checkpointing}
+        if (grid := shards(answer)) and grid[0] > 1:
+            found[LAYOUT] = _degrees(*grid)
         early, newer = values.get("optimizer_in_backward"), version >= SUBCOMMANDS_SINCE
         if early is False or (early is True and not newer):
             found["optimizer_in_backward"] = {} if newer else {"optimizer.early_step_in_backward": early}

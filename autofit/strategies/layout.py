@@ -91,17 +91,13 @@ class RankLayout(Strategy):
             return None
         if plan.values.get(VIEWS, False) is True and layout in SHARDED:
             return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={layout} divides them"
-        if plan.values.get(RESHARD, True) is False and layout not in SHARDED:
-            return f"{RESHARD}=False is for gathered weights, and {KNOB}={layout} gathers none"
-        if plan.values.get(SYNC, True) is False:
-            if layout not in SHARDED:
-                return f"{SYNC}=False is for gradients that are divided, and {KNOB}={layout} divides none"
-            if plan.values.get(ACCUMULATION_STEPS) == 1:
-                return f"{SYNC}=False is for steps of several micro batches, and the plan has one"
+        for name, value in ((RESHARD, False), (GATHER, BF16), (SYNC, False)):
+            if layout not in SHARDED and plan.values.get(name, self.owns[name]) == value:
+                return f"{name}={value} is for weights that are divided, and {KNOB}={layout} divides none"
+        if plan.values.get(SYNC, True) is False and plan.values.get(ACCUMULATION_STEPS) == 1:
+            return f"{SYNC}=False is for steps of several micro batches, and the plan has one"
         if not self.rounds(plan):
             return None
-        if layout not in SHARDED:
-            return f"{GATHER}={BF16} is for gathered weights, and {KNOB}={layout} gathers none"
         if (precision := format_of(plan)) not in (FP32, BF16):
             return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
         return None

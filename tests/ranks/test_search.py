@@ -167,7 +167,12 @@ def test_a_plan_that_gathers_in_bf16_passes_the_check_and_trains_close_to_one_pr
 
 def apart(ranks: Ranks) -> dict[str, Any]:
     """Searches with gradients that are exchanged once per step, and trains under the plan."""
-    pinned = {"layout": "full", "gather_precision": "fp32", "sync_each_batch": False, "micro_batch_size": 4}
+    pinned: dict[str, Any] = {
+        "layout": "full",
+        "gather_precision": "fp32",
+        "sync_each_batch": False,
+        "micro_batch_size": 4,
+    }
     model, loader, compared = net(), data(shuffle=False), list[Plan]()
     compare = RankBench.compare
 

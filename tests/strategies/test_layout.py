@@ -50,11 +50,13 @@ def test_layouts_are_compared_and_a_fixed_one_has_its_own_knobs() -> None:
     assert offered(facts(layout="full", capabilities=EVERY_CAPABILITY)) == {"layout": ("full",), **beside}
     assert offered(facts(pinned={"layout": "full"}, capabilities=EVERY_CAPABILITY)) == {"layout": LAYOUTS, **beside}
     assert offered(facts(pinned={"layout": "replicated"})) == {"layout": LAYOUTS}
-    for several in ({"accumulation_steps": 2}, {"global_batch_size": 16}):
+    ways: list[dict[str, Any]] = [{"accumulation_steps": 2}, {"global_batch_size": 16}]
+    for several in ways:
         apart = offered(facts(layout="full", capabilities=EVERY_CAPABILITY, **several))
         assert apart == {"layout": ("full",), **beside, "sync_each_batch": (True, False)}
         assert offered(facts(layout="replicated", **several)).keys() == {"layout", "gradient_as_bucket_view"}
-    for one in ({"global_batch_size": 1}, {"global_batch_size": 16, "resizable": False}):
+    ways = [{"global_batch_size": 1}, {"global_batch_size": 16, "resizable": False}]
+    for one in ways:
         assert "sync_each_batch" not in offered(facts(layout="full", **one))
     for layout in ("replicated", "optimizer"):
         assert offered(facts(layout=layout)) == {"layout": (layout,), "gradient_as_bucket_view": (False, True)}
@@ -166,14 +168,17 @@ def test_other_models_are_refused() -> None:
     ("values", "reason"),
     [
         ({"layout": "full", "gradient_as_bucket_view": True}, "gradients that every rank has"),
-        ({"layout": "replicated", "reshard_after_forward": False}, "gathers none"),
-        ({"layout": "replicated", "gather_precision": "bf16"}, "gathers none"),
+        ({"layout": "replicated", "reshard_after_forward": False}, "divides none"),
+        ({"layout": "replicated", "gather_precision": "bf16"}, "divides none"),
         ({"layout": "full", "gather_precision": "bf16", "precision": "fp16"}, "precision fp16 in another format"),
         ({"layout": "full", "gather_precision": "bf16", "precision": "tf32"}, "precision tf32 in another format"),
         ({"layout": "full", "gather_precision": "bf16"}, "keeps statistics in float32"),
         ({"layout": "full", "gather_precision": "fp8"}, "expected fp32 or bf16"),
         ({"layout": "replicated", "sync_each_batch": False, "accumulation_steps": 2}, "divides none"),
-        ({"layout": "full", "sync_each_batch": False, "accumulation_steps": 1}, "several micro batches, and the plan has one"),
+        (
+            {"layout": "full", "sync_each_batch": False, "accumulation_steps": 1},
+            "several micro batches, and the plan has one",
+        ),
         ({"layout": "full", "sync_each_batch": 0, "accumulation_steps": 2}, "expected False or True"),
         ({"layout": "full", "memory_format": "channels_last"}, "contiguous parameters"),
         ({"layout": "full", "activation_offload": True}, "gathered for one block"),
@@ -260,7 +265,12 @@ def test_gradients_wait_for_the_last_micro_batch_and_a_failed_one_leaves_nothing
     with fake_ranks(4) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
         if setting:
             switch = getattr(step.model, setting)
-            vars(step.model)[setting] = lambda on: switched.append(on) or switch(on)
+
+            def noted(on: bool) -> None:
+                switched.append(on)
+                switch(on)
+
+            vars(step.model)[setting] = noted
         with pytest.raises(TypeError, match="NoneType"):
             step(StepBatch([None, None], (0.5, 0.5)))
         assert switched == ([False, True] if waits else [])

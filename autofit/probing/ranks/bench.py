@@ -25,7 +25,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.briefing import Options
-from autofit.core.environment import RANKS, Environment
+from autofit.core.environment import RANKS, ROWS, Environment
 from autofit.core.errors import AutofitError, RanksLost, SpaceError, UsageError, from_record, to_record
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
@@ -49,7 +49,7 @@ from autofit.strategies import members
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.divided import divided_already
 from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.step import PER_MACHINE, Ranks, TrainStep, static_bytes
+from autofit.workloads.step import PER_MACHINE, Ranks, TrainStep, rows_of, static_bytes
 from autofit.workloads.tree import Batch, nbytes, tensors
 from autofit.workloads.workload import Workload
 
@@ -96,7 +96,9 @@ class RankBench(LocalBench):
         super().__init__(workload, device, divided(options, launch.count), watch=watch)
         check_divided(self.briefing.space, None, launch.count, "or tune it in one process")
         found = self.briefing.environment
-        environment = found.model_copy(update={"settings": {**found.settings, RANKS: str(launch.count)}})
+        counts = {RANKS: launch.count, ROWS: rows_of(launch.count)}
+        known = {name: str(count) for name, count in counts.items() if count > 1}
+        environment = found.model_copy(update={"settings": {**found.settings, **known}})
         self.briefing = self.briefing.model_copy(update={"environment": environment})
         if device.is_host and options.memory_budget is None:  # the ranks of a machine share its memory
             here = int(os.environ.get(PER_MACHINE, launch.count))
@@ -151,7 +153,7 @@ class RankBench(LocalBench):
             self._ranks, self._fastest_s = None, fastest_s
 
     def compare(self, number: int, plan: Plan, limit_s: float) -> GradientDifference:
-        """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own batches.
+        """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own data.
 
         Args:
             number: number of the command, by which the ranks find each other.

@@ -284,7 +284,9 @@ def main() -> None:
     cases = []
     print(f"{'model':14s}{'plan':20s}{'trace':>12s}{'rehearsal':>12s}{'':>9s}{'gloo':>12s}{'':>9s}")
     for model in given.models:
-        for case in compare(model, {**PROMISED, **IN_ROWS, **APART, **({} if model in NORMALISED else GATHERED), **OTHERS}):
+        for case in compare(
+            model, {**PROMISED, **IN_ROWS, **APART, **({} if model in NORMALISED else GATHERED), **OTHERS}
+        ):
             cases.append(case)
             sizes = [format_bytes(case[f"{how}_bytes"]) for how in ("estimated", "rehearsed", "gloo")]
             beside = case["gloo_bytes"] / case["rehearsed_bytes"] - 1
