@@ -7,8 +7,7 @@ from autofit.core.strict import Strict
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
 RANKS, ROWS = "ranks", "rows"
-"""Names of the settings with the number of ranks that trained together, and of the rows in which they can be put.
-Absent if it was one."""
+"""Names of the settings with the number of ranks, and of the rows in which they can be put. Absent if it was one."""
 WEIGHING, TRAINER = "weighing", "trainer"
 """Settings of an answer's environment: how micro batches are weighted, absent if by their samples; the library
 whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""
@@ -54,15 +53,7 @@ class Environment(Strict):
     @property
     def ranks(self) -> int:
         """Number of ranks that trained together."""
-        return self._count(RANKS)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of ranks that replicate the model, if its layout is in rows."""
-        return self._count(ROWS)
-
-    def _count(self, name: str) -> int:
-        found = self.settings.get(name, "1")
+        found = self.settings.get(RANKS, "1")
         return int(found) if found.isdecimal() else 1
 
     @property

@@ -183,11 +183,9 @@ class SearchSpace:
         if (expected := self.at(plan.combination, size)) != plan:
             found = f"it has {size} x {plan.accumulation_steps} samples per optimizer step"
             return f"{found}, and this search runs {size} x {expected.accumulation_steps}"
-        whole = plan.accumulation_steps == 1
-        listed = ((k.name, v) for k in self.facts.knobs for v in (k.accumulated if whole else k.one_pass))
-        misfits = (f"{name}={value}" for name, value in listed if same_value(value, plan.values[name]))
-        way = "means nothing without" if whole else "does not admit"
-        return next((f"{each} {way} accumulation" for each in misfits), None)
+        kind, way = ("one_pass", "does not admit") if plan.accumulation_steps > 1 else ("accumulated", "needs")
+        wrong = ((k.name, v) for k in self.facts.knobs for v in getattr(k, kind) if same_value(v, plan.values[k.name]))
+        return next((f"{name}={value} {way} accumulation" for name, value in wrong), None)
 
     def _stranger(self, plan: Plan) -> str | None:
         """Returns which value of a combination is not one of the knobs in play, in words, or None."""

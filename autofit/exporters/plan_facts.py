@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from autofit.core.answer import Answer
+from autofit.core.environment import ROWS
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue
 from autofit.workloads.micro_batch_weights import Weighing
 
@@ -56,9 +57,10 @@ def shards(answer: Answer) -> tuple[int, int] | None:
     A layout without rows has one. 0 ranks: as many as there are. None too if the number of rows is not known.
     """
     layout, place = answer.plan.values.get(LAYOUT), answer.environment
-    if layout == HYBRID and place.rows > 1 and place.ranks % place.rows == 0:
-        return place.rows, place.ranks // place.rows
-    return (1, place.ranks if place.ranks > 1 else 0) if layout == FULL else None
+    ranks, rows = place.ranks, place.settings.get(ROWS, "")
+    if layout == HYBRID and rows in map(str, range(2, ranks)) and ranks % int(rows) == 0:
+        return int(rows), ranks // int(rows)
+    return (1, ranks if ranks > 1 else 0) if layout == FULL else None
 
 
 def divides_each_time(answer: Answer) -> bool:

@@ -117,5 +117,5 @@ def test_a_value_for_accumulation_is_only_in_plans_with_it() -> None:
     space = space_of((sync,), (4, 8, 16), 8, global_batch_size=16)
     apart = space.baseline.replace(sync=False).combination
     assert space.violation(space.at(apart, 8)) is None
-    assert space.violation(space.at(apart, 16)) == "sync=False means nothing without accumulation"
+    assert space.violation(space.at(apart, 16)) == "sync=False needs accumulation"
     assert {plan.micro_batch_size for plan in space.plans() if plan.values["sync"] is False} == {4, 8}
