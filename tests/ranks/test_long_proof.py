@@ -69,7 +69,7 @@ def lasting(*arguments: Any) -> str:
         return made
 
     try:
-        return LASTED(*arguments[:2], step, noted, *arguments[4:])
+        return str(LASTED(*arguments[:2], step, noted, *arguments[4:]))
     finally:
         LASTING.clear()
 

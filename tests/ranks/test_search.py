@@ -309,6 +309,41 @@ def test_a_straggler_is_named() -> None:
         assert any(each.startswith("rank 1 takes ") and "every step waits for it" in each for each in caveats), caveats
 
 
+class Failing(TensorDataset):
+    """Fails on rank 1 while gradients are compared."""
+
+    armed = False
+
+    def __getitem__(self, index: int) -> Any:
+        if Failing.armed:
+            raise KeyError("no such sample")
+        return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+
+def uncompared(ranks: Ranks) -> dict[str, Any]:
+    compare, given = RankBench.compare, data().dataset
+
+    def armed(bench: Any, *arguments: Any) -> Any:
+        Failing.armed = ranks.number == 1
+        try:
+            return compare(bench, *arguments)
+        finally:
+            Failing.armed = False
+
+    assert isinstance(given, TensorDataset)
+    loader, began = DataLoader(Failing(*given.tensors), 8), time.monotonic()
+    with patch.object(RankBench, "compare", armed):
+        fit = autofit.tune(net(), loader, optimizer=sgd, pinned={"layout": "optimizer"}, **GIVEN)
+    return {"plan": str(fit.plan), "caveats": list(fit.caveats), "took_s": time.monotonic() - began}
+
+
+def test_a_rank_that_cannot_make_the_batch_of_a_comparison_keeps_no_other_waiting() -> None:
+    first, second = launched(uncompared)
+    assert first["plan"] == second["plan"]
+    assert any("rank 1 alone" in caveat and "no such sample" in caveat for caveat in first["caveats"]), first
+    assert first["took_s"] < 60.0
+
+
 class Stream(IterableDataset[Any]):
     def __init__(self, first: int) -> None:
         self.samples = [(torch.full((16,), each / 128), each % 4) for each in range(first, first + 64)]

@@ -154,10 +154,10 @@ class RankBench(LocalBench):
             plan: the plan, which divides the training. What else it does, each rank does alone too.
             limit_s: seconds after which the ranks no longer wait for each other.
         """
-        drawn = self._source.fresh(plan.micro_batch_size, self.launch.number)  # other samples on each rank
-        parts = [*islice(drawn, plan.accumulation_steps)]
         alone, failure = None, ""
         try:
+            drawn = self._source.fresh(plan.micro_batch_size, self.launch.number)  # other samples on each rank
+            parts = [*islice(drawn, plan.accumulation_steps)]
             alone, allowed = self._gradient(undivided(plan), parts, None)
         except Exception as error:  # noqa: BLE001  # such as a model that only fits on several devices
             failure = failure_of(error, self.device).reason
@@ -377,10 +377,10 @@ class LeadingBench(RankBench):
 
     def _run_on_all(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         limit_s = self._limits_s.get(plan.key, LEAST_S)
+        self._note_places(plan)  # first, since the followers then wait for this rank to make the group
         number = self.launch.command("run", limit_s=limit_s, **self._request(plan))
         said: list[Any] | None = None
         try:
-            self._note_places(plan)
             with self._group(plan, limit_s) as self._ranks:
                 outcome = super()._evaluated(plan, purpose, terms)
                 if outcome.measured:  # the followers may still be in the last collective
